@@ -1,0 +1,1 @@
+"""Callbacks that join any captioner or show what it does."""

@@ -1,0 +1,153 @@
+"""Checkpoints of captioners: plain types only, bit-for-bit resume, directories to share."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.addon import AUX
+from lightning_idc.pairs import PairError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+    from lightning_idc.captioner import PairCaptioner
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint file, refusing anything but tensors and plain types.
+
+    Raises:
+        PairError: the file is missing, damaged, or would run code when loaded.
+    """
+    if not Path(path).is_file():
+        raise PairError(f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)")
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise PairError(f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}") from error
+
+
+def strip_aux(source: str | Path, target: str | Path) -> list[str]:
+    """Copy a checkpoint without the weights of its add-ons, for modules that are not PairCaptioners.
+
+    Returns:
+        names of the weights that were left out.
+    """
+    checkpoint = read_checkpoint(source)
+    state = checkpoint["state_dict"]
+    dropped = [key for key in state if key.startswith(f"{AUX}.")]
+    for key in dropped:
+        del state[key]
+    partial = Path(target).with_name(Path(target).name + ".partial")
+    torch.save(checkpoint, partial)
+    os.replace(partial, target)
+    return dropped
+
+
+class LoadsAndSaves:
+    """The part of a PairCaptioner that reads and writes it."""
+
+    _rng: dict[str, Any] | None = None
+
+    def load_start(self: Any) -> dict[str, Tensor] | None:
+        """Weights that ``init_from`` names, taking over its vocabulary; None without it."""
+        if self.init_from is None:
+            return None
+        checkpoint = read_checkpoint(self.init_from)
+        self._adopt(checkpoint["hyper_parameters"])
+        return checkpoint["state_dict"]
+
+    def _adopt(self: Any, hparams: dict[str, Any]) -> None:
+        for name in ("vocabulary", "no_change_captions", "image_size", "max_length"):
+            if hparams.get(name) is not None:
+                self.hparams[name] = hparams[name]
+
+    def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
+        self.check_loss()
+        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        states = [state]
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            states = [{} for _ in range(torch.distributed.get_world_size())]
+            torch.distributed.all_gather_object(states, state)
+        checkpoint["rng"] = states
+
+    def on_load_checkpoint(self: PairCaptioner, checkpoint: dict[str, Any]) -> None:
+        hparams = checkpoint.get("hyper_parameters", {})
+        words = hparams.get("vocabulary")
+        if words is not None and (self.net is None or words != self.hparams["vocabulary"]):
+            # the words that the weights were trained on win over those of the data at hand
+            self._adopt(hparams)
+            self.net = None
+            self.build()
+            if self._trainer is not None and self.device_mesh is None:
+                self.net.to(self.device)  # type: ignore[union-attr]
+        self._rng = {"states": checkpoint.get("rng")}
+
+    def on_train_start(self: Any) -> None:
+        """Continue the random numbers where the checkpoint left them, one stream per rank."""
+        loaded, self._rng = self._rng, None
+        if loaded is None or loaded["states"] is None or len(loaded["states"]) != self.trainer.world_size:
+            return
+        state = loaded["states"][self.trainer.global_rank]
+        torch.set_rng_state(state["cpu"].cpu())
+        if "cuda" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+
+    def save_pretrained(self: Any, folder: str | Path) -> Path:
+        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder."""
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        kind = type(self)
+        hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
+        config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
+        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")}
+        partial = folder / f"{WEIGHTS}.partial"
+        save_file(state, partial)
+        os.replace(partial, folder / WEIGHTS)
+        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load what :meth:`save_pretrained` wrote; runs no code from the folder.
+
+        Raises:
+            PairError: a file is missing, or the folder holds another class.
+        """
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise PairError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        kind = _class_named(config["class_path"], cls)
+        model = kind(**config["init_args"])
+        model.build()
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        return model.eval()
+
+
+def _class_named(path: str, base: type) -> Any:
+    """Class of a config: ``base`` itself, a subclass that is already imported, or one of this library."""
+    if path == f"{base.__module__}.{base.__qualname__}":
+        return base
+    module, _, name = path.rpartition(".")
+    if module.split(".")[0] == "lightning_idc":
+        found = vars(importlib.import_module(module)).get(name)
+        if isinstance(found, type) and issubclass(found, base):
+            return found
+    raise PairError(f"the folder holds a {path}, which is no {base.__qualname__} of this library; load it with that class")

@@ -1,0 +1,38 @@
+"""Shared by all tests: one thread, quiet logs, and where real data lies when it is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+
+import pytest
+import torch
+
+SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+# two busy threads on a small machine can be many times slower than one
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Folder of real data and parity fixtures; tests that need it skip where it is absent."""
+    if not SHARED.is_dir():
+        pytest.skip("the shared folder of real data and parity fixtures is not beside this checkout")
+    return SHARED
+
+
+@pytest.fixture(autouse=True)
+def same_environment() -> Iterator[None]:
+    """Fail a test that leaks environment variables into the next one."""
+    before = dict(os.environ)
+    yield
+    leaked = {k for k in os.environ.keys() ^ before.keys() if not k.startswith(("PYTEST_", "KMP_", "CUDA_MODULE"))}
+    os.environ.clear()
+    os.environ.update(before)
+    allowed = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # Lightning's seed_everything sets them
+    assert not leaked - allowed, f"the test changed the environment: {sorted(leaked - allowed)}"
