@@ -1,0 +1,22 @@
+"""CLEVR-like pairs with ground truth for everything, rendered on the spot."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_idc.data.synthetic.cells import ObjectCells as ObjectCells
+    from lightning_idc.data.synthetic.datamodule import SyntheticPairs as SyntheticPairs
+    from lightning_idc.data.synthetic.source import SyntheticSource as SyntheticSource
+
+_HOMES = {"SyntheticPairs": "datamodule", "SyntheticSource": "source", "ObjectCells": "cells"}
+__all__ = ["ObjectCells", "SyntheticPairs", "SyntheticSource"]
+
+
+def __getattr__(name: str) -> Any:
+    # scenes and captions need no torch; only what reads rendered pairs does
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -1,0 +1,24 @@
+"""CLEVR-Change's world: one of five changes or none, under a moderate change of viewpoint and light.
+
+Park, Darrell and Rohrbach, "Robust Change Captioning", 2019.
+"""
+
+from __future__ import annotations
+
+from lightning_idc.data.synthetic.phrases import KINDS
+from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World, draw_camera
+from lightning_idc.data.synthetic.scene import Camera
+from lightning_idc.data.synthetic.single_change import draw_single
+
+__all__ = ["KINDS", "WORLD", "draw"]
+
+WORLD = World()
+
+
+def _cameras(dice: Dice, jitter: float) -> tuple[Camera, Camera]:
+    return draw_camera(dice, jitter), draw_camera(dice, jitter)
+
+
+def draw(dice: Dice, world: World = WORLD) -> ScenePair:
+    """One pair with one change or none, and its captions."""
+    return draw_single(dice, world, _cameras)

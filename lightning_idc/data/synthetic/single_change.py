@@ -1,0 +1,186 @@
+"""Drawing a pair with one change or none; the modes of the CLEVR-Change kind share it.
+
+The thing that changes is drawn first and kept while places are drawn again and again, so that what a caption names is
+balanced over shapes, sizes, colours and materials whatever the places allow. Its nearest neighbour is the one thing that
+the caption refers to: unlike all others, clearly nearest, and clearly in one of four directions. That makes the second
+half of a sentence as predictable from the picture as the first.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+from lightning_idc.data.synthetic.claims import Attributes, Change, ParsedChange
+from lightning_idc.data.synthetic.geometry import (
+    RELATIONS,
+    View,
+    clear_relation,
+    outlines,
+    related,
+    view_of,
+    visible_shares,
+)
+from lightning_idc.data.synthetic.phrases import KINDS, sentences
+from lightning_idc.data.synthetic.sampling import (
+    GAP,
+    TRIES,
+    Dice,
+    ScenePair,
+    Spot,
+    World,
+    draw_attributes,
+    draw_lights,
+    find_spot,
+    free,
+    stand,
+)
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SIZES, Camera, Scene, Thing
+
+TWINS = 0.1
+"""Share of pairs in which another thing has all the attributes of the one that changes: only the relation tells them apart."""
+NEAREST_BY = 0.5
+"""World units by which the anchor is nearer than any other thing."""
+LEAST_MOVE = 1.6
+"""World units that a thing moves at least."""
+VISIBLE, VISIBLE_OTHER = 0.6, 0.45
+"""Least visible share of what changes and its anchor, and of everything else."""
+
+CameraPair = Callable[[Dice, float], tuple[Camera, Camera]]
+
+
+def draw_single(dice: Dice, world: World, cameras: CameraPair) -> ScenePair:
+    """One pair of scenes with its captions.
+
+    Args:
+        cameras: draws both cameras, given the jitter in world units.
+
+    Raises:
+        RuntimeError: the world is too crowded for any scene.
+    """
+    kind = "no_change" if dice.chance(world.no_change) else dice.pick(KINDS[:-1])
+    target = draw_attributes(dice)
+    changed = _changed(dice, kind, target)
+    count = dice.integer(*world.things)
+    for _ in range(TRIES):
+        pair = _attempt(dice, world, cameras(dice, world.camera_jitter), kind, target, changed, count)
+        if pair is not None:
+            return pair
+    raise RuntimeError(f"no scene with {count} things found in {TRIES} layouts; lower `things`, now {world.things}")
+
+
+def _changed(dice: Dice, kind: str, target: Attributes) -> Attributes:
+    if kind == "color":
+        return target._replace(color=dice.pick([color for color in COLORS if color != target.color]))
+    if kind == "texture":
+        return target._replace(material=next(name for name in MATERIALS if name != target.material))
+    return target
+
+
+def _others(dice: Dice, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
+    """Attributes of the anchor, then of everything else; only a twin may equal the target, none may equal the anchor."""
+    unlike = {target, changed}
+    drawn: list[Attributes] = []
+    while len(drawn) < count - 1:
+        attributes = draw_attributes(dice)
+        if attributes not in unlike:
+            drawn.append(attributes)
+            unlike.add(attributes)
+    if len(drawn) > 1 and dice.chance(TWINS):
+        drawn[-1] = target
+    return drawn
+
+
+def _attempt(
+    dice: Dice,
+    world: World,
+    cameras: tuple[Camera, Camera],
+    kind: str,
+    target: Attributes,
+    changed: Attributes,
+    count: int,
+) -> ScenePair | None:
+    views = view_of(cameras[0]), view_of(cameras[1])
+    side = 1 if kind == "add" else 0
+    others = _others(dice, target, changed, count)
+    spots = _place(dice, views[side], target, others)
+    if spots is None:
+        return None
+    around = [stand(dice, attributes, spot) for attributes, spot in zip(others, spots[1:], strict=True)]
+    thing = stand(dice, target, spots[0])
+    after = replace(thing, color=changed.color or "", material=changed.material or "")
+    if kind == "move":
+        spot = _move(dice, spots)
+        if spot is None:
+            return None
+        after = replace(thing, x=spot.x, y=spot.y)
+    anchor = around[0]
+    relation = clear_relation(views[side], thing, anchor)
+    if relation is None or any(
+        related(views[side], twin, relation, anchor, -0.1) for twin in around if Attributes.of(twin) == target
+    ):
+        return None
+    # what changes is the last thing of a list, so that the others keep their numbers when it comes or goes
+    scenes = [tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))]
+    for things, view, gone in zip(scenes, views, ("add", "drop"), strict=True):
+        shares = visible_shares(outlines(things, view, world.aspect))
+        if shares.min() < VISIBLE_OTHER or shares[0] < VISIBLE or (kind != gone and shares[-1] < VISIBLE):
+            return None
+    last = len(around)
+    same = [(i, i) for i in range(last)] + ([] if kind in ("add", "drop") else [(last, last)])
+    claim = ParsedChange(kind)
+    changes: tuple[Change, ...] = ()
+    if kind != "no_change":
+        value = {"color": changed.color, "texture": changed.material}.get(kind)
+        claim = ParsedChange(kind, target, relation, Attributes.of(anchor), value=value)
+        changes = (Change(claim, () if kind == "add" else (last,), () if kind == "drop" else (last,), side),)
+    lit = [draw_lights(dice, world.light_jitter) for _ in range(2)]
+    return ScenePair(
+        Scene(scenes[0], cameras[0], lit[0]),
+        Scene(scenes[1], cameras[1], lit[1]),
+        changes,
+        tuple(dice.shuffled(sentences(claim))),
+        kind,
+        tuple(same),
+    )
+
+
+def _place(dice: Dice, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
+    """Places of the target, of its anchor and of the rest, all of which stay farther from the target than the anchor."""
+    radii = [SIZES[attributes.size or ""] for attributes in (target, *others)]
+    first = find_spot(dice, radii[0], ())
+    if first is None:
+        return None
+    # the thing stands in this direction from its anchor, at most 30 degrees off
+    relation, slant = dice.pick(RELATIONS), dice.uniform(-math.pi / 6, math.pi / 6)
+    major, minor = math.cos(slant), math.sin(slant)
+    away = radii[0] + radii[1] + GAP + dice.uniform(0.05, 0.7)
+    sign = 1.0 if relation in ("right", "behind") else -1.0
+    right, behind = (sign * major, minor) if relation in ("left", "right") else (minor, sign * major)
+    x = first.x - away * (right * view.right[0] + behind * view.behind[0])
+    y = first.y - away * (right * view.right[1] + behind * view.behind[1])
+    if not free(x, y, radii[1], [first]):
+        return None
+    spots = [first, Spot(x, y, radii[1])]
+    # a thing seems as near as its edge, so the circle to stay out of is larger for larger things
+    for radius in radii[2:]:
+        kept = [Spot(first.x, first.y, away + NEAREST_BY - radius - GAP if away + NEAREST_BY > radius + GAP else 0.0)]
+        spot = find_spot(dice, radius, [*kept, *spots])
+        if spot is None:
+            return None
+        spots.append(spot)
+    return spots
+
+
+def _move(dice: Dice, spots: Sequence[Spot]) -> Spot | None:
+    for _ in range(8):
+        spot = find_spot(dice, spots[0].radius, spots[1:], 8)
+        if spot is not None and math.hypot(spot.x - spots[0].x, spot.y - spots[0].y) >= LEAST_MOVE:
+            return spot
+    return None
+
+
+def nearest(thing: Thing, others: Sequence[Thing]) -> Thing:
+    """The one of `others` whose centre is nearest on the ground."""
+    return min(others, key=lambda other: math.hypot(other.x - thing.x, other.y - thing.y))

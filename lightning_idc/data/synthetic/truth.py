@@ -1,0 +1,124 @@
+"""Ground truth of a rendered pair, measured on the maps that say which thing is seen at each pixel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.data.synthetic.geometry import box_iou
+from lightning_idc.data.synthetic.sampling import ScenePair
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Scene
+
+ATTRIBUTE_WORDS: dict[str, tuple[str, ...]] = {
+    "shape": SHAPES,
+    "size": tuple(SIZES),
+    "color": tuple(COLORS),
+    "material": MATERIALS,
+}
+"""What a cell of the grid is labelled with; label 0 is "nothing here", label i + 1 is word i."""
+
+
+def boxes_of(seen: np.ndarray, count: int) -> list[list[float] | None]:
+    """Box x1 y1 x2 y2 of the visible part of each thing, in pixels, the last two exclusive; None where nothing shows.
+
+    Args:
+        seen: index of the thing at each pixel or -1, ``(H, W)``.
+        count: number of things.
+    """
+    boxes: list[list[float] | None] = []
+    for index in range(count):
+        here = seen == index
+        columns, rows = np.flatnonzero(here.any(0)), np.flatnonzero(here.any(1))
+        if len(rows) == 0:
+            boxes.append(None)
+        else:
+            boxes.append([float(columns[0]), float(rows[0]), float(columns[-1] + 1), float(rows[-1] + 1)])
+    return boxes
+
+
+def union_box(boxes: Iterable[list[float] | None]) -> list[float] | None:
+    """Smallest box around all that are not None."""
+    known = [box for box in boxes if box is not None]
+    if not known:
+        return None
+    return [min(b[0] for b in known), min(b[1] for b in known), max(b[2] for b in known), max(b[3] for b in known)]
+
+
+def view_overlap(
+    before: Sequence[list[float] | None], after: Sequence[list[float] | None], same: Iterable[tuple[int, int]]
+) -> float | None:
+    """How far the two views agree: mean IoU of the boxes of each thing in the before and in the after image.
+
+    CLEVR-Change measures the difficulty of a pair by the IoU of its objects' boxes; a low value is a large shift.
+
+    Args:
+        before: boxes of the things of the before scene.
+        after: boxes of the things of the after scene.
+        same: (before, after) indices of the things that stand in one place in both.
+    """
+    overlaps = []
+    for i, j in same:
+        first, second = before[i], after[j]
+        overlaps.append(box_iou(first, second) if first is not None and second is not None else 0.0)
+    return sum(overlaps) / len(overlaps) if overlaps else None
+
+
+def cell_labels(seen: np.ndarray, things: Sequence[Any], grid: int = 8, least: float = 0.08) -> np.ndarray:
+    """Name what dominates each cell of a grid over the picture, uint8 ``(4, grid, grid)``.
+
+    Args:
+        seen: index of the thing at each pixel or -1, ``(H, W)``.
+        things: mappings with the keys of `ATTRIBUTE_WORDS`, one per thing.
+        grid: cells along each side.
+        least: share of a cell that a thing must cover to be named there.
+    """
+    height, width = seen.shape
+    rows, columns = np.arange(height) * grid // height, np.arange(width) * grid // width
+    cells = rows[:, None] * grid + columns
+    slots = len(things) + 1
+    counts = np.bincount((cells * slots + seen + 1).ravel(), minlength=grid * grid * slots).reshape(-1, slots)
+    area = counts.sum(1)
+    winner = counts[:, 1:].argmax(1) if len(things) else np.zeros(grid * grid, int)
+    covered = counts[np.arange(grid * grid), winner + 1] >= least * area if len(things) else np.zeros(grid * grid, bool)
+    table = np.zeros((slots, len(ATTRIBUTE_WORDS)), np.uint8)
+    for index, thing in enumerate(things):
+        table[index + 1] = [words.index(thing[name]) + 1 for name, words in ATTRIBUTE_WORDS.items()]
+    return table[np.where(covered, winner + 1, 0)].T.reshape(-1, grid, grid)
+
+
+def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
+    """Everything known about a pair, in plain types.
+
+    Args:
+        pair: the scenes and what happened between them.
+        seen: index of the thing at each pixel or -1, ``(2, H, W)``.
+    """
+    scenes = (pair.before, pair.after)
+    boxes = [boxes_of(seen[side], len(scene.things)) for side, scene in enumerate(scenes)]
+    moved = {index for change in pair.changes for index in change.before}
+    steady = [(i, j) for i, j in pair.same if i not in moved]
+    return {
+        "change_type": pair.change_type,
+        "changes": [change.plain() for change in pair.changes],
+        "boxes": [
+            [union_box(boxes[0][i] for i in change.before), union_box(boxes[1][i] for i in change.after)]
+            for change in pair.changes
+        ],
+        "iou": view_overlap(*boxes, steady),
+        "same": [list(both) for both in pair.same],
+        "before": _plain_scene(scenes[0], boxes[0], seen[0]),
+        "after": _plain_scene(scenes[1], boxes[1], seen[1]),
+    }
+
+
+def _plain_scene(scene: Scene, boxes: Sequence[list[float] | None], seen: np.ndarray) -> dict[str, Any]:
+    pixels = np.bincount(seen[seen >= 0].ravel(), minlength=len(scene.things))
+    plain = asdict(scene)
+    plain["things"] = [
+        {**thing, "box": box, "pixels": int(count)}
+        for thing, box, count in zip(plain["things"], boxes, pixels, strict=True)
+    ]
+    return plain
