@@ -1,0 +1,148 @@
+"""PairDataModule: splits of pairs as loaders. A benchmark subclasses it and writes :meth:`source`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from lightning.pytorch import LightningDataModule
+
+from lightning_idc.data.loading import PairDataset, PairLoader, Transform
+from lightning_idc.data.sampling import PairSampler
+from lightning_idc.data.source import PairSource
+from lightning_idc.pairs import PairError, PairSample, stack_images
+
+Split = Literal["train", "val", "test", "predict"]
+NO_CHANGE = "no_change"
+MOST_NO_CHANGE_SENTENCES = 64
+
+
+class PairDataModule(LightningDataModule):
+    """Base of all data modules.
+
+    Args:
+        batch_size: pairs per process and step.
+        num_workers: loader processes; 0 loads in the training process. Never changes what is loaded.
+        image_size: height and width, or one number for both, that every image is resized to; None leaves them.
+        transform: applied to training pairs after resizing.
+        seed: of order, transforms and drawn captions.
+        limit: keep only the first pairs of every split.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        image_size: int | tuple[int, int] | None = None,
+        transform: Transform | None = None,
+        seed: int = 0,
+        limit: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
+        self.image_size: tuple[int, int] | None = (
+            (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
+        )
+        self.transform = transform
+        self._sources: dict[str, PairSource] = {}
+
+    @abstractmethod
+    def source(self, split: Split) -> PairSource:
+        """Pairs of a split; called once per split."""
+
+    def pairs(self, split: Split) -> PairSource:
+        """Pairs of a split, cut to ``limit``.
+
+        Raises:
+            PairError: the split is empty or names a pair twice.
+        """
+        if split not in self._sources:
+            source = self.source(split)
+            if not len(source):
+                raise PairError(f"{type(self).__name__}: the split {split!r} has no pairs")
+            seen: set[str] = set()
+            twice = [name for name in source.ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+            if twice:
+                raise PairError(f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}")
+            self._sources[split] = source if self.limit is None else FirstPairs(source, self.limit)
+        return self._sources[split]
+
+    def train_captions(self) -> list[str]:
+        """All captions of the training split."""
+        source = self.pairs("train")
+        return [caption for index in range(len(source)) for caption in source.captions(index)]
+
+    def no_change_captions(self) -> list[str]:
+        """Distinct captions of unchanged training pairs, at most 64; [] where the data labels none."""
+        source = self.pairs("train")
+        unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
+        distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
+        return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
+
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """What a generated caption gets right, by name of the fact; None where it does not apply."""
+        return {}
+
+    def loader(self, split: Split) -> PairLoader:
+        """Loader of a split; batches come from the captioner's ``collate``."""
+        from lightning_idc.data.transforms import Resize
+
+        training = split == "train"
+        transforms: list[Transform] = [Resize(self.image_size)] if self.image_size else []
+        if training and self.transform is not None:
+            transforms.append(self.transform)
+        source = self.pairs(split)
+        return PairLoader(
+            PairDataset(source, transforms, self.seed, drawn=training),
+            PairSampler(len(source), shuffle=training, seed=self.seed),
+            self.batch_size,
+            num_workers=self.num_workers,
+            collate_fn=self._collate(),
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def _collate(self) -> Any:
+        from lightning_idc.captioner import PairCaptioner
+
+        model = self.trainer.lightning_module if self.trainer is not None else None
+        return model.collate if isinstance(model, PairCaptioner) else stack_samples
+
+    def train_dataloader(self) -> PairLoader:
+        return self.loader("train")
+
+    def val_dataloader(self) -> PairLoader:
+        return self.loader("val")
+
+    def test_dataloader(self) -> PairLoader:
+        return self.loader("test")
+
+    def predict_dataloader(self) -> PairLoader:
+        return self.loader("predict")
+
+
+class FirstPairs(PairSource):
+    """The first pairs of another source."""
+
+    def __init__(self, source: PairSource, limit: int) -> None:
+        self.ids = list(source.ids[:limit])
+        self._source = source
+
+    def load(self, index: int) -> PairSample:
+        return self._source.load(index)
+
+    def captions(self, index: int) -> list[str]:
+        return self._source.captions(index)
+
+    def change_type(self, index: int) -> str | None:
+        return self._source.change_type(index)
+
+
+def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:
+    """Batch for modules that are not captioners: uint8 ``images (B, 2, 3, H, W)``, ``ids``, ``captions``."""
+    return {
+        "images": stack_images(samples),
+        "ids": [sample.id for sample in samples],
+        "captions": [sample.captions for sample in samples],
+    }

@@ -1,0 +1,72 @@
+"""Which pairs come when: an order that depends on seed and epoch alone, not on workers or processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import distributed
+from torch.utils.data import DistributedSampler
+
+
+class Draw(NamedTuple):
+    """One visit to a pair.
+
+    Args:
+        epoch: epoch of the visit, so that workers which outlive an epoch know it.
+        index: position of the pair in its source.
+    """
+
+    epoch: int
+    index: int
+
+
+class PairSampler(DistributedSampler[Draw]):
+    """Deals one permutation per epoch to the processes, card by card, so that together they see what one would see.
+
+    Being a DistributedSampler it is left alone by Lightning, which also tells it the epoch. The last round is
+    filled up with pairs from the start, since all processes must take equally many steps; evaluation drops the
+    duplicates by id.
+
+    Args:
+        size: number of pairs.
+        shuffle: draw a new order each epoch.
+        seed: of the order.
+        rank: of this process; taken from torch.distributed when None.
+        world_size: number of processes; taken from torch.distributed when None.
+    """
+
+    def __init__(
+        self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        running = distributed.is_available() and distributed.is_initialized()
+        self.world = world_size if world_size is not None else (distributed.get_world_size() if running else 1)
+        own = rank if rank is not None else (distributed.get_rank() if running else 0)
+        super().__init__(range(size), num_replicas=self.world, rank=own, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        self.size = size
+        self.skip = 0
+        """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
+
+    def __len__(self) -> int:
+        return math.ceil(self.size / self.world)
+
+    def __iter__(self) -> Iterator[Draw]:
+        if self.shuffle:
+            generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+            order = torch.randperm(self.size, generator=generator).tolist()
+        else:
+            order = list(range(self.size))
+        total = len(self) * self.world
+        order = (order * math.ceil(total / max(len(order), 1)))[:total]
+        skip, self.skip = self.skip, 0
+        return iter([Draw(self.epoch, index) for index in order[self.rank : total : self.world]][skip:])
+
+
+def sample_seed(seed: int, epoch: int, index: int) -> int:
+    """Seed of all random choices about one visit to a pair; a 63-bit mix of the three numbers."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB + 1) & (2**64 - 1)
+    mixed ^= mixed >> 31
+    mixed = (mixed * 0xD6E8FEB86659FD93) & (2**64 - 1)
+    return (mixed ^ (mixed >> 32)) & (2**63 - 1)

@@ -1,0 +1,33 @@
+"""PairSource: the pairs of one split, known by id."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+from lightning_idc.pairs import PairSample
+
+
+class PairSource(ABC):
+    """Pairs of one split. Captions are cheap to ask for; images are read by :meth:`load` only."""
+
+    ids: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @abstractmethod
+    def load(self, index: int) -> PairSample:
+        """Read a pair with its images.
+
+        Raises:
+            PairError: an image is missing or cannot be read.
+        """
+
+    @abstractmethod
+    def captions(self, index: int) -> list[str]:
+        """All references of a pair, without reading its images."""
+
+    @abstractmethod
+    def change_type(self, index: int) -> str | None:
+        """Label of the change, without reading the images."""
