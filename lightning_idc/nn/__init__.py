@@ -1,0 +1,1 @@
+"""Plain torch that methods share; imports no Lightning."""

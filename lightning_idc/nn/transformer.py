@@ -1,0 +1,214 @@
+"""Pre-norm transformer blocks for pairs: a cross-image encoder and a causal decoder with cached keys and values.
+
+Vaswani et al. 2017, with normalisation before each part. K captions share the memory of their pair: for
+cross-attention they are folded into the query dimension, so the memory is never copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+
+def split_heads(x: Tensor, heads: int) -> Tensor:
+    """``(B, N, D)`` to ``(B, heads, N, D / heads)``."""
+    return x.unflatten(-1, (heads, -1)).transpose(1, 2)
+
+
+def merge_heads(x: Tensor) -> Tensor:
+    """``(B, heads, N, d)`` to ``(B, N, heads * d)``."""
+    return x.transpose(1, 2).flatten(2)
+
+
+class FeedForward(nn.Sequential):
+    """Two linear layers with a GELU between them."""
+
+    def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        super().__init__(
+            nn.Linear(width, hidden), nn.GELU(), nn.Dropout(dropout), nn.Linear(hidden, width), nn.Dropout(dropout)
+        )
+
+
+class GridBias(nn.Module):
+    """Learned attention bias by relative position of two cells of a grid, per head.
+
+    Saying where one object stands to another needs relative places; a table of offsets gives them to the first
+    layer, where absolute coordinates must first learn to be subtracted.
+
+    Args:
+        heads: of the attention.
+        grid: height and width of the grid.
+        groups: tokens per cell; the bias also depends on the two groups.
+    """
+
+    def __init__(self, heads: int, grid: tuple[int, int], groups: int = 1) -> None:
+        super().__init__()
+        height, width = grid
+        y, x = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+        cells = torch.stack([y.flatten(), x.flatten()], 1)
+        offset = cells[:, None] - cells[None]
+        index = (offset[..., 0] + height - 1) * (2 * width - 1) + offset[..., 1] + width - 1
+        places = (2 * height - 1) * (2 * width - 1)
+        group = torch.arange(groups)
+        pair = (group[:, None] * groups + group[None]) * places
+        # token order: group 0 of all cells, then group 1 of all cells
+        whole = pair[:, None, :, None] + index[None, :, None, :]
+        self.register_buffer("index", whole.reshape(groups * len(cells), groups * len(cells)), persistent=False)
+        self.table = nn.Parameter(torch.zeros(groups * groups * places, heads))
+
+    def forward(self) -> Tensor:
+        """``(heads, N, N)``."""
+        return self.table[self.index].permute(2, 0, 1)  # type: ignore[index]
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward over all tokens of a pair."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.norm_attention, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.feed = FeedForward(width, hidden, dropout)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_attention(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=bias)
+        x = x + F.dropout(self.out(merge_heads(attended)), self.dropout, self.training)
+        return x + self.feed(self.norm_feed(x))
+
+
+class DecoderLayer(nn.Module):
+    """Causal self-attention, attention to the memory of the pair, and feed-forward."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads = heads
+        self.dropout = dropout
+        self.norm_self, self.norm_cross, self.norm_feed = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out_self = nn.Linear(width, width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out_cross = nn.Linear(width, width)
+        self.feed = FeedForward(width, hidden, dropout)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+    def memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of the memory ``(B, N, D)``, each ``(B, heads, N, d)``."""
+        key, value = self.key_value(memory).chunk(2, -1)
+        return split_heads(key, self.heads), split_heads(value, self.heads)
+
+    def _cross(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """Attend from ``(B, Q, D)`` to the memory; ``mask (B, N)`` is True where the memory counts."""
+        query = split_heads(self.query(self.norm_cross(x)), self.heads)
+        allowed = None if mask is None else mask[:, None, None]
+        attended = F.scaled_dot_product_attention(query, *memory, attn_mask=allowed)
+        return x + self._drop(self.out_cross(merge_heads(attended)))
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """All positions of K captions at once: ``(B, K, T, D)``."""
+        pairs, captions, length, _ = x.shape
+        x = x.flatten(0, 1)
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
+        x = x + self._drop(self.out_self(merge_heads(F.scaled_dot_product_attention(q, k, v, is_causal=True))))
+        x = self._cross(x.view(pairs, captions * length, -1), memory, mask)
+        x = x + self.feed(self.norm_feed(x))
+        return x.view(pairs, captions, length, -1)
+
+    def step(self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
+        past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
+        x = x + self.out_self(merge_heads(F.scaled_dot_product_attention(q, *past)))
+        x = self._cross(x, memory, mask)
+        return x + self.feed(self.norm_feed(x)), past
+
+
+@dataclass
+class DecoderState:
+    """Cached keys and values of a decoder, one row per caption in the making.
+
+    Args:
+        memory: keys and values of the memory per layer, ``(N, heads, M, d)``.
+        past: keys and values of the tokens so far per layer, ``(N, heads, t, d)``.
+        mask: bool ``(N, M)``, True where the memory counts; None when all of it does.
+    """
+
+    memory: list[tuple[Tensor, Tensor]]
+    past: list[tuple[Tensor, Tensor]]
+    mask: Tensor | None
+
+    def select(self, rows: Tensor) -> DecoderState:
+        """State of the given rows."""
+
+        def pick(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
+            return [(key[rows], value[rows]) for key, value in pairs]
+
+        return DecoderState(pick(self.memory), pick(self.past), None if self.mask is None else self.mask[rows])
+
+    @property
+    def length(self) -> int:
+        """Tokens so far."""
+        return self.past[0][0].shape[2]
+
+
+class Decoder(nn.Module):
+    """Causal decoder with tied input and output embeddings.
+
+    Args:
+        vocabulary: number of words.
+        width: of all tokens.
+        layers: decoder layers.
+        heads: attention heads.
+        hidden: width of the feed-forward layers.
+        dropout: share of activations dropped in training.
+        max_length: longest caption, begin token included.
+    """
+
+    def __init__(
+        self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float, max_length: int = 256
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.embedding = nn.Embedding(vocabulary, width)
+        self.position = nn.Parameter(torch.empty(max_length, width))
+        self.dropout = nn.Dropout(dropout)
+        self.layers = nn.ModuleList(DecoderLayer(width, heads, hidden, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.bias = nn.Parameter(torch.zeros(vocabulary))
+        nn.init.normal_(self.embedding.weight, std=width**-0.5)
+        nn.init.normal_(self.position, std=0.02)
+
+    def _words(self, x: Tensor) -> Tensor:
+        return F.linear(self.norm(x), self.embedding.weight, self.bias)
+
+    def forward(self, memory: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` over memory ``(B, N, D)``."""
+        x = self.embedding(tokens) + self.position[: tokens.shape[-1]]
+        x = self.dropout(x)
+        for layer in self.layers:
+            x = layer(x, layer.memory(memory), mask)
+        return self._words(x)
+
+    def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
+        """State before the first token."""
+        keys = [layer.memory(memory) for layer in self.layers]  # type: ignore[operator]
+        return DecoderState(keys, [(key[:, :, :0], value[:, :, :0]) for key, value in keys], mask)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        x = (self.embedding(tokens) + self.position[state.length])[:, None]
+        past = []
+        for layer, before, memory in zip(self.layers, state.past, state.memory, strict=True):
+            x, after = layer.step(x, before, memory, state.mask)  # type: ignore[operator]
+            past.append(after)
+        state.past = past
+        return self._words(x)[:, 0]

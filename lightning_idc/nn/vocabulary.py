@@ -1,0 +1,64 @@
+"""Words of small captioners: a list of strings that a checkpoint can hold."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from lightning_idc.pairs import PairError
+
+PAD, BOS, EOS, UNK = 0, 1, 2, 3
+SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+_TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
+_SPACE_BEFORE = re.compile(r"\s+([.,;:!?%)\]])")
+_SPACE_AFTER = re.compile(r"([(\[])\s+")
+
+
+def words_of(text: str) -> list[str]:
+    """Lower-cased words and punctuation marks of a sentence."""
+    return _TOKEN.findall(text.lower())
+
+
+class Vocabulary:
+    """Maps words to ids and back; ids 0 to 3 are padding, begin, end and unknown.
+
+    Args:
+        words: all words, the four special ones first.
+
+    Raises:
+        PairError: the special words are not in their places, or a word stands twice.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        if tuple(words[: len(SPECIALS)]) != SPECIALS:
+            raise PairError(f"a vocabulary starts with {list(SPECIALS)}; found {list(words[:4])}")
+        if len(set(words)) != len(words):
+            twice = [word for word, count in Counter(words).items() if count > 1]
+            raise PairError(f"words stand twice in the vocabulary: {', '.join(twice[:5])}")
+        self.words = list(words)
+        self._ids = {word: index for index, word in enumerate(self.words)}
+
+    @classmethod
+    def build(cls, captions: Iterable[str], min_count: int = 1) -> Vocabulary:
+        """Vocabulary of the words that occur at least ``min_count`` times, most frequent first."""
+        counts = Counter(word for caption in captions for word in words_of(caption))
+        kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
+        return cls([*SPECIALS, *kept])
+
+    def __len__(self) -> int:
+        return len(self.words)
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [BOS, *(self._ids.get(word, UNK) for word in words_of(text)), EOS]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        words = []
+        for index in ids:
+            if index == EOS:
+                break
+            if index not in (PAD, BOS):
+                words.append(self.words[index])
+        return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(words)))
