@@ -1,0 +1,1 @@
+"""A static pair in, a sentence out: the baseline captioner."""

@@ -1,0 +1,77 @@
+"""PairTransformer: the baseline captioner, and the default for new users."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from lightning_idc.captioner import PairCaptioner
+from lightning_idc.methods.pair_transformer.net import PairTransformerNet
+from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.vocabulary import Vocabulary
+
+
+class PairTransformer(PairCaptioner):
+    """Captions a pair from grid features of both images.
+
+    Args:
+        backbone: ``cnn`` for the small one, or the name of a timm model.
+        pretrained_backbone: load timm's weights.
+        backbone_weights: checkpoint of ObjectNaming or PairTransformer that the backbone starts from.
+        freeze_backbone: train everything else only.
+        grid: cells per side that the features are pooled to; None takes what the backbone gives for ``image_size``.
+        width: of all tokens.
+        encoder_layers: layers that look across the grid.
+        decoder_layers: layers that write.
+        heads: attention heads.
+        dropout: share of activations dropped in training.
+        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+    """
+
+    def __init__(
+        self,
+        backbone: str = "cnn",
+        pretrained_backbone: bool = False,
+        backbone_weights: str | None = None,
+        freeze_backbone: bool = False,
+        grid: int | None = None,
+        width: int = 128,
+        encoder_layers: int = 2,
+        decoder_layers: int = 2,
+        heads: int = 4,
+        dropout: float = 0.1,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        # a checkpoint brings all weights, so it must not ask for these files again
+        for name in ("backbone_weights", "pretrained_backbone"):
+            self.hparams.pop(name, None)
+        self._start = (pretrained_backbone, backbone_weights)
+
+    def build_net(self, vocabulary: Vocabulary) -> nn.Module:
+        pretrained, weights = self._start
+        options = self.hparams
+        backbone = build_backbone(options["backbone"], pretrained)
+        if weights is not None:
+            load_backbone(backbone, weights)
+        if options["grid"] is None:
+            height, width = options["image_size"] or (64, 64)
+            with torch.no_grad():
+                found = backbone.eval()(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape[-2:]
+            backbone.train()
+            shape = (int(found[0]), int(found[1]))
+        else:
+            shape = (options["grid"], options["grid"])
+        return PairTransformerNet(
+            backbone,
+            shape,
+            len(vocabulary),
+            options["width"],
+            options["encoder_layers"],
+            options["decoder_layers"],
+            options["heads"],
+            options["dropout"],
+            options["freeze_backbone"],
+        )

@@ -1,0 +1,98 @@
+"""Grid features of both images, fused cell by cell, read by a transformer.
+
+The "static pair" baseline of ProCap's ablation (no procedure between the images), made small: before, after and
+their difference are fused per cell of the grid, an encoder looks across the cells, a decoder writes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.transformer import Decoder, DecoderState, EncoderLayer, GridBias
+from lightning_idc.pairs import PairFeatures
+
+
+class PairTransformerNet(nn.Module):
+    """Captions pairs of images.
+
+    Args:
+        backbone: gives the grid features of one image.
+        grid: height and width of the grid for images of the training size; other sizes are pooled to it.
+        vocabulary: number of words.
+        width: of all tokens.
+        encoder_layers: layers that look across the grid.
+        decoder_layers: layers that write.
+        heads: attention heads.
+        dropout: share of activations dropped in training.
+        freeze_backbone: train everything but the backbone, which then builds no graph.
+    """
+
+    def __init__(
+        self,
+        backbone: GridBackbone,
+        grid: tuple[int, int],
+        vocabulary: int,
+        width: int = 128,
+        encoder_layers: int = 2,
+        decoder_layers: int = 2,
+        heads: int = 4,
+        dropout: float = 0.1,
+        freeze_backbone: bool = False,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
+        if freeze_backbone:
+            backbone.requires_grad_(False).eval()
+        self.register_buffer("coordinates", _coordinates(grid), persistent=False)
+        self.fuse = nn.Sequential(
+            nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
+        )
+        self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
+        self.bias = GridBias(heads, grid)
+        self.encoder = nn.ModuleList(EncoderLayer(width, heads, 4 * width, dropout) for _ in range(encoder_layers))
+        self.norm = nn.LayerNorm(width)
+        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 4 * width, dropout)
+
+    def train(self, mode: bool = True) -> PairTransformerNet:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()  # its batch statistics must stay what they were
+        return self
+
+    def grids(self, images: Tensor) -> Tensor:
+        """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            maps = self.backbone(images.flatten(0, 1))
+        if maps.shape[-2:] != self.grid:
+            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
+        return maps.flatten(2).mT.unflatten(0, (-1, 2))
+
+    def encode(self, images: Tensor) -> PairFeatures:
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell."""
+        before, after = self.grids(images).unbind(1)
+        where = self.coordinates.expand(len(images), -1, -1)  # type: ignore[operator]
+        tokens = self.fuse(torch.cat([before, after, after - before, where], -1)) + self.place
+        bias = self.bias()
+        for layer in self.encoder:
+            tokens = layer(tokens, bias)
+        return PairFeatures(self.norm(tokens), extras={"before": before, "after": after})
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+        return self.decoder(features.memory, features.mask, tokens)
+
+    def start(self, features: PairFeatures) -> DecoderState:
+        """State before the first token."""
+        return self.decoder.start(features.memory, features.mask)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        return self.decoder.step(state, tokens)
+
+
+def _coordinates(grid: tuple[int, int]) -> Tensor:
+    """Centres of the cells in [-1, 1], ``(cells, 2)`` as y x."""
+    axes = [(torch.arange(count) + 0.5) / count * 2 - 1 for count in grid]
+    return torch.stack(torch.meshgrid(*axes, indexing="ij"), -1).view(-1, 2)

@@ -1,0 +1,77 @@
+"""ObjectNaming: teach a backbone to name what stands in each cell of the grid, before any caption is read.
+
+Recognising objects through the caption loss alone is slow; with labels of the objects (a renderer's, or a
+detector's) it takes seconds, and the captioner then only has to learn what changed and how to say it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.schedules import Schedule, WarmupLinear
+
+IGNORED = -100
+
+
+class ObjectNaming(LightningModule):
+    """Names attributes per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
+
+    Args:
+        classes: number of classes of each of the A attributes, "nothing here" included.
+        backbone: ``cnn`` for the small one, or the name of a timm model.
+        pretrained_backbone: load timm's weights.
+        optimizer: makes the optimizer.
+        schedule: multiplier of the learning rate over the run.
+    """
+
+    def __init__(
+        self,
+        classes: Sequence[int] = (3, 9, 3, 4),
+        backbone: str = "cnn",
+        pretrained_backbone: bool = False,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer", "schedule"])
+        self.optimizer, self.schedule = optimizer, schedule
+        self.classes = list(classes)
+        self.backbone = build_backbone(backbone, pretrained_backbone)
+        self.head = nn.Conv2d(self.backbone.width, sum(self.classes), 1)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits per attribute, ``(N, classes, g, g)``."""
+        return list(self.head(self.backbone(images)).split(self.classes, 1))
+
+    def _losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        images, cells = batch
+        logits = self(images)
+        loss = torch.stack(
+            [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
+        ).sum()
+        guesses = torch.stack([part.argmax(1) for part in logits], 1)
+        objects = (cells[:, 0] > 0)
+        right = (guesses == cells).all(1)[objects].float().mean()
+        return loss, right
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        loss, _ = self._losses(batch)
+        self.log("train/loss", loss.detach(), prog_bar=True)
+        return loss
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        loss, right = self._losses(batch)
+        self.log("val/loss", loss, sync_dist=True)
+        self.log("val/cells_named", 100 * right, prog_bar=True, sync_dist=True)
+
+    def configure_optimizers(self) -> object:
+        optimizer = self.optimizer(self.parameters())
+        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

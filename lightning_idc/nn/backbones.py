@@ -1,0 +1,126 @@
+"""Networks that turn one image into a grid of features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.pairs import PairError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class GridBackbone(nn.Module):
+    """Maps uint8 images ``(N, 3, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
+
+    Args:
+        width: channels of the features.
+        mean: per channel, of images in [0, 1].
+        std: per channel.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
+
+    def grid(self, images: Tensor) -> Tensor:
+        """Features of normalised images."""
+        raise NotImplementedError
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.grid((images.to(self.mean.dtype) - self.mean) / self.std)
+
+
+class SmallCNN(GridBackbone):
+    """Four convolutions, stride 8: a 64-pixel image becomes an 8 x 8 grid. 0.16 M parameters at the default width.
+
+    Args:
+        width: channels of the features.
+    """
+
+    def __init__(self, width: int = 96) -> None:
+        super().__init__(width)
+
+        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
+            return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+        self.layers = nn.Sequential(
+            *block(3, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1)
+        )
+
+    def grid(self, images: Tensor) -> Tensor:
+        return self.layers(images.contiguous(memory_format=torch.channels_last))
+
+
+class TimmGrid(GridBackbone):
+    """Any timm model as a grid of features.
+
+    Args:
+        name: of the timm model.
+        pretrained: load timm's weights.
+        stage: which feature map, counted as timm does; -1 is the last.
+
+    Raises:
+        PairError: timm knows no such model, or its weights cannot be had.
+    """
+
+    def __init__(self, name: str, pretrained: bool = False, stage: int = -1) -> None:
+        import timm
+
+        if not timm.is_model(name):
+            near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
+            raise PairError(f"timm knows no model {name!r}; expected 'cnn' or a timm name, for example {', '.join(near) or 'resnet18'}")
+        try:
+            model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
+        except Exception as error:
+            if not pretrained:
+                raise
+            raise PairError(
+                f"the weights of {name!r} cannot be had ({error}); put them in the Hugging Face cache, or set "
+                "pretrained_backbone to false"
+            ) from error
+        # normalised so that timm's own mean and std apply
+        config = model.pretrained_cfg
+        super().__init__(model.feature_info[stage]["num_chs"], tuple(config["mean"]), tuple(config["std"]))
+        self.model, self.stage = model, stage
+
+    def grid(self, images: Tensor) -> Tensor:
+        maps = self.model.forward_intermediates(images, indices=[self._index()], intermediates_only=True)
+        return maps[0]
+
+    def _index(self) -> int:
+        return self.stage % len(self.model.feature_info)
+
+
+def build_backbone(name: str, pretrained: bool = False) -> GridBackbone:
+    """The small CNN for ``"cnn"``, otherwise the timm model of that name."""
+    return SmallCNN() if name == "cnn" else TimmGrid(name, pretrained)
+
+
+def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
+    """Load the weights under ``backbone.`` (or ``net.backbone.``) of a checkpoint into a backbone, strictly.
+
+    Raises:
+        PairError: the checkpoint is missing or holds another backbone.
+    """
+    from lightning_idc.checkpoint import read_checkpoint
+
+    state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
+    for prefix in ("backbone.", "net.backbone."):
+        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+        if own:
+            try:
+                backbone.load_state_dict(own)
+            except RuntimeError as error:
+                raise PairError(f"{str(checkpoint)!r} holds another backbone: {error}") from error
+            return
+    raise PairError(f"{str(checkpoint)!r} holds no weights under 'backbone.'; expected a checkpoint of ObjectNaming or PairTransformer")
