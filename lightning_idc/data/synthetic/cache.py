@@ -1,8 +1,8 @@
 """Rendered pairs on disk: made once, by one process, whole or not at all.
 
 A folder holds ``images.npy`` uint8 (N, 2, 3, H, W), ``seen.npy`` int8 (N, 2, H, W), ``records.jsonl`` with its
-``offsets.npy``, ``captions.json`` and, written last, ``manifest.json``. It is filled under another name and renamed when
-it is complete. Files are written in order and never through a memory map: a full disk is then an error, not a crash.
+``offsets.npy``, ``captions.json`` and, written last, ``manifest.json``. It is filled under another name and renamed
+when it is complete. Files are written in order, never through a memory map: a full disk is then an error, not a crash.
 """
 
 from __future__ import annotations
@@ -32,6 +32,8 @@ VERSION = 1
 SPLIT_CODES = {"train": 0, "val": 1, "test": 2}
 CHUNK = 64
 """Pairs rendered in one call."""
+
+_ELSEWHERE = "give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
 
 
 class CacheError(PairError):
@@ -118,9 +120,7 @@ def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = No
     except OSError as error:
         if error.errno == errno.ENOSPC:
             raise _full(key, root) from error
-        raise CacheError(
-            f"cannot write rendered pairs to {root}: {error}; give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
-        ) from error
+        raise CacheError(f"cannot write rendered pairs to {root}: {error}; {_ELSEWHERE}") from error
     check(folder, key)
     return folder
 
@@ -128,8 +128,8 @@ def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = No
 def _full(key: Key, root: Path) -> CacheError:
     available = shutil.disk_usage(root).free
     return CacheError(
-        f"{key.mode} {key.split} needs {key.bytes / 1e6:.0f} MB in {root}, where {available / 1e6:.0f} MB are free; nothing "
-        "was kept. Make room, take fewer or smaller pairs, or give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
+        f"{key.mode} {key.split} needs {key.bytes / 1e6:.0f} MB in {root}, where {available / 1e6:.0f} MB are free; "
+        f"nothing was kept. Make room, take fewer or smaller pairs, or {_ELSEWHERE}"
     )
 
 
@@ -214,7 +214,8 @@ def check(folder: Path, key: Key) -> None:
         raise CacheError(f"{folder} holds no readable manifest.json ({error}); {remedy}") from error
     if found.get("version") != key.version:
         raise CacheError(
-            f"{folder} was rendered by version {found.get('version')} of the synthetic data, this is version {key.version}; {remedy}"
+            f"{folder} was rendered by version {found.get('version')} of the synthetic data, this is version "
+            f"{key.version}; {remedy}"
         )
     if found != key.plain():
         raise CacheError(f"{folder} was rendered with other settings, {found}; expected {key.plain()}; {remedy}")

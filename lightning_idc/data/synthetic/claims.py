@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
 from lightning_idc.data.synthetic.scene import Thing
@@ -91,9 +91,7 @@ class Change:
 
 def claim_of(plain: Mapping[str, Any]) -> ParsedChange:
     """The claim of a change that went through `Change.plain`."""
-    named = {name: None if plain[name] is None else Attributes(**plain[name]) for name in _ATTRIBUTED}
-    return ParsedChange(**{name: plain[name] for name in _PLAIN}, **named)
-
-
-_ATTRIBUTED = ("thing", "anchor", "replacement")
-_PLAIN = ("kind", "relation", "region", "old", "value")
+    known = {field.name: plain[field.name] for field in fields(ParsedChange)}
+    for name in ("thing", "anchor", "replacement"):
+        known[name] = None if known[name] is None else Attributes(**known[name])
+    return ParsedChange(**known)

@@ -6,9 +6,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule
-from lightning_idc.data.synthetic.cache import Key, default_cache_dir
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.synthetic.cache import Key, default_cache_dir, ensure
 from lightning_idc.data.synthetic.cells import ObjectCells
+from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.pairs import PairError
@@ -64,33 +65,43 @@ class SyntheticPairs(PairDataModule):
         if no_change is not None and not 0 <= no_change <= 1:
             raise PairError(f"no_change is {no_change}; expected a share between 0 and 1")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
-        given = {"things": things, "camera_jitter": camera_jitter, "no_change": no_change}
+        given: dict[str, Any] = {"things": things, "camera_jitter": camera_jitter, "no_change": no_change}
         if things is not None:
             if len(things) != 2 or not 2 <= things[0] <= things[1]:
                 raise PairError(f"things is {things}; expected a least and a greatest number, at least 2")
             given["things"] = tuple(things)
         world = replace(world, **{name: value for name, value in given.items() if value is not None})
         sizes = {"train": train_pairs, "val": val_pairs, "test": test_pairs}
-        self._keys = {
-            split: Key(mode, split, pairs, height, width, data_seed, world) for split, pairs in sizes.items()
-        }
+        self._keys = {split: Key(mode, split, pairs, height, width, data_seed, world) for split, pairs in sizes.items()}
         self._root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
         self._progress = progress
         self._workers = render_workers
-        self._sources: dict[str, SyntheticSource] = {}
+        self._rendered: dict[str, SyntheticSource] = {}
 
     def prepare_data(self) -> None:
         """Render what is not on disk yet; called by one process of each machine."""
         for split in self._keys:
-            self.source(split)
+            ensure(self._keys[split], self._root, self._progress, self._workers)
 
-    def source(self, split: str) -> SyntheticSource:
+    def source(self, split: Split) -> SyntheticSource:
         """Pairs of a split, rendered first where they have to be."""
-        split = "test" if split == "predict" else split
-        if split not in self._sources:
-            self._sources[split] = SyntheticSource(self._keys[split], self._root, self._progress, self._workers)
-        return self._sources[split]
+        name = "test" if split == "predict" else split
+        if name not in self._rendered:
+            self._rendered[name] = SyntheticSource(self._keys[name], self._root, self._progress, self._workers)
+        return self._rendered[name]
 
-    def cells(self, split: str = "train", grid: int = 8) -> ObjectCells:
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """What a caption gets right, judged by the scene: see the functions of `facts`."""
+        source = self.source(split)
+        truth = source.truth(int(id.rpartition("-")[2]))
+        if source.key.mode == "omnidiff":
+            shares = report_accuracy(caption, truth)
+            return {
+                "types": shares["type_recall"] == 1.0 == shares["type_precision"],
+                "facts": shares["fact_recall"] == 1.0,
+            }
+        return {name.removesuffix("_correct"): right for name, right in change_accuracy(caption, truth).items()}
+
+    def cells(self, split: Split = "train", grid: int = 8) -> ObjectCells:
         """Images of a split with labels for each cell of a grid, to pre-train an image encoder with."""
         return ObjectCells(self.source(split), grid)

@@ -21,8 +21,8 @@ def change_accuracy(caption: str, truth: Mapping[str, Any]) -> dict[str, Verdict
     without a change.
     ``value_correct``: the new colour or material. None for other kinds.
     ``relation_correct``: the sentence places what changed relative to a thing that its four attributes single out, and
-    the relation holds in the scene. It need not be the one that the references chose. A sentence without a relation is wrong
-    when the references have one. None when neither has one, and in a pair without a change.
+    the relation holds in the scene. It need not be the one that the references chose. A sentence without a relation is
+    wrong when the references have one. None when neither has one, and in a pair without a change.
 
     Args:
         caption: any string.
@@ -57,9 +57,7 @@ def relation_holds(said: ParsedChange, change: Mapping[str, Any], truth: Mapping
     scene = truth[side]
     things = [_thing(plain) for plain in scene["things"]]
     target = change[side][0]
-    anchors = [
-        thing for index, thing in enumerate(things) if index != target and Attributes.of(thing) == said.anchor
-    ]
+    anchors = [thing for index, thing in enumerate(things) if index != target and Attributes.of(thing) == said.anchor]
     if len(anchors) != 1:
         return False
     view = view_of(Camera(**scene["camera"]))

@@ -1,7 +1,7 @@
 """Reading captions back: from a sentence to what it claims, for any string whatever.
 
-The inverse of the templates in `phrases` and `modes.omnidiff`. It looks for noun phrases, for relations between them and
-for key words, so sentences of other writers in the manner of CLEVR-Change are understood as well.
+The inverse of the templates in `phrases` and `report`. It looks for noun phrases, relations between them and key
+words, so sentences of other writers in the manner of CLEVR-Change are understood as well.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _parse_sentence(sentence: str) -> ParsedChange:
     replacement = None
     if kind == "OCR":
         upper = [word.upper() for word in words if word.upper() in LETTERS]
-        old, value = (upper + [None, None])[:2] if len(upper) > 1 else (None, upper[0] if upper else None)
+        old, value = (upper[0], upper[1]) if len(upper) > 1 else (None, upper[0] if upper else None)
     elif kind == "counting":
         numbers = [word for word in rest if word in NUMBERS]
         old, value = (numbers[0], numbers[1]) if len(numbers) > 1 else (None, numbers[0] if numbers else None)

@@ -18,7 +18,7 @@ CELLS = {
 }
 """Cells of a grid of three by three, row by row from the farthest, as the camera reads it."""
 LETTERS = tuple(CELLS)
-_ACROSS, _ALONG = 0.78, 1.2
+_ACROSS, _ALONG = 0.78, 1.1
 """Distance of the cells, world units; rows are wider apart because the camera sees the ground at a slant."""
 
 

@@ -59,7 +59,7 @@ _TEMPLATES = {
 
 
 def noun_phrase(claim: ParsedChange) -> str:
-    """The thing and where it stands, such as ``the small red metal cube that is left of the large blue rubber sphere``."""
+    """What and where, such as ``the small red metal cube that is left of the large blue rubber sphere``."""
     if claim.thing is None:
         return ""
     phrase = f"the {claim.thing.phrase()}"

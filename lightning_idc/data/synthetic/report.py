@@ -56,7 +56,9 @@ def report(claims: Sequence[ParsedChange]) -> str:
 
 def _sentence(claim: ParsedChange) -> str:
     if claim.kind == "viewpoint":
-        return f"The camera has moved {_VIEWS[claim.value or '']}, so that everything is seen from another point of view."
+        return (
+            f"The camera has moved {_VIEWS[claim.value or '']}, so that everything is seen from another point of view."
+        )
     if claim.kind == "illumination":
         return f"The light that falls on all of the scene has become {claim.value} than it was before."
     thing = claim.thing or Attributes()

@@ -1,9 +1,9 @@
 """Drawing a pair with one change or none; the modes of the CLEVR-Change kind share it.
 
 The thing that changes is drawn first and kept while places are drawn again and again, so that what a caption names is
-balanced over shapes, sizes, colours and materials whatever the places allow. Its nearest neighbour is the one thing that
-the caption refers to: unlike all others, clearly nearest, and clearly in one of four directions. That makes the second
-half of a sentence as predictable from the picture as the first.
+balanced over shapes, sizes, colours and materials whatever the places allow. Its nearest neighbour is the one thing
+that the caption refers to: unlike all others, clearly nearest, and clearly in one of four directions. That makes the
+second half of a sentence as predictable from the picture as the first.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from lightning_idc.data.synthetic.sampling import (
     free,
     stand,
 )
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SIZES, Camera, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SIZES, Camera, Scene
 
 TWINS = 0.1
-"""Share of pairs in which another thing has all the attributes of the one that changes: only the relation tells them apart."""
+"""Share of pairs in which another thing looks like the one that changes: only the relation tells them apart."""
 NEAREST_BY = 0.5
 """World units by which the anchor is nearer than any other thing."""
 LEAST_MOVE = 1.6
@@ -79,7 +79,7 @@ def _changed(dice: Dice, kind: str, target: Attributes) -> Attributes:
 
 
 def _others(dice: Dice, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
-    """Attributes of the anchor, then of everything else; only a twin may equal the target, none may equal the anchor."""
+    """Attributes of the anchor, then of the rest; only a twin may equal the target, none may equal the anchor."""
     unlike = {target, changed}
     drawn: list[Attributes] = []
     while len(drawn) < count - 1:
@@ -122,7 +122,9 @@ def _attempt(
     ):
         return None
     # what changes is the last thing of a list, so that the others keep their numbers when it comes or goes
-    scenes = [tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))]
+    scenes = [
+        tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))
+    ]
     for things, view, gone in zip(scenes, views, ("add", "drop"), strict=True):
         shares = visible_shares(outlines(things, view, world.aspect))
         if shares.min() < VISIBLE_OTHER or shares[0] < VISIBLE or (kind != gone and shares[-1] < VISIBLE):
@@ -147,7 +149,7 @@ def _attempt(
 
 
 def _place(dice: Dice, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
-    """Places of the target, of its anchor and of the rest, all of which stay farther from the target than the anchor."""
+    """Places of the target, of its anchor and of the rest, which all stay farther from the target than the anchor."""
     radii = [SIZES[attributes.size or ""] for attributes in (target, *others)]
     first = find_spot(dice, radii[0], ())
     if first is None:
@@ -179,8 +181,3 @@ def _move(dice: Dice, spots: Sequence[Spot]) -> Spot | None:
         if spot is not None and math.hypot(spot.x - spots[0].x, spot.y - spots[0].y) >= LEAST_MOVE:
             return spot
     return None
-
-
-def nearest(thing: Thing, others: Sequence[Thing]) -> Thing:
-    """The one of `others` whose centre is nearest on the ground."""
-    return min(others, key=lambda other: math.hypot(other.x - thing.x, other.y - thing.y))

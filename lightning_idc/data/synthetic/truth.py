@@ -107,7 +107,7 @@ def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
             [union_box(boxes[0][i] for i in change.before), union_box(boxes[1][i] for i in change.after)]
             for change in pair.changes
         ],
-        "iou": view_overlap(*boxes, steady),
+        "iou": view_overlap(boxes[0], boxes[1], steady),
         "same": [list(both) for both in pair.same],
         "before": _plain_scene(scenes[0], boxes[0], seen[0]),
         "after": _plain_scene(scenes[1], boxes[1], seen[1]),

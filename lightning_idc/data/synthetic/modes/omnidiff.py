@@ -1,15 +1,17 @@
 """OmniDiff's twelve types of change in CLEVR's world: several changes per pair, told in long captions.
 
-Liu et al., "OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning", 2025. Each sentence has a
-referring part (which thing, where it stands) and a change part, as the benchmark's annotators were told. The README of
-the synthetic data says how each type is realised with things that have neither text nor limbs.
+Liu et al., "OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning", 2025. Each sentence has
+a referring part (which thing, where it stands) and a change part, as the benchmark's annotators were told. The README
+of the synthetic data says how each type is realised with things that have neither text nor limbs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from lightning_idc.data.synthetic.claims import Attributes, Change, ParsedChange
 from lightning_idc.data.synthetic.geometry import View, clear_relation, outlines, view_of, visible_shares
@@ -38,7 +40,7 @@ WORLD = World(things=(3, 5), camera_jitter=0.3, light_jitter=0.6, no_change=0.0)
 LEAST_MOVE = 1.6
 LEAST_VISIBLE, LEAST_VISIBLE_CHANGED = 0.35, 0.5
 EDGE = 0.26
-"""A thing counts as standing at the edge of the view when its middle is this near to the left or right border, as a share of
+"""A thing stands at the edge of the view when its middle is this near to the left or right border, as a share of
 the width; one that is taken away stands farther in."""
 SINGLE = ("addition", "disappearance", "removal", "substitution", "size", "color", "orientation", "pose")
 _VIEWS = ("left", "right", "higher", "lower", "closer", "farther")
@@ -121,7 +123,7 @@ def _cast(dice: Dice, world: World, kinds: Sequence[str]) -> list[_Actor]:
     return cast
 
 
-def _single(dice: Dice, kind: str, fresh, used: set[Attributes]) -> _Actor:  # type: ignore[no-untyped-def]
+def _single(dice: Dice, kind: str, fresh: Callable[..., Attributes], used: set[Attributes]) -> _Actor:
     thing = fresh(("cube",)) if kind == "orientation" else fresh()
     after: Attributes | None = thing
     if kind in ("disappearance", "removal"):
@@ -269,7 +271,7 @@ def _change(
     placed: Sequence[tuple[_Actor, Thing | None, Thing | None]],
     where: Sequence[tuple[int | None, int | None]],
     views: tuple[View, View],
-    centres: Sequence[Sequence[float]],
+    centres: Sequence[np.ndarray],
     words: dict[str, str],
 ) -> Change:
     """The claim of one change, and the things that take part."""
@@ -284,7 +286,9 @@ def _change(
         return Change(claim, before, after)
     if kind == "OCR":
         region = _region(sum(centres[0][index] for index in before) / len(before))
-        return Change(ParsedChange(kind, actor.before, region=region, old=words["old"], value=words["new"]), before, after)
+        return Change(
+            ParsedChange(kind, actor.before, region=region, old=words["old"], value=words["new"]), before, after
+        )
     side = 1 if kind == "addition" else 0
     index = (after if side else before)[0]
     thing = new if side else old

@@ -1,0 +1,193 @@
+"""Scenes, changes and captions, without drawing anything. Oracle: the scenes themselves, in world coordinates."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lightning_idc.data.synthetic.cache import Key, draw_pair
+from lightning_idc.data.synthetic.claims import Attributes
+from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, footprint, offset, related, view_of
+from lightning_idc.data.synthetic.grammar import parse, parse_report
+from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
+from lightning_idc.data.synthetic.sampling import ScenePair
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Thing
+from lightning_idc.pairs import PairError
+
+
+def draw_many(mode: str, count: int, seed: int = 3) -> list[ScenePair]:
+    key = Key(mode, "train", count, 64, 64, seed, load_mode(mode).WORLD)
+    return [draw_pair(key, index) for index in range(count)]
+
+
+@pytest.fixture(scope="module")
+def pairs() -> list[ScenePair]:
+    return draw_many("clevr_change", 2000)
+
+
+@pytest.fixture(scope="module")
+def reports() -> list[ScenePair]:
+    return draw_many("omnidiff", 500)
+
+
+def chi_square(counts: Counter[str], words: tuple[str, ...]) -> float:
+    """Statistic against equal shares, per degree of freedom: about 1 for a fair draw."""
+    mean = sum(counts[word] for word in words) / len(words)
+    return sum((counts[word] - mean) ** 2 / mean for word in words) / (len(words) - 1)
+
+
+@pytest.mark.parametrize(
+    "words", [SHAPES, MATERIALS, tuple(SIZES), tuple(COLORS)], ids=["shape", "material", "size", "color"]
+)
+def test_words_for_what_changes_are_balanced(pairs: list[ScenePair], words: tuple[str, ...]) -> None:
+    named = Counter(word for pair in pairs for change in pair.changes for word in change.claim.thing or ())
+    # seven degrees of freedom at most; 3.5 each is beyond the 99.9th percentile for 7 and near it for 1 (10.8)
+    assert chi_square(named, words) < (3.5 if len(words) > 3 else 7.0), named
+
+
+def test_every_shape_is_written_with_one_noun(pairs: list[ScenePair]) -> None:
+    nouns = Counter(word for pair in pairs for text in pair.captions for word in text.split())
+    assert not {"ball", "block", "object", "thing", "sphere's"} & set(nouns)
+    assert chi_square(nouns, SHAPES) / sum(nouns[word] for word in SHAPES) < 0.005  # within a few per cent, anchors too
+
+
+def test_kinds_are_equally_frequent(pairs: list[ScenePair]) -> None:
+    kinds = Counter(pair.change_type for pair in pairs)
+    assert set(kinds) == set(clevr_change.KINDS)
+    assert chi_square(kinds, clevr_change.KINDS) < 4.2  # 99.9th percentile for five degrees of freedom
+
+
+@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc"])
+def test_captions_read_back_to_the_claim(mode: str) -> None:
+    for pair in draw_many(mode, 400, seed=11):
+        assert len(set(pair.captions)) == len(pair.captions) == 5
+        for caption in pair.captions:
+            if pair.changes:
+                assert parse(caption) == pair.changes[0].claim
+                assert pair.changes[0].claim.thing.complete and pair.changes[0].claim.anchor.complete
+            else:
+                assert parse(caption).kind == "no_change"
+
+
+def test_reports_read_back_to_the_claims(reports: list[ScenePair]) -> None:
+    for pair in reports:
+        (caption,) = pair.captions
+        assert parse_report(caption) == [change.claim for change in pair.changes]
+
+
+def test_all_twelve_types_of_omnidiff_occur(reports: list[ScenePair]) -> None:
+    assert len(omnidiff.KINDS) == 12
+    kinds = Counter(change.claim.kind for pair in reports for change in pair.changes)
+    assert min(kinds[kind] for kind in omnidiff.KINDS) > 0.5 * max(kinds.values())
+    assert {len(pair.changes) for pair in reports} == {2, 3}
+    assert 50 < np.mean([len(pair.captions[0].split()) for pair in reports]) < 90  # the benchmark: 60
+
+
+@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc"])
+def test_what_a_caption_refers_to_is_unique(mode: str) -> None:
+    twins = 0
+    for pair in draw_many(mode, 400, seed=5):
+        for change in pair.changes:
+            scene, index = (pair.after, change.after) if change.side else (pair.before, change.before)
+            claim, view = change.claim, view_of(scene.camera)
+            anchors = [thing for thing in scene.things if Attributes.of(thing) == claim.anchor]
+            assert len(anchors) == 1
+            alike = [thing for thing in scene.things if Attributes.of(thing) == claim.thing]
+            twins += len(alike) > 1
+            fitting = [thing for thing in alike if related(view, thing, claim.relation, anchors[0], 0.0)]
+            assert fitting == [scene.things[index[0]]]
+    assert twins > 10  # pairs in which only the relation tells which one
+
+
+def test_the_anchor_is_the_nearest_thing_in_a_clear_direction(pairs: list[ScenePair]) -> None:
+    for pair in pairs[:500]:
+        for change in pair.changes:
+            scene, index = (pair.after, change.after) if change.side else (pair.before, change.before)
+            thing = scene.things[index[0]]
+            others = [other for other in scene.things if other is not thing]
+            near = min(others, key=lambda other: math.hypot(other.x - thing.x, other.y - thing.y))
+            assert Attributes.of(near) == change.claim.anchor
+            rightness, depth = offset(view_of(scene.camera), thing, near)
+            larger, smaller = max(abs(rightness), abs(depth)), min(abs(rightness), abs(depth))
+            assert larger > 1.4 * smaller and larger > RELATION_MARGIN
+            along = {"left": -rightness, "right": rightness, "front": -depth, "behind": depth}
+            assert along[change.claim.relation] == larger
+
+
+def test_exactly_the_named_change_happened(pairs: list[ScenePair]) -> None:
+    for pair in pairs[:600]:
+        before, after = list(pair.before.things), list(pair.after.things)
+        kept = dict(pair.same)
+        differing = [i for i, j in kept.items() if before[i] != after[j]]
+        gone, came = set(range(len(before))) - set(kept), set(range(len(after))) - set(kept.values())
+        if pair.change_type == "no_change":
+            assert before == after and not pair.changes
+            continue
+        (change,) = pair.changes
+        if pair.change_type == "add":
+            assert (differing, gone, came) == ([], set(), set(change.after))
+        elif pair.change_type == "drop":
+            assert (differing, gone, came) == ([], set(change.before), set())
+        else:
+            assert (tuple(differing), gone, came) == (change.before, set(), set())
+            old, new = before[change.before[0]], after[change.after[0]]
+            fields = {name for name in Thing.__slots__ if getattr(old, name) != getattr(new, name)}
+            expected = {"color": {"color"}, "texture": {"material"}, "move": {"x", "y"}}[pair.change_type]
+            assert fields == expected
+            if pair.change_type == "move":
+                assert math.hypot(old.x - new.x, old.y - new.y) >= 1.6
+            else:
+                assert change.claim.value == getattr(new, expected.pop())
+
+
+def test_camera_and_lights_differ_in_every_pair(pairs: list[ScenePair]) -> None:
+    for pair in pairs[:200]:
+        assert pair.before.camera != pair.after.camera
+        assert all(a != b for a, b in zip(pair.before.lights, pair.after.lights, strict=True))
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_things_do_not_touch(mode: str) -> None:
+    for pair in draw_many(mode, 100, seed=8):
+        for scene in (pair.before, pair.after):
+            for i, thing in enumerate(scene.things):
+                for other in scene.things[:i]:
+                    gap = math.hypot(thing.x - other.x, thing.y - other.y) - footprint(thing) - footprint(other)
+                    assert gap > 0
+
+
+def test_extreme_viewpoints_are_extreme() -> None:
+    for pair in draw_many("clevr_dc", 50):
+        angles = [math.atan2(scene.camera.position[1], scene.camera.position[0]) for scene in (pair.before, pair.after)]
+        turn = abs((angles[1] - angles[0] + math.pi) % (2 * math.pi) - math.pi)
+        assert math.radians(18) < turn < math.radians(112)  # 30 to 100, and jitter
+
+
+def test_relations_follow_the_camera() -> None:
+    # a camera that looks along +y: right is +x, behind is +y
+    view = view_of(Camera((0.0, -9.0, 5.0), (0.0, 0.0, 0.0)))
+    centre = Thing("cube", "small", "red", "metal", 0.0, 0.0)
+    places = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "behind": (0.0, 1.0), "front": (0.0, -1.0)}
+    for relation, (x, y) in places.items():
+        thing = Thing("cube", "small", "red", "metal", x, y)
+        assert [name for name in places if related(view, thing, name, centre)] == [relation]
+
+
+def test_pair_depends_on_seed_split_and_index_only() -> None:
+    world = clevr_change.WORLD
+    one = Key("clevr_change", "train", 10, 64, 64, 0, world)
+    assert draw_pair(one, 7) == draw_pair(Key("clevr_change", "train", 9000, 128, 128, 0, world), 7)
+    others = [
+        (one, 8),
+        (Key("clevr_change", "val", 10, 64, 64, 0, world), 7),
+        (Key("clevr_change", "train", 10, 64, 64, 1, world), 7),
+    ]
+    assert all(draw_pair(one, 7) != draw_pair(key, index) for key, index in others)
+
+
+def test_unknown_mode_is_refused_with_the_known_ones() -> None:
+    with pytest.raises(PairError, match="clevr_change, clevr_dc, omnidiff"):
+        load_mode("clevr")
