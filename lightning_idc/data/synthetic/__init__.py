@@ -6,11 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from lightning_idc.data.synthetic.cells import ObjectCells as ObjectCells
+    from lightning_idc.data.synthetic.cells import SyntheticCells as SyntheticCells
     from lightning_idc.data.synthetic.datamodule import SyntheticPairs as SyntheticPairs
     from lightning_idc.data.synthetic.source import SyntheticSource as SyntheticSource
 
-_HOMES = {"SyntheticPairs": "datamodule", "SyntheticSource": "source", "ObjectCells": "cells"}
-__all__ = ["ObjectCells", "SyntheticPairs", "SyntheticSource"]
+_HOMES = {
+    "ObjectCells": "cells",
+    "SyntheticCells": "cells",
+    "SyntheticPairs": "datamodule",
+    "SyntheticSource": "source",
+}
+__all__ = ["ObjectCells", "SyntheticCells", "SyntheticPairs", "SyntheticSource"]
 
 
 def __getattr__(name: str) -> Any:

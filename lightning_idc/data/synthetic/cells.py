@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
 
@@ -17,8 +21,8 @@ CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
 class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
     """Both images of every pair of a source, each with its label maps.
 
-    An item is the image, uint8 ``(3, H, W)``, and the labels, int64 ``(4, grid, grid)``: shape, size, color and
-    material of the thing that covers most of the cell, 0 where there is none, else 1 + its place in `ATTRIBUTE_WORDS`.
+    An item is the image, uint8 ``(3, H, W)``, and the labels, int64 ``(4, grid, grid)``: size, color, material and
+    shape of the thing that covers most of the cell, 0 where there is none, else 1 + its place in `ATTRIBUTE_WORDS`.
 
     Args:
         source: rendered pairs.
@@ -30,13 +34,53 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
         self.source = source
         self.grid = grid
         self.least = least
+        # labels are kept from the first epoch on: 256 bytes each are less work than reading the truth again
+        self._labels = np.zeros((2 * len(source), len(ATTRIBUTE_WORDS), grid, grid), np.uint8)
+        self._known = np.zeros(2 * len(source), bool)
 
     def __len__(self) -> int:
-        return 2 * len(self.source)
+        return len(self._known)
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         pair, side = divmod(index, 2)
-        things = self.source.truth(pair)["after" if side else "before"]["things"]
-        labels = cell_labels(self.source.seen[pair, side], things, self.grid, self.least)
+        if not self._known[index]:
+            things = self.source.truth(pair)["after" if side else "before"]["things"]
+            self._labels[index] = cell_labels(self.source.seen[pair, side], things, self.grid, self.least)
+            self._known[index] = True
         image = torch.from_numpy(np.array(self.source.images[pair, side]))
-        return image, torch.from_numpy(labels.astype(np.int64))
+        return image, torch.from_numpy(self._labels[index].astype(np.int64))
+
+
+class SyntheticCells(SyntheticPairs):
+    """The images of `SyntheticPairs` with the same arguments, batched with their cell labels instead of captions.
+
+    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, grid, grid)``.
+
+    Args:
+        grid: cells along each side.
+        batch_size: images per batch.
+        kwargs: arguments of `SyntheticPairs`.
+    """
+
+    def __init__(self, grid: int = 8, batch_size: int = 128, **kwargs: Any) -> None:
+        super().__init__(batch_size=batch_size, **kwargs)
+        self.grid = grid
+
+    def _cells(self, split: Split) -> DataLoader[tuple[Tensor, Tensor]]:
+        order = torch.Generator().manual_seed(self.seed)  # its own: the global one belongs to the model
+        return DataLoader(
+            ObjectCells(self.source(split), self.grid),
+            self.batch_size,
+            shuffle=split == "train",
+            num_workers=self.num_workers,
+            generator=order,
+        )
+
+    def train_dataloader(self) -> Any:
+        return self._cells("train")
+
+    def val_dataloader(self) -> Any:
+        return self._cells("val")
+
+    def test_dataloader(self) -> Any:
+        return self._cells("test")

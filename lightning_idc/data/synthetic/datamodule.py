@@ -8,7 +8,6 @@ from typing import Any
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.synthetic.cache import Key, default_cache_dir, ensure
-from lightning_idc.data.synthetic.cells import ObjectCells
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.source import SyntheticSource
@@ -101,7 +100,3 @@ class SyntheticPairs(PairDataModule):
                 "facts": shares["fact_recall"] == 1.0,
             }
         return {name.removesuffix("_correct"): right for name, right in change_accuracy(caption, truth).items()}
-
-    def cells(self, split: Split = "train", grid: int = 8) -> ObjectCells:
-        """Images of a split with labels for each cell of a grid, to pre-train an image encoder with."""
-        return ObjectCells(self.source(split), grid)

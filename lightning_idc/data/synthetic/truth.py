@@ -13,10 +13,10 @@ from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Scene
 
 ATTRIBUTE_WORDS: dict[str, tuple[str, ...]] = {
-    "shape": SHAPES,
     "size": tuple(SIZES),
     "color": tuple(COLORS),
     "material": MATERIALS,
+    "shape": SHAPES,
 }
 """What a cell of the grid is labelled with; label 0 is "nothing here", label i + 1 is word i."""
 
