@@ -51,7 +51,7 @@ class PairDataModule(LightningDataModule):
     def source(self, split: Split) -> PairSource:
         """Pairs of a split; called once per split."""
 
-    def pairs(self, split: Split) -> PairSource:
+    def pairs_of(self, split: Split) -> PairSource:
         """Pairs of a split, cut to ``limit``.
 
         Raises:
@@ -70,12 +70,12 @@ class PairDataModule(LightningDataModule):
 
     def train_captions(self) -> list[str]:
         """All captions of the training split."""
-        source = self.pairs("train")
+        source = self.pairs_of("train")
         return [caption for index in range(len(source)) for caption in source.captions(index)]
 
     def no_change_captions(self) -> list[str]:
         """Distinct captions of unchanged training pairs, at most 64; [] where the data labels none."""
-        source = self.pairs("train")
+        source = self.pairs_of("train")
         unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
         distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
         return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
@@ -92,7 +92,7 @@ class PairDataModule(LightningDataModule):
         transforms: list[Transform] = [Resize(self.image_size)] if self.image_size else []
         if training and self.transform is not None:
             transforms.append(self.transform)
-        source = self.pairs(split)
+        source = self.pairs_of(split)
         return PairLoader(
             PairDataset(source, transforms, self.seed, drawn=training),
             PairSampler(len(source), shuffle=training, seed=self.seed),

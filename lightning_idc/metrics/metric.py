@@ -1,0 +1,59 @@
+"""CaptionScores: a torchmetrics Metric that scores a corpus once, however many processes made its captions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchmetrics import Metric
+
+from lightning_idc.metrics.captions import Scores, score_captions
+
+
+class CaptionScores(Metric):
+    """Collects records of captioned pairs, gathers them over processes, drops duplicates by id, scores once.
+
+    Corpus metrics cannot be averaged over processes: CIDEr-D weighs words by all references. A record is a dict of
+    plain values with at least ``id``, ``caption`` and ``references``; of two with one id the first counts, since
+    samplers fill the last round up with pairs seen before.
+
+    Args:
+        meteor: also run METEOR in Java.
+    """
+
+    full_state_update = False
+    payload: list[Tensor]
+
+    def __init__(self, meteor: bool = False, **options: Any) -> None:
+        super().__init__(**options)
+        self.meteor = meteor
+        # torchmetrics gathers tensors only, so records travel as bytes, one JSON document a line
+        self.add_state("payload", default=[], dist_reduce_fx="cat")
+
+    def update(self, records: Sequence[dict[str, Any]]) -> None:
+        """Add records."""
+        text = "".join(json.dumps(record) + "\n" for record in records)
+        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+        self.payload.append(data.to(self.device))
+
+    def records(self) -> list[dict[str, Any]]:
+        """Records by id, sorted; of all processes when called from :meth:`compute`."""
+        parts = self.payload if isinstance(self.payload, list) else [self.payload]
+        lines = b"".join(bytes(part.cpu().numpy()) for part in parts).splitlines()
+        unique: dict[str, dict[str, Any]] = {}
+        for record in map(json.loads, lines):
+            unique.setdefault(record["id"], record)
+        return [unique[id] for id in sorted(unique)]
+
+    def compute(self) -> tuple[list[dict[str, Any]], Scores | None]:
+        """All records, and the scores of those that have references; None when none has."""
+        records = self.records()
+        scored = [record for record in records if record["references"]]
+        if not scored:
+            return records, None
+        captions = {record["id"]: record["caption"] for record in scored}
+        references = {record["id"]: record["references"] for record in scored}
+        return records, score_captions(captions, references, self.meteor)
