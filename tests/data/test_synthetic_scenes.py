@@ -11,7 +11,7 @@ import pytest
 from lightning_idc.data.synthetic.cache import Key, draw_pair
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, footprint, offset, related, view_of
-from lightning_idc.data.synthetic.grammar import parse, parse_report
+from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
 from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Thing
@@ -191,3 +191,92 @@ def test_pair_depends_on_seed_split_and_index_only() -> None:
 def test_unknown_mode_is_refused_with_the_known_ones() -> None:
     with pytest.raises(PairError, match="clevr_change, clevr_dc, omnidiff"):
         load_mode("clevr")
+
+
+def test_every_claim_of_a_report_is_true_of_the_scenes(reports: list[ScenePair]) -> None:
+    for pair in reports:
+        scenes = (pair.before, pair.after)
+        for change in pair.changes:
+            claim = change.claim
+            old = [pair.before.things[i] for i in change.before]
+            new = [pair.after.things[i] for i in change.after]
+            if claim.thing is not None:
+                assert {Attributes.of(thing) for thing in (new if change.side else old)} == {claim.thing}
+            assert TRUE_OF[claim.kind](claim, old, new, scenes), (claim, old, new)
+            if claim.relation is not None:
+                scene, (thing,) = scenes[change.side], (new if change.side else old)
+                (anchor,) = (other for other in scene.things if Attributes.of(other) == claim.anchor)
+                assert related(view_of(scene.camera), thing, claim.relation, anchor)
+
+
+def _moved(claim, scenes) -> bool:
+    """Where the second camera stands as the first one sees it, against jitter of at most 0.3 in each coordinate."""
+    view = view_of(scenes[0].camera)
+    (x, y, z), (u, v, w) = scenes[0].camera.position, scenes[1].camera.position
+    right = (u - x) * view.right[0] + (v - y) * view.right[1]
+    nearer = math.dist((x, y, z), (0, 0, 0)) - math.dist((u, v, w), (0, 0, 0))
+    amounts = {"right": right, "left": -right, "higher": w - z, "lower": z - w, "closer": nearer, "farther": -nearer}
+    return amounts[claim.value] > 1.0
+
+
+def _brighter(scenes) -> float:
+    total = [sum(light.intensity for light in scene.lights) + scene.ambient for scene in scenes]
+    return total[1] / total[0]
+
+
+def _differ(old: Thing, new: Thing) -> set[str]:
+    return {name for name in Thing.__slots__ if getattr(old, name) != getattr(new, name)}
+
+
+TRUE_OF = {
+    "viewpoint": lambda claim, old, new, scenes: _moved(claim, scenes),
+    "illumination": lambda claim, old, new, scenes: (
+        _brighter(scenes) > 1.25 if claim.value == "brighter" else _brighter(scenes) < 0.8
+    ),
+    "addition": lambda claim, old, new, scenes: not old and len(new) == 1,
+    "disappearance": lambda claim, old, new, scenes: len(old) == 1 and not new,
+    "removal": lambda claim, old, new, scenes: len(old) == 1 and not new,
+    "substitution": lambda claim, old, new, scenes: (
+        Attributes.of(new[0]) == claim.replacement
+        and (old[0].x, old[0].y) == (new[0].x, new[0].y)
+        and old[0].shape != new[0].shape
+    ),
+    "size": lambda claim, old, new, scenes: (
+        _differ(old[0], new[0]) == {"size"} and (new[0].size == "large") == (claim.value == "larger")
+    ),
+    "color": lambda claim, old, new, scenes: _differ(old[0], new[0]) == {"color"} and new[0].color == claim.value,
+    "orientation": lambda claim, old, new, scenes: (
+        _differ(old[0], new[0]) == {"rotation"}
+        and old[0].shape == "cube"
+        and 0.6 < new[0].rotation - old[0].rotation < 1.0
+    ),
+    "pose": lambda claim, old, new, scenes: (
+        _differ(old[0], new[0]) == {"x", "y"} and math.hypot(old[0].x - new[0].x, old[0].y - new[0].y) >= 1.6
+    ),
+    "OCR": lambda claim, old, new, scenes: (
+        _spelled(old, scenes[0].camera) == claim.old and _spelled(new, scenes[0].camera) == claim.value
+    ),
+    "counting": lambda claim, old, new, scenes: (
+        (NUMBERS[len(old)], NUMBERS[len(new)]) == (claim.old, claim.value) and len(old) != len(new)
+    ),
+}  # fmt: skip
+
+FONT = {
+    "C": "### #.. ###", "H": "#.# ### #.#", "L": "#.. #.. ###", "O": "### #.# ###", "T": "### .#. .#.",
+    "U": "#.# #.# ###", "X": "#.# .#. #.#", "I": ".#. .#. .#.",
+}  # fmt: skip
+
+
+def _spelled(dots: list[Thing], camera: Camera) -> str | None:
+    """Read dots as the camera does: rows from far to near, columns from left to right."""
+    view = view_of(camera)
+    places = [
+        (thing.x * view.right[0] + thing.y * view.right[1], thing.x * view.behind[0] + thing.y * view.behind[1])
+        for thing in dots
+    ]
+    if len({round(x, 2) for x, _ in places}) == 1:
+        return "I"
+    columns, rows = sorted({round(x, 2) for x, _ in places}), sorted({-round(y, 2) for _, y in places})
+    drawn = {(rows.index(-round(y, 2)), columns.index(round(x, 2))) for x, y in places}
+    picture = " ".join("".join("#" if (row, column) in drawn else "." for column in range(3)) for row in range(3))
+    return next((letter for letter, shape in FONT.items() if shape == picture), None)

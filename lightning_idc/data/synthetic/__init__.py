@@ -20,7 +20,7 @@ __all__ = ["ObjectCells", "SyntheticCells", "SyntheticPairs", "SyntheticSource"]
 
 
 def __getattr__(name: str) -> Any:
-    # scenes and captions need no torch; only what reads rendered pairs does
+    # reading captions back needs neither Lightning nor a data loader
     from importlib import import_module
 
     if name not in _HOMES:
