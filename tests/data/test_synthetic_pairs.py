@@ -282,13 +282,13 @@ def test_data_module_gives_the_splits(root: Path) -> None:
         train_pairs=24, val_pairs=3, test_pairs=5, render_size=(32, 48), cache_dir=root, progress=False, batch_size=4
     )
     data.prepare_data()
-    assert [len(data.pairs(split)) for split in ("train", "val", "test", "predict")] == [24, 3, 5, 5]
+    assert [len(data.pairs_of(split)) for split in ("train", "val", "test", "predict")] == [24, 3, 5, 5]
     assert len(data.train_captions()) == 120
     assert len(data.no_change_captions()) == 5
-    assert not set(data.pairs("val").ids) & set(data.pairs("test").ids)
+    assert not set(data.pairs_of("val").ids) & set(data.pairs_of("test").ids)
     batch = next(iter(data.val_dataloader()))
     assert batch["images"].shape == (3, 2, 3, 32, 48)
-    test = data.pairs("test")
+    test = data.pairs_of("test")
     verdicts = data.facts("test", test.ids[2], test.captions(2)[0])
     assert verdicts["type"] is True and False not in verdicts.values()
 
@@ -302,6 +302,10 @@ def test_cell_batches(root: Path) -> None:
     assert all(0 < labels[:, i].max() < count for i, count in enumerate(CELL_CLASSES.values()))
     again = next(iter(data.train_dataloader()))
     assert torch.equal(images, again[0])
+    data.limit = 4
+    assert sum(len(images) for images, _ in data.train_dataloader()) == 8
+    with pytest.raises(PairError, match="render_size"):
+        SyntheticCells(image_size=32)
 
 
 @pytest.mark.parametrize(

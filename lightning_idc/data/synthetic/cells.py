@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
+from lightning_idc.pairs import PairError
 
 CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
 """Number of labels of each attribute, in the order of the label maps; 0 means that nothing stands in the cell."""
@@ -60,16 +61,25 @@ class SyntheticCells(SyntheticPairs):
         grid: cells along each side.
         batch_size: images per batch.
         kwargs: arguments of `SyntheticPairs`.
+
+    Raises:
+        PairError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
     """
 
     def __init__(self, grid: int = 8, batch_size: int = 128, **kwargs: Any) -> None:
         super().__init__(batch_size=batch_size, **kwargs)
+        if self.image_size is not None or self.transform is not None:
+            raise PairError(
+                "cell labels are for the pictures as rendered: set render_size, not image_size or transform"
+            )
         self.grid = grid
 
     def _cells(self, split: Split) -> DataLoader[tuple[Tensor, Tensor]]:
         order = torch.Generator().manual_seed(self.seed)  # its own: the global one belongs to the model
+        cells = ObjectCells(self.source(split), self.grid)
+        kept = range(len(cells) if self.limit is None else min(len(cells), 2 * self.limit))
         return DataLoader(
-            ObjectCells(self.source(split), self.grid),
+            Subset(cells, kept),
             self.batch_size,
             shuffle=split == "train",
             num_workers=self.num_workers,
