@@ -18,7 +18,7 @@ from lightning_idc.pairs import PairError
 METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D")
 
 
-@dataclass(frozen=True)
+@dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
 class Scores:
     """Scores on the scale that papers print: times 100, with CIDEr-D's own factor of 10 taken out first.
 

@@ -1,0 +1,130 @@
+"""Images from files, PIL and tensors to uint8 ``(3, H, W)``, refusing what would hurt."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.pairs import PairError
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+MOST_PIXELS = 200_000_000
+"""A header that claims more is refused before anything is decoded."""
+
+
+def read_image(path: str | Path, record: str | None = None) -> Tensor:
+    """Decode an image file to uint8 ``(3, H, W)``.
+
+    Args:
+        path: of the file.
+        record: what the image belongs to, for the message.
+
+    Raises:
+        PairError: the file is missing, no image, truncated or too large.
+    """
+    from PIL import Image, UnidentifiedImageError
+
+    where = f"{record}: " if record else ""
+    if not os.path.isfile(path):
+        raise PairError(f"{where}there is no image {str(path)!r}; check the path and that the download is complete")
+    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit below answers more clearly
+    try:
+        with Image.open(path) as image:
+            refuse_huge(image.size, f"{where}{str(path)!r}")
+            return from_pil(image)
+    except UnidentifiedImageError:
+        raise PairError(f"{where}{str(path)!r} is not an image that can be read; {_first_bytes(path)}") from None
+    except (OSError, SyntaxError, ValueError, EOFError) as error:
+        if isinstance(error, PairError):
+            raise
+        raise PairError(f"{where}{str(path)!r} is damaged ({error}); fetch it again or leave this pair out") from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = limit
+
+
+def refuse_huge(size: tuple[int, int], name: str) -> None:
+    """Raise on an image of more than 200 million pixels, or of none."""
+    width, height = size
+    if width * height > MOST_PIXELS:
+        raise PairError(f"{name} claims {width} x {height} pixels; at most {MOST_PIXELS:,} are read. Scale it down first")
+    if width * height == 0:
+        raise PairError(f"{name} is {width} x {height} pixels: there is nothing in it")
+
+
+def from_pil(image: Image) -> Tensor:
+    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white."""
+    from PIL import Image as PIL
+    from PIL import ImageOps
+
+    turned = ImageOps.exif_transpose(image) or image
+    if turned.mode.startswith(("I", "F")):
+        # 16-bit and float images: PIL's own conversion would clip instead of scale
+        values = np.asarray(turned).astype(np.float64)
+        top = 65535.0 if turned.mode.startswith("I") else max(float(values.max()), 1.0)
+        turned = PIL.fromarray((values / top * 255).clip(0, 255).astype(np.uint8))
+    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
+        rgba = turned.convert("RGBA")
+        turned = PIL.alpha_composite(PIL.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
+    return torch.from_numpy(np.array(turned.convert("RGB"))).permute(2, 0, 1).contiguous()
+
+
+def as_tensor(image: str | Path | Image | Tensor, name: str) -> Tensor:
+    """Path, PIL image or uint8 tensor to uint8 ``(3, H, W)``."""
+    if isinstance(image, Tensor):
+        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+            raise PairError(f"the {name} image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
+        return image
+    if isinstance(image, (str, Path)):
+        return read_image(image)
+    refuse_huge(image.size, f"the {name} image")
+    return from_pil(image)
+
+
+def as_pair(
+    before: str | Path | Image | Tensor, after: str | Path | Image | Tensor, size: tuple[int, int] | None
+) -> tuple[Tensor, Tensor]:
+    """Both images as uint8 ``(3, H, W)`` of one size: ``size``, or that of the first."""
+    first, second = as_tensor(before, "before"), as_tensor(after, "after")
+    target = size or (first.shape[1], first.shape[2])
+    return resize(first, target), resize(second, target)
+
+
+def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize uint8 ``(3, H, W)`` to height and width, bilinear and antialiased; the aspect is not kept."""
+    if tuple(image.shape[1:]) == tuple(size):
+        return image
+    scaled = F.interpolate(image[None].float(), size=size, mode="bilinear", antialias=True, align_corners=False)
+    return scaled[0].round().clamp(0, 255).to(torch.uint8)
+
+
+def inside(root: str | Path, relative: str, record: str) -> Path:
+    """Path below a root folder.
+
+    Raises:
+        PairError: the path is absolute or leaves the root, also through a link.
+    """
+    base = Path(root).resolve()
+    if not relative or Path(relative).is_absolute():
+        raise PairError(f"{record}: the path {relative!r} must be relative to the data folder")
+    full = (base / relative).resolve()
+    if not full.is_relative_to(base):
+        raise PairError(f"{record}: the path {relative!r} leaves the data folder; only files below it are read")
+    return full
+
+
+def _first_bytes(path: str | Path) -> str:
+    with open(path, "rb") as file:
+        start = file.read(64)
+    if not start:
+        return "the file is empty"
+    if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+        return "it is a web page, as downloads that need a login leave behind; fetch the real file by hand"
+    return f"its first bytes are {start[:12]!r}"

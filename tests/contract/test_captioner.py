@@ -1,0 +1,143 @@
+"""What a user's captioner gets from the base class."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from test_addons import QUIET, assert_same, fit, host_state
+from tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
+
+from lightning_idc.captioner import chosen_captions, pad_captions
+from lightning_idc.checkpoint import strip_aux
+from lightning_idc.metrics.metric import CaptionScores
+from lightning_idc.pairs import PairError, PairSample
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> TinyCaptioner:
+    folder = tmp_path_factory.mktemp("trained")
+    model = TinyCaptioner(dropout=0.0, optimizer=lambda groups: torch.optim.AdamW(groups, lr=0.01))
+    fit([], folder, model, max_epochs=60, enable_checkpointing=True)
+    model.trainer.save_checkpoint(folder / "tiny.ckpt")
+    model.folder = folder  # type: ignore[assignment]
+    return model
+
+
+def test_a_tiny_subclass_learns_to_describe(trained: TinyCaptioner) -> None:
+    report = Trainer(**QUIET).test(trained, TinyPairs(batch_size=4), verbose=False)[0]
+    assert report["test/CIDEr-D"] > 100
+    assert {r["change_type"] for r in trained.predictions} == {"red", "green", "blue"}
+    sample = TinySource(3, 900).load(1)
+    caption = trained.describe(sample.before, sample.after)
+    assert TinySource(3, 900).color(1) in caption.text.split()
+    assert caption.log_prob <= 0
+
+
+def test_k_captions_share_one_look_and_score_as_if_alone(trained: TinyCaptioner) -> None:
+    samples = [TinySource(4, 700).load(i) for i in range(4)]
+    batch = trained.collate(samples)
+    assert batch.tokens.shape[:2] == (4, 2)
+    features = trained.encode(batch)
+    together = trained.score(features, batch.tokens, batch.caption_mask)
+    for k in range(2):
+        alone = trained.score(features, batch.tokens[:, k : k + 1], batch.caption_mask[:, k : k + 1])
+        torch.testing.assert_close(together[:, k : k + 1], alone)
+
+
+def test_log_prob_of_a_generated_caption_is_its_teacher_forced_one(trained: TinyCaptioner) -> None:
+    batch = trained.collate([TinySource(4, 800).load(i) for i in range(4)])
+    features = trained.encode(batch)
+    captions = trained.generate(features)
+    tokens, mask = pad_captions([trained.tokenize([c.text]) for c in captions], captions=1)
+    mean = trained.score(features, tokens, mask)[:, 0] / mask.sum(-1)[:, 0]
+    torch.testing.assert_close(torch.tensor([c.log_prob for c in captions]), mean.detach(), rtol=1e-4, atol=1e-5)
+
+
+def test_save_and_load_as_a_folder(trained: TinyCaptioner, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path / "tiny")
+    again = TinyCaptioner.from_pretrained(tmp_path / "tiny")
+    assert_same(dict(again.state_dict()), host_state(trained))
+    sample = TinySource(1, 901).load(0)
+    assert again.describe(sample.before, sample.after).text == trained.describe(sample.before, sample.after).text
+
+
+def test_a_folder_cannot_name_foreign_code(trained: TinyCaptioner, tmp_path: Path) -> None:
+    trained.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["class_path"] = "os.system"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(PairError, match=r"os\.system"):
+        TinyCaptioner.from_pretrained(tmp_path)
+
+
+def test_words_of_the_checkpoint_win_over_those_of_the_data(trained: TinyCaptioner) -> None:
+    class Other(TinyPairs):
+        def train_captions(self) -> list[str]:
+            return ["quite another thing altogether"]
+
+    fresh = TinyCaptioner()
+    Trainer(**QUIET).test(fresh, Other(), ckpt_path=trained.folder / "tiny.ckpt", verbose=False)  # type: ignore[operator]
+    assert fresh.hparams["vocabulary"] == trained.hparams["vocabulary"]
+
+
+def test_captions_are_drawn_by_the_seed_of_the_sample() -> None:
+    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    captions = [f"caption {i}" for i in range(6)]
+
+    def draw(seed: int | None) -> list[str]:
+        meta = {} if seed is None else {"seed": seed}
+        return chosen_captions(PairSample("a", image, image, captions, meta=meta), 2)
+
+    assert draw(None) == captions[:2]
+    assert draw(7) == draw(7)
+    assert len({tuple(draw(s)) for s in range(20)}) > 5
+
+
+def test_pairs_without_captions_are_named(trained: TinyCaptioner) -> None:
+    sample = TinySource(1, 0).load(0)
+    sample.captions = []
+    batch = trained.collate([sample])
+    with pytest.raises(PairError, match="no caption to train on for 000"):
+        trained.caption_loss(trained.encode(batch), batch)
+
+
+def test_a_nan_loss_stops_the_run_and_names_the_pairs(tmp_path: Path) -> None:
+    class Broken(TinyCaptioner):
+        def build_net(self, vocabulary: object) -> TinyNet:
+            net = super().build_net(vocabulary)  # type: ignore[arg-type]
+            torch.nn.init.constant_(net.head.bias, float("nan"))
+            return net  # type: ignore[return-value]
+
+    with pytest.raises(PairError, match="became nan on the pairs"):
+        fit([], tmp_path, Broken(), enable_checkpointing=True)
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_a_captioner_without_words_says_what_to_do() -> None:
+    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    with pytest.raises(PairError, match="load a checkpoint, or fit it"):
+        TinyCaptioner().describe(image, image)
+
+
+def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match="there is no checkpoint"):
+        fit([], tmp_path, TinyCaptioner(init_from=str(tmp_path / "nowhere.ckpt")))
+
+
+def test_strip_aux_leaves_the_host(tmp_path: Path) -> None:
+    torch.save({"state_dict": {"net.a": torch.ones(1), "aux_addons.x.b": torch.ones(1)}}, tmp_path / "a.ckpt")
+    assert strip_aux(tmp_path / "a.ckpt", tmp_path / "b.ckpt") == ["aux_addons.x.b"]
+    assert list(torch.load(tmp_path / "b.ckpt", weights_only=True)["state_dict"]) == ["net.a"]
+
+
+def test_duplicates_are_dropped_by_id() -> None:
+    scores = CaptionScores()
+    scores.update([{"id": "b", "caption": "first", "references": []}, {"id": "a", "caption": "x", "references": []}])
+    scores.update([{"id": "b", "caption": "second", "references": []}])
+    records, values = scores.compute()
+    assert [(r["id"], r["caption"]) for r in records] == [("a", "x"), ("b", "first")]
+    assert values is None

@@ -1,0 +1,46 @@
+"""Run by test_distributed.py: train and test the tiny captioner on one or two gloo processes, write what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from test_addons import QUIET, CrudeObjectiveCallback, _Quiet
+from tiny import TinyCaptioner, TinyPairs
+
+
+def main(kind: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    seed_everything(3, workers=True, verbose=False)
+    processes = 1 if kind == "one" else 2
+    strategy: dict[str, Any] = {
+        "one": "auto",
+        "ddp": DDPStrategy(process_group_backend="gloo"),
+        "fsdp2": ModelParallelStrategy(
+            data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", save_distributed_checkpoint=False
+        ),
+    }
+    model = TinyCaptioner(dropout=0.0)
+    trainer = Trainer(
+        strategy=strategy[kind],
+        devices=processes,
+        max_epochs=3,
+        callbacks=[_Quiet("color"), CrudeObjectiveCallback("crude", weight=0.0)],
+        default_root_dir=out,
+        enable_checkpointing=False,
+        **QUIET,
+    )
+    data = TinyPairs(batch_size=4 // processes, seed=1)
+    trainer.fit(model, data)
+    trainer.save_checkpoint(out / f"{kind}.ckpt")
+    trainer.test(model, data, verbose=False)
+    if trainer.is_global_zero:
+        torch.save({"predictions": model.predictions, "scores": dict(trainer.callback_metrics)}, out / f"{kind}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
