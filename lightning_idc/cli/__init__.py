@@ -1,0 +1,91 @@
+"""The command line: `lightning-idc`, `lightning run recipe.yaml` and `python -m lightning_idc`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+# verb -> (module with `run(arguments) -> int`, what it does); modules are imported when their verb is used
+VERBS = {
+    "run": ("recipes", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
+    "fit": ("training", "train: --config FILE [--key value ...]"),
+    "validate": ("training", "measure on the validation split"),
+    "test": ("training", "measure on the test split"),
+    "predict": ("training", "caption without references"),
+    "describe": ("describe", "say what changed between two images"),
+    "data": ("data", "ls | check NAME --root DIR"),
+    "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
+    "doctor": ("doctor", "look at this installation"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one verb and return the exit status."""
+    from lightning_idc import __version__
+
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given[:1] == ["--version"]:
+        print(__version__)
+        return 0
+    if not given or given[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if given[0] not in VERBS:
+        import difflib
+
+        near = difflib.get_close_matches(given[0], VERBS, 1)
+        hint = f"; did you mean {near[0]!r}?" if near else ""
+        print(f"error: there is no verb {given[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return guarded(given)
+
+
+def guarded(given: list[str]) -> int:
+    """Run a verb; what the user can mend is told in one message, without a traceback."""
+    module = importlib.import_module(f"lightning_idc.cli.{VERBS[given[0]][0]}")
+    from lightning_idc.cli.errors import readable
+
+    try:
+        return int(module.run(given))
+    except KeyboardInterrupt:
+        print("\nstopped", file=sys.stderr)
+        return 130
+    except Exception as error:
+        message = readable(error)
+        if message is None or os.environ.get("LIGHTNING_IDC_TRACEBACK"):
+            raise
+        print(f"error: {message}", file=sys.stderr)
+        return 1
+
+
+def lightning(arguments: Sequence[str] | None = None) -> int:
+    """The `lightning` script: ours for `run RECIPE.yaml` and our verbs, otherwise lightning-sdk's where installed."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    recipe = len(given) > 1 and given[0] == "run" and given[1].endswith((".yaml", ".yml"))
+    if recipe or not given or given[0] in (*(verb for verb in VERBS if verb != "run"), "-h", "--help", "--version"):
+        return main(given)
+    try:
+        from lightning_sdk.cli.entrypoint import main_cli
+    except ImportError:
+        print(
+            f"error: `lightning {' '.join(given)}` is not a command of lightning_idc (run RECIPE.yaml, "
+            f"{', '.join(list(VERBS)[1:])}), and lightning-sdk, which may know it, is not installed",
+            file=sys.stderr,
+        )
+        return 2
+    sys.argv = ["lightning", *given]
+    return int(main_cli() or 0)
+
+
+def _usage() -> str:
+    width = max(map(len, VERBS))
+    lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
+    return "\n".join(["Image difference captioning with PyTorch Lightning.", "", "usage: lightning-idc VERB ...", "", *lines])
+
+
+def parser(verb: str, description: str) -> argparse.ArgumentParser:
+    """Argument parser of one verb."""
+    return argparse.ArgumentParser(prog=f"lightning-idc {verb}", description=description)

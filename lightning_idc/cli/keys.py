@@ -1,0 +1,108 @@
+"""Keys of a configuration, checked against the classes that they configure before anything is built."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import inspect
+from collections.abc import Iterable
+from functools import cache
+from typing import Any
+
+from lightning_idc.pairs import PairError
+
+TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
+_BUILT_TOO_EARLY = (
+    "a top-level `{key}:` is built before callbacks add their parameters, which would then never be trained; "
+    "put it under model.init_args (optimizer: ..., schedule: ...)"
+)
+
+
+def nearest(key: str, valid: Iterable[str]) -> str:
+    """Hint naming the closest valid key, or all of them."""
+    options = sorted(valid)
+    near = difflib.get_close_matches(key, options, 1, 0.5)
+    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(options)}"
+
+
+@cache
+def class_of(path: str) -> type:
+    """Class of a dotted path.
+
+    Raises:
+        PairError: the module or the class does not exist.
+    """
+    module_name, _, name = path.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise PairError(f"class_path {path!r} cannot be imported: {error}") from error
+    found = getattr(module, name, None)
+    if not inspect.isclass(found):
+        classes = [n for n, value in vars(module).items() if inspect.isclass(value)]
+        raise PairError(f"{module_name} has no class {name!r}; {nearest(name, classes)}")
+    return found
+
+
+@cache
+def arguments_of(kind: type) -> frozenset[str] | None:
+    """Names that a class can be configured with, through ``**kwargs`` of its parents; None where anything goes."""
+    names: set[str] = set()
+    for base in kind.__mro__:
+        if "__init__" not in vars(base):
+            continue
+        # Lightning decorates Trainer.__init__, so look through wrappers
+        parameters = list(inspect.signature(inspect.unwrap(vars(base)["__init__"])).parameters.values())[1:]
+        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+            return frozenset(names)
+    return None
+
+
+def check(config: dict[str, Any], where: str = "") -> None:
+    """Refuse unknown keys of a LightningCLI configuration.
+
+    Raises:
+        PairError: a key or a class that does not exist, with the nearest one that does.
+    """
+    from lightning.pytorch import Trainer
+
+    prefix = f"{where}: " if where else ""
+    for key, value in config.items():
+        if key in ("optimizer", "lr_scheduler"):
+            raise PairError(prefix + _BUILT_TOO_EARLY.format(key=key))
+        if key not in TOP:
+            raise PairError(f"{prefix}unknown key {key!r}; {nearest(key, TOP)}")
+        if key in ("model", "data"):
+            _check_class(value, f"{prefix}{key}")
+    trainer = config.get("trainer") or {}
+    _check_names(trainer, Trainer, f"{prefix}trainer")
+    for key, value in trainer.items():
+        _check_nested(value, f"{prefix}trainer.{key}")
+
+
+def _check_class(value: Any, where: str) -> None:
+    if not isinstance(value, dict) or "class_path" not in value:
+        raise PairError(f"{where}: expected class_path and init_args, found {value!r}")
+    extra = set(value) - {"class_path", "init_args", "dict_kwargs"}
+    if extra:
+        raise PairError(f"{where}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
+    arguments = value.get("init_args") or {}
+    _check_names(arguments, class_of(value["class_path"]), where)
+    for key, inner in arguments.items():
+        _check_nested(inner, f"{where}.{key}")
+
+
+def _check_nested(value: Any, where: str) -> None:
+    if isinstance(value, dict) and "class_path" in value:
+        _check_class(value, where)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            _check_nested(item, f"{where}[{number}]")
+
+
+def _check_names(given: dict[str, Any], kind: type, where: str) -> None:
+    valid = arguments_of(kind)
+    for key in given if valid is not None else ():
+        if key not in valid:  # type: ignore[operator]
+            raise PairError(f"{where}: {kind.__name__} has no argument {key!r}; {nearest(key, valid)}")  # type: ignore[arg-type]
