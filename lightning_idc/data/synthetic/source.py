@@ -35,9 +35,10 @@ class SyntheticSource(PairSource):
         self._open()
 
     def _open(self) -> None:
-        self.images: np.ndarray = np.load(self.folder / "images.npy", mmap_mode="r")
-        self.seen: np.ndarray = np.load(self.folder / "seen.npy", mmap_mode="r")
-        self._records = np.memmap(self.folder / "records.jsonl", np.uint8, "r")
+        # plain arrays over the mapped files: slices of the memmap class cost ten times as much
+        self.images = np.asarray(np.load(self.folder / "images.npy", mmap_mode="r"))
+        self.seen = np.asarray(np.load(self.folder / "seen.npy", mmap_mode="r"))
+        self._records = np.asarray(np.memmap(self.folder / "records.jsonl", np.uint8, "r"))
         self._offsets: list[int] = np.load(self.folder / "offsets.npy").tolist()
         texts = json.loads((self.folder / "captions.json").read_text())
         self._captions: list[list[str]] = texts["captions"]
@@ -71,10 +72,11 @@ class SyntheticSource(PairSource):
         """One pair with its images, references, boxes, masks and truth."""
         truth = self.truth(index)
         before, after = torch.from_numpy(np.array(self.images[index]))
-        seen = self.seen[index]
-        sides = ("before", "after")
-        involved = [[thing for change in truth["changes"] for thing in change[side]] for side in sides]
-        masks = np.stack([np.isin(shown, things) for shown, things in zip(seen, involved, strict=True)])
+        masks = np.empty(self.seen.shape[1:], bool)
+        for side, name in enumerate(("before", "after")):
+            involved = np.zeros(len(truth[name]["things"]) + 1, bool)  # index -1, nothing seen, reads the last
+            involved[[thing for change in truth["changes"] for thing in change[name]]] = True
+            masks[side] = involved[self.seen[index, side]]
         empty = [math.nan] * 4
         boxes = [[box or empty for box in change] for change in truth["boxes"]]
         return PairSample(
