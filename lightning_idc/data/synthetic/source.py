@@ -35,7 +35,7 @@ class SyntheticSource(PairSource):
         self._open()
 
     def _open(self) -> None:
-        # plain arrays over the mapped files: slices of the memmap class cost ten times as much
+        # plain arrays over the mapped files: slices of the memmap class cost more
         self.images = np.asarray(np.load(self.folder / "images.npy", mmap_mode="r"))
         self.seen = np.asarray(np.load(self.folder / "seen.npy", mmap_mode="r"))
         self._records = np.asarray(np.memmap(self.folder / "records.jsonl", np.uint8, "r"))
