@@ -53,6 +53,22 @@ def strip_aux(source: str | Path, target: str | Path) -> list[str]:
     return dropped
 
 
+def load_captioner(path: str | Path) -> PairCaptioner:
+    """Captioner of this library from a ``.ckpt`` file or a folder of ``save_pretrained``, ready to describe pairs.
+
+    Raises:
+        PairError: there is nothing to load, or it names a class of somebody else.
+    """
+    from lightning_idc.captioner import PairCaptioner
+
+    if Path(path).is_dir():
+        return PairCaptioner.from_pretrained(path)
+    class_path = read_checkpoint(path).get("class_path")
+    if class_path is None:
+        raise PairError(f"{str(path)!r} is no checkpoint of a PairCaptioner")
+    return _class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
+
+
 class LoadsAndSaves:
     """The part of a PairCaptioner that reads and writes it."""
 
@@ -81,6 +97,7 @@ class LoadsAndSaves:
             states = [{} for _ in range(torch.distributed.get_world_size())]
             torch.distributed.all_gather_object(states, state)
         checkpoint["rng"] = states
+        checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
 
     def on_load_checkpoint(self: PairCaptioner, checkpoint: dict[str, Any]) -> None:
         hparams = checkpoint.get("hyper_parameters", {})
