@@ -24,9 +24,9 @@ TRIES = 400
 _CAMERA = Camera((6.7, -5.9, 6.8), (0.0, 0.0, 0.35), 42.0)
 # CLEVR's direction and distance, ten degrees higher: a square picture shows more ground, so things hide each other less
 _LIGHTS = (
-    Light((6.4, -2.9, 4.3), 1.0, 0.5),
-    Light((-4.7, -3.7, 2.4), 0.35, 0.5),
-    Light((-1.1, 2.6, 5.8), 0.45, 0.5),
+    Light((6.4, -2.9, 4.3), 1.0, 0.9),
+    Light((-4.7, -3.7, 2.4), 0.35, 0.9),
+    Light((-1.1, 2.6, 5.8), 0.45, 0.9),
 )
 
 
