@@ -82,18 +82,17 @@ def test_every_thing_shows_a_good_part_of_its_outline(source: SyntheticSource) -
 
 
 def test_outlines_agree_with_the_renderer(source: SyntheticSource) -> None:
-    """Projection of the scene code against the boxes of whole things in the renderer's maps."""
-    errors = []
+    """Projection of the scene code against the renderer's maps: is each shape drawn as that shape, in its place?"""
+    errors: dict[str, list[float]] = {}
     for index in range(len(source)):
         pair = draw_pair(source.key, index)
         for scene, name in ((pair.before, "before"), (pair.after, "after")):
             shapes = outlines(scene.things, view_of(scene.camera))
             for thing, plain in enumerate(source.truth(index)[name]["things"]):
-                expected = np.concatenate(
-                    [shapes.centre[thing] - shapes.half[thing], shapes.centre[thing] + shapes.half[thing]]
-                )
-                errors.append(np.abs(expected * 48 - plain["box"]).max())
-    assert np.median(errors) < 1.0  # pixels; things that are partly hidden have smaller boxes
+                middle, half = shapes.centre[thing], shapes.half[thing]
+                expected = np.concatenate([middle - half, middle + half])
+                errors.setdefault(plain["shape"], []).append(np.abs(expected * 48 - plain["box"]).max())
+    assert all(np.median(found) < 0.8 for found in errors.values())  # pixels; what is partly hidden has a smaller box
 
 
 def test_distractors_differ_in_pixels_but_not_in_things(root: Path) -> None:
