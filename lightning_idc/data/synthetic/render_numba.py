@@ -1,0 +1,401 @@
+"""The ray tracer compiled by numba: one thread, no interpreter lock held, nothing allocated per pixel.
+
+All scalars are float32, so constants are too: numba would widen to float64 where a literal meets them. A thing is a
+row of `THING_FIELDS`, a light a row of `Packed.lights`; -1 in place of a thing is the ground, -2 is nothing at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import sqrt
+from typing import Any, TypeVar
+
+import numpy as np
+from numba import njit
+
+from lightning_idc.data.synthetic import render as look
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+_f = np.float32
+ZERO, HALF, ONE, TWO = _f(0), _f(0.5), _f(1), _f(2)
+TINY, SMALL, NEAR, FAR = _f(1e-12), _f(1e-7), _f(1e-3), _f(1e9)
+P25, P75, P2, P8 = _f(0.25), _f(0.75), _f(0.2), _f(0.8)
+ALBEDO, HORIZON, ZENITH = _f(look.GROUND_ALBEDO), _f(look.HORIZON), _f(look.ZENITH)
+HAZE4 = _f(look.HAZE**4)
+OCCLUSION, BEVEL = _f(look.OCCLUSION), _f(look.BEVEL)
+RUBBER_GLOSS, METAL_GLOSS, METAL_SHEEN = _f(look.RUBBER_GLOSS), _f(look.METAL_GLOSS), _f(look.METAL_SHEEN)
+METAL_DIFFUSE, METAL_MIRROR, METAL_WHITE = _f(look.METAL_DIFFUSE), _f(look.METAL_MIRROR), _f(look.METAL_WHITE)
+GLOSS_SCALE = _f(1 / look.LIGHT_POWER)
+ENCODE_2, ENCODE_4, ENCODE_1 = (_f(value) for value in look.ENCODE)
+CODES, CONTRAST = _f(255), _f(look.CONTRAST)
+SAMPLES = np.array(look.SAMPLES, np.float32)
+SHARE = _f(1 / (1 + len(look.SAMPLES)))
+
+
+def _compiled(function: F) -> F:
+    return njit(nogil=True, fastmath=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+
+
+def _kept(function: F) -> F:
+    """Compiled and kept on disk; only in memory where no folder can be written."""
+    options = {"nogil": True, "fastmath": True, "error_model": "numpy"}
+    try:
+        return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+    except RuntimeError:  # numba finds neither a writable __pycache__ nor a writable cache folder of the user
+        return njit(**options)(function)  # type: ignore[no-any-return]
+
+
+@_compiled
+def _meet(thing, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+    """Distance along a ray to a thing, FAR where it is missed."""
+    radius = thing[3]
+    x, y, z = ox - thing[1], oy - thing[2], oz - radius
+    if thing[0] == ZERO:
+        along = x * dx + y * dy + z * dz
+        inside = along * along - (x * x + y * y + z * z) + radius * radius
+        if inside <= ZERO:
+            return FAR
+        near = -along - sqrt(inside)
+        return near if near > ZERO else FAR
+    iz = ONE / (dz if abs(dz) > SMALL else SMALL)
+    mid, reach = -z * iz, abs(radius * iz)
+    near, far = mid - reach, mid + reach
+    if thing[0] == ONE:
+        cos, sin = thing[5], thing[6]
+        u, v = x * cos + y * sin, y * cos - x * sin
+        du, dv = dx * cos + dy * sin, dy * cos - dx * sin
+        iu = ONE / (du if abs(du) > SMALL else SMALL)
+        iv = ONE / (dv if abs(dv) > SMALL else SMALL)
+        mid, reach = -u * iu, abs(radius * iu)
+        near, far = max(near, mid - reach), min(far, mid + reach)
+        mid, reach = -v * iv, abs(radius * iv)
+        near, far = max(near, mid - reach), min(far, mid + reach)
+    else:
+        ia = ONE / (dx * dx + dy * dy + TINY)
+        mid = -(x * dx + y * dy) * ia
+        inside = mid * mid - (x * x + y * y - radius * radius) * ia
+        if inside <= ZERO:
+            return FAR
+        reach = sqrt(inside)
+        near, far = max(near, mid - reach), min(far, mid + reach)
+    return near if far > near and near > ZERO else FAR
+
+
+@_compiled
+def _normal(thing, px, py, pz):  # type: ignore[no-untyped-def]
+    """Unit normal at a point of a thing, bent where an edge would be rounded."""
+    radius = thing[3]
+    x, y, z = (px - thing[1]) / radius, (py - thing[2]) / radius, pz / radius - ONE
+    if thing[0] == ONE:
+        cos, sin = thing[5], thing[6]
+        u, v = x * cos + y * sin, y * cos - x * sin
+        # a face has its own coordinate at 1: the rounding of the others grows from 0 to 1 over the bevel
+        bu = max(abs(u) - (ONE - BEVEL), ZERO)
+        bv = max(abs(v) - (ONE - BEVEL), ZERO)
+        bz = max(abs(z) - (ONE - BEVEL), ZERO)
+        bu, bv, z = bu * bu * (ONE if u > ZERO else -ONE), bv * bv * (ONE if v > ZERO else -ONE), \
+            bz * bz * (ONE if z > ZERO else -ONE)  # fmt: skip
+        x, y = bu * cos - bv * sin, bu * sin + bv * cos
+    elif thing[0] == TWO:
+        out = sqrt(x * x + y * y) + TINY
+        br = max(out - (ONE - BEVEL), ZERO)
+        bz = max(abs(z) - (ONE - BEVEL), ZERO)
+        x, y, z = x / out * br * br, y / out * br * br, bz * bz * (ONE if z > ZERO else -ONE)
+    scale = ONE / sqrt(x * x + y * y + z * z + TINY * TINY)
+    return x * scale, y * scale, z * scale
+
+
+@_compiled
+def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+    """What a ray meets first, and at what distance; `skip` is the convex thing that it leaves."""
+    best, found = FAR, -2
+    if dz < -SMALL:
+        best, found = -oz / dz, -1
+    for k in range(count):
+        if k != skip:
+            thing = things[k]
+            x, y, z = thing[1] - ox, thing[2] - oy, thing[3] - oz
+            along = x * dx + y * dy + z * dz
+            if along > ZERO and x * x + y * y + z * z - along * along < thing[4] * thing[4]:
+                distance = _meet(thing, ox, oy, oz, dx, dy, dz)
+                if distance < best:
+                    best, found = distance, k
+    return best, found
+
+
+@_compiled
+def _depth(thing, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-def]
+    """How deep a line passes below a thing's silhouette, negative outside; from the thing's centre, unit direction."""
+    radius = thing[3]
+    if thing[0] == ZERO:
+        return radius - sqrt(max(x * x + y * y + z * z - along * along, ZERO))
+    if thing[0] == ONE:
+        cos, sin = thing[5], thing[6]
+        u, v = x * cos + y * sin, y * cos - x * sin
+        du, dv = dx * cos + dy * sin, dy * cos - dx * sin
+        au, av, az = abs(du), abs(dv), abs(dz)
+        # seen along each axis the box is a rectangle: distance of the line from its nearest corner
+        a = (radius * (au + av) - abs(u * dv - v * du)) / sqrt(du * du + dv * dv + TINY)
+        b = (radius * (au + az) - abs(u * dz - z * du)) / sqrt(du * du + dz * dz + TINY)
+        c = (radius * (av + az) - abs(v * dz - z * dv)) / sqrt(dv * dv + dz * dz + TINY)
+        return min(a, min(b, c))
+    flat = sqrt(dx * dx + dy * dy + TINY)
+    side = abs(x * dy - y * dx) / flat
+    chord = sqrt(max(radius * radius - side * side, ZERO))
+    over = chord * abs(dz) + radius * flat - abs((x * dx + y * dy) / flat * dz - z * flat)
+    return min(radius - side, over)
+
+
+@_compiled
+def _visible(things, count, skip, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyped-def]
+    """Share of a light's disc that a point sees; `spread` is the disc's radius over its distance."""
+    share = ONE
+    for k in range(count):
+        thing = things[k]
+        x, y, z = px - thing[1], py - thing[2], pz - thing[3]
+        along = -(x * dx + y * dy + z * dz)
+        if along > ZERO and k != skip:
+            blur = spread * along + NEAR
+            reach = thing[4] + blur
+            if x * x + y * y + z * z - along * along < reach * reach:
+                d = _depth(thing, x, y, z, along, dx, dy, dz) / blur
+                d = min(max(d, -ONE), ONE)
+                share *= HALF - d * (P75 - P25 * d * d)
+    return share
+
+
+@_compiled
+def _open(things, count, skip, px, py, pz, nx, ny, nz):  # type: ignore[no-untyped-def]
+    """Share of the ambient light that the things around leave to a point: each takes as much as a sphere would."""
+    taken = ZERO
+    for k in range(count):
+        if k != skip:
+            thing = things[k]
+            radius = thing[3]
+            x, y, z = thing[1] - px, thing[2] - py, radius - pz
+            facing = x * nx + y * ny + z * nz
+            square = x * x + y * y + z * z
+            if facing > ZERO and square < (_f(36) * radius * radius):
+                square = max(square, radius * radius)
+                # less a constant, so that it ends smoothly at six radii
+                near = max(radius * radius / square - ONE / _f(36), ZERO)
+                taken += near * facing / sqrt(square)
+    return max(ONE - OCCLUSION * taken, ZERO)
+
+
+@_compiled
+def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, nx, ny, nz, rx, ry, rz):  # type: ignore[no-untyped-def]
+    """Light that a surface gathers, matte in three colours and mirrored in three colours."""
+    level = ambient * (P8 + P2 * nz) * _open(things, count, skip, px, py, pz, nx, ny, nz)
+    red, green, blue = level, level, level
+    gloss_red, gloss_green, gloss_blue = ZERO, ZERO, ZERO
+    for k in range(light_count):
+        light = lights[k]
+        x, y, z = light[0] - px, light[1] - py, light[2] - pz
+        square = x * x + y * y + z * z + TINY
+        inverse = ONE / sqrt(square)
+        x, y, z = x * inverse, y * inverse, z * inverse
+        facing = x * nx + y * ny + z * nz
+        if facing > ZERO:
+            seen = _visible(things, count, skip, px, py, pz, x, y, z, light[3] * inverse)
+            level = seen * facing * inverse * inverse
+            red += light[4] * level
+            green += light[5] * level
+            blue += light[6] * level
+            if skip >= 0:
+                mirrored = x * rx + y * ry + z * rz
+                if mirrored > ZERO:
+                    power = mirrored * mirrored
+                    power *= power
+                    power *= power
+                    if metal > ZERO:
+                        wide = power * power
+                        narrow = wide * wide
+                        narrow *= narrow
+                        narrow *= narrow
+                        power = METAL_GLOSS * narrow + METAL_SHEEN * wide
+                    else:
+                        power *= RUBBER_GLOSS
+                    power *= seen * GLOSS_SCALE
+                    gloss_red += light[4] * power
+                    gloss_green += light[5] * power
+                    gloss_blue += light[6] * power
+    return red, green, blue, gloss_red, gloss_green, gloss_blue
+
+
+@_compiled
+def _backdrop(found, px, py, dz, red, green, blue):  # type: ignore[no-untyped-def]
+    """Colour of a ray that meets the ground, lit as given, or nothing."""
+    if found == -2:
+        level = HORIZON + (ZENITH - HORIZON) * min(dz, ONE)
+        return level, level, level
+    square = px * px + py * py
+    square *= square
+    haze = square / (square + HAZE4)
+    keep = (ONE - haze) * ALBEDO
+    level = haze * HORIZON
+    return level + keep * red, level + keep * green, level + keep * blue
+
+
+@_compiled
+def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+    """Linear colour of what a ray has met."""
+    px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
+    if found < 0:
+        red, green, blue = ZERO, ZERO, ZERO
+        if found == -1:
+            red, green, blue, _, _, _ = _lit(
+                things, count, lights, light_count, ambient, -1, ZERO, px, py, ZERO, ZERO, ZERO, ONE, ZERO, ZERO, ONE
+            )
+        return _backdrop(found, px, py, dz, red, green, blue)
+    thing = things[found]
+    metal = thing[10]
+    nx, ny, nz = _normal(thing, px, py, pz)
+    twice = TWO * (dx * nx + dy * ny + dz * nz)
+    rx, ry, rz = dx - twice * nx, dy - twice * ny, dz - twice * nz
+    red, green, blue, gloss_red, gloss_green, gloss_blue = _lit(
+        things, count, lights, light_count, ambient, found, metal, px, py, pz, nx, ny, nz, rx, ry, rz
+    )
+    if metal == ZERO:
+        return thing[7] * red + gloss_red, thing[8] * green + gloss_green, thing[9] * blue + gloss_blue
+    t, other = _nearest(things, count, found, px, py, pz, rx, ry, rz)
+    qx, qy, qz = px + t * rx, py + t * ry, pz + t * rz
+    mx, my, mz = ZERO, ZERO, ONE
+    if other >= 0:
+        mx, my, mz = _normal(things[other], qx, qy, qz)
+    a, b, c = ZERO, ZERO, ZERO
+    if other >= -1:
+        a, b, c, _, _, _ = _lit(
+            things, count, lights, light_count, ambient, other, ZERO, qx, qy, qz, mx, my, mz, ZERO, ZERO, ONE
+        )
+    if other >= 0:
+        a, b, c = things[other, 7] * a, things[other, 8] * b, things[other, 9] * c
+    else:
+        a, b, c = _backdrop(other, qx, qy, rz, a, b, c)
+    red, green, blue = METAL_DIFFUSE * red, METAL_DIFFUSE * green, METAL_DIFFUSE * blue
+    own = ONE - METAL_WHITE
+    return (
+        thing[7] * (red + METAL_MIRROR * a) + gloss_red * (METAL_WHITE + own * thing[7]),
+        thing[8] * (green + METAL_MIRROR * b) + gloss_green * (METAL_WHITE + own * thing[8]),
+        thing[9] * (blue + METAL_MIRROR * c) + gloss_blue * (METAL_WHITE + own * thing[9]),
+    )
+
+
+@_compiled
+def _trace(things, count, lights, light_count, camera, boxes, column, row, px, py, height, width):  # type: ignore[no-untyped-def]
+    """Colour and thing of the ray through a point of the picture; `boxes` bound the things' outlines in pixels."""
+    u = (TWO * px - width) / width
+    v = (height - TWO * py) / width
+    dx = camera[9] + u * camera[3] + v * camera[6]
+    dy = camera[10] + u * camera[4] + v * camera[7]
+    dz = camera[11] + u * camera[5] + v * camera[8]
+    scale = ONE / sqrt(dx * dx + dy * dy + dz * dz)
+    dx, dy, dz = dx * scale, dy * scale, dz * scale
+    ox, oy, oz = camera[0], camera[1], camera[2]
+    best, found = FAR, -2
+    if dz < -SMALL and oz > ZERO:
+        best, found = -oz / dz, -1
+    for k in range(count):
+        if boxes[k, 0] <= column <= boxes[k, 1] and boxes[k, 2] <= row <= boxes[k, 3]:
+            distance = _meet(things[k], ox, oy, oz, dx, dy, dz)
+            if distance < best:
+                best, found = distance, k
+    red, green, blue = _colour(
+        things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz
+    )
+    return red, green, blue, found
+
+
+@_compiled
+def _bounds(things, count, camera, height, width, boxes):  # type: ignore[no-untyped-def]
+    """Pixels outside of which the ray of no sample meets a thing."""
+    focal = sqrt(camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
+    for k in range(count):
+        x, y, z = things[k, 1] - camera[0], things[k, 2] - camera[1], things[k, 3] - camera[2]
+        bound = things[k, 4]
+        u = x * camera[3] + y * camera[4] + z * camera[5]
+        v = x * camera[6] + y * camera[7] + z * camera[8]
+        depth = (x * camera[9] + y * camera[10] + z * camera[11]) / focal
+        boxes[k, 0], boxes[k, 1], boxes[k, 2], boxes[k, 3] = 0, width - 1, 0, height - 1
+        if depth + bound <= ZERO:
+            boxes[k, 1] = -1  # behind the camera
+        elif depth - bound > _f(0.1):
+            u, v = u / depth, v / depth
+            scale = HALF * _f(width) * focal
+            reach = bound / (depth - bound) * scale
+            middle, half = HALF * _f(width) + u * scale, reach * (ONE + abs(u)) + ONE
+            boxes[k, 0], boxes[k, 1] = max(int(middle - half), 0), min(int(middle + half) + 1, width - 1)
+            middle, half = HALF * _f(height) - v * scale, reach * (ONE + abs(v)) + ONE
+            boxes[k, 2], boxes[k, 3] = max(int(middle - half), 0), min(int(middle + half) + 1, height - 1)
+
+
+@_compiled
+def _encode(value):  # type: ignore[no-untyped-def]
+    value = min(max(value, ZERO), ONE)
+    root = sqrt(value)
+    return CODES * max(ENCODE_2 * root + ENCODE_4 * sqrt(root) + ENCODE_1 * value, ZERO)
+
+
+@_compiled
+def _differ(codes, seen, row, column, other_row, other_column):  # type: ignore[no-untyped-def]
+    if seen[row, column] != seen[other_row, other_column]:
+        return True
+    for c in range(3):
+        if abs(codes[row, column, c] - codes[other_row, other_column, c]) > CONTRAST:
+            return True
+    return False
+
+
+@_kept
+def _draw(things, counts, lights, light_counts, cameras, images, seen):  # type: ignore[no-untyped-def]
+    total, height, width = seen.shape
+    high, wide = _f(height), _f(width)
+    linear = np.empty((height, width, 3), np.float32)
+    codes = np.empty((height, width, 3), np.float32)
+    rough = np.empty((height, width), np.bool_)
+    boxes = np.empty((things.shape[1], 4), np.int64)
+    for n in range(total):
+        _bounds(things[n], counts[n], cameras[n], height, width, boxes)
+        for row in range(height):
+            for column in range(width):
+                red, green, blue, found = _trace(
+                    things[n], counts[n], lights[n], light_counts[n], cameras[n], boxes, column, row,
+                    _f(column) + HALF, _f(row) + HALF, high, wide,
+                )  # fmt: skip
+                linear[row, column, 0], linear[row, column, 1], linear[row, column, 2] = red, green, blue
+                codes[row, column, 0], codes[row, column, 1] = _encode(red), _encode(green)
+                codes[row, column, 2] = _encode(blue)
+                seen[n, row, column] = max(found, -1)
+        rough[:] = False
+        for row in range(height):
+            for column in range(width):
+                if column + 1 < width and _differ(codes, seen[n], row, column, row, column + 1):
+                    rough[row, column] = rough[row, column + 1] = True
+                if row + 1 < height and _differ(codes, seen[n], row, column, row + 1, column):
+                    rough[row, column] = rough[row + 1, column] = True
+        for row in range(height):
+            for column in range(width):
+                if rough[row, column]:
+                    # what is too bright to show counts as white, or a highlight's edge stays jagged
+                    red, green = min(linear[row, column, 0], ONE), min(linear[row, column, 1], ONE)
+                    blue = min(linear[row, column, 2], ONE)
+                    for k in range(SAMPLES.shape[0]):
+                        a, b, c, _ = _trace(
+                            things[n], counts[n], lights[n], light_counts[n], cameras[n], boxes, column, row,
+                            _f(column) + HALF + SAMPLES[k, 0], _f(row) + HALF + SAMPLES[k, 1], high, wide,
+                        )  # fmt: skip
+                        red, green, blue = red + min(a, ONE), green + min(b, ONE), blue + min(c, ONE)
+                    codes[row, column, 0], codes[row, column, 1] = _encode(red * SHARE), _encode(green * SHARE)
+                    codes[row, column, 2] = _encode(blue * SHARE)
+                for c in range(3):
+                    images[n, c, row, column] = np.uint8(codes[row, column, c] + HALF)
+
+
+def draw(packed: look.Packed, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+    """Pictures and maps of the things seen, as `lightning_idc.data.synthetic.render.render` returns them."""
+    total = len(packed.counts)
+    images = np.empty((total, 3, height, width), np.uint8)
+    seen = np.empty((total, height, width), np.int16)
+    _draw(packed.things, packed.counts, packed.lights, packed.light_counts, packed.cameras, images, seen)
+    return images, seen
