@@ -111,6 +111,21 @@ def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
         register_fsdp_forward_method(module, method)
 
 
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Keep the weights of a sharded module whole on every process, where processes call it unequally often."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    module.unshard()
+    try:
+        yield
+    finally:
+        module.reshard()
+
+
 def addons_of(host: LightningModule) -> dict[str, Addon]:
     """Add-ons of a module by name, in the order in which they were attached."""
     box = host._modules.get(AUX)

@@ -18,6 +18,7 @@ from lightning_idc.addon import (
     addons_of,
     after_encoding,
     before_encoding,
+    gathered,
     reconcile_addons,
     replaced_objective,
     shard,
@@ -32,7 +33,8 @@ from lightning_idc.schedules import Constant, Schedule
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-NET_METHODS = ("encode", "logits", "start", "step")
+# once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead
+NET_METHODS = ("encode", "logits")
 
 
 @runtime_checkable
@@ -134,7 +136,8 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         vocabulary, net = self._built_vocabulary, self._built_net
         length = max_length or self.hparams["max_length"]
         beams = num_beams or self.hparams["num_beams"]
-        decoded: Decoded = greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
+        with gathered(net):  # captions of different length would make processes wait for each other
+            decoded: Decoded = greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         return [
             Caption(vocabulary.decode(ids), log_prob, score)
