@@ -15,7 +15,7 @@ _EXPORTS = {
     "PairCaptioner": "lightning_idc.captioner",
     "Caption": "lightning_idc.pairs",
     "PairBatch": "lightning_idc.pairs",
-    "PairError": "lightning_idc.pairs",
+    "PairError": "lightning_idc.errors",
     "PairFeatures": "lightning_idc.pairs",
     "PairSample": "lightning_idc.pairs",
 }

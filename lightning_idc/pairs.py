@@ -13,9 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-
-class PairError(ValueError):
-    """Bad input, told to the person who can mend it: what was found, what was expected, what to do."""
+from lightning_idc.errors import PairError as PairError
 
 
 @dataclass(slots=True)

@@ -7,7 +7,7 @@ import errno
 
 def readable(error: Exception) -> str | None:
     """Message for an error that the user can mend; None for a fault of the program."""
-    from lightning_idc.pairs import PairError
+    from lightning_idc.errors import PairError
 
     seen: BaseException | None = error
     while seen is not None:

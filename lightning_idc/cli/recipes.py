@@ -21,7 +21,7 @@ from typing import Any
 
 import yaml
 
-from lightning_idc.pairs import PairError
+from lightning_idc.errors import PairError
 
 VERBS = ("fit", "validate", "test", "predict")
 _REFERENCE = re.compile(r"\$\{(run_dir|stages\.([\w-]+)\.best)\}")

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from lightning_idc.cli.recipes import Recipe, Stage, resolve
-from lightning_idc.pairs import PairError
+from lightning_idc.errors import PairError
 
 DONE = "stage.json"
 

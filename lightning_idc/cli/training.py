@@ -18,11 +18,14 @@ def run(given: list[str]) -> int:
 
     # Lightning's own use of torch's pytree; nothing a user can act on
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*args parameter is intended to run from within Python.*")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`isinstance.treespec.*")
     import logging
 
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(lambda record: "💡" not in record.getMessage())
+    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
+        lambda record: not record.getMessage().startswith(("💡", "GPU available", "TPU available"))
+    )
     if not any(argument in ("-h", "--help", "--print_config") for argument in given):
         _check_files(given)
     cli = _cli()(args=given)
@@ -36,7 +39,7 @@ def _check_files(given: list[str]) -> None:
 
     from lightning_idc.checkpoint import read_checkpoint
     from lightning_idc.cli.keys import check
-    from lightning_idc.pairs import PairError
+    from lightning_idc.errors import PairError
 
     for flag, value in zip(given, [*given[1:], ""], strict=True):
         name, _, inline = flag.partition("=")
