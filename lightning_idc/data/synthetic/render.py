@@ -15,7 +15,7 @@ from typing import Literal
 
 import numpy as np
 
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, Camera, Light, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, Thing
 from lightning_idc.pairs import PairError
 
 DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 48.0)
@@ -49,6 +49,7 @@ CONTRAST = 10.0  # difference of neighbours, in steps of 255, from which on both
 ENCODE = (1.3054, -0.0796, -0.2258)  # times x^(1/2), x^(1/4) and x, their sum is nearly the sRGB code of linear x
 
 THING_FIELDS = ("kind", "x", "y", "radius", "bound", "cos", "sin", "red", "green", "blue", "metal")
+_KIND = {"sphere": 0, "cube": 1, "cylinder": 2}
 _BOUND = {"sphere": 1.0, "cube": 3**0.5, "cylinder": 2**0.5}  # bounding sphere over radius
 
 
@@ -59,7 +60,8 @@ class Packed:
     Args:
         things: ``(N, T, 11)`` with `THING_FIELDS` last; rows after `counts` are zero.
         counts: things of each scene, int64 ``(N,)``.
-        lights: ``(N, L, 7)``, each x, y, z, radius and the power in red, green and blue; unused rows are zero.
+        lights: ``(N, L, 10)``, each x, y, z, radius, the power in red, green and blue, and the direction from the
+            world's centre, which its disc faces; unused rows are zero.
         light_counts: lights of each scene, int64 ``(N,)``.
         cameras: ``(N, 13)``, position, right, up, forward times focal length, ambient light.
     """
@@ -75,7 +77,7 @@ def _thing_row(thing: Thing) -> tuple[float, ...]:
     red, green, blue = (value / 255 for value in COLORS[thing.color])
     radius = thing.radius
     return (
-        SHAPES.index(thing.shape), thing.x, thing.y, radius, radius * _BOUND[thing.shape] * 1.0001,
+        _KIND[thing.shape], thing.x, thing.y, radius, radius * _BOUND[thing.shape] * 1.0001,
         math.cos(thing.rotation), math.sin(thing.rotation), red, green, blue, MATERIALS.index(thing.material),
     )  # fmt: skip
 
@@ -104,7 +106,7 @@ def pack(scenes: Sequence[Scene]) -> Packed:
     """
     count = len(scenes)
     things = np.zeros((count, max((len(scene.things) for scene in scenes), default=0), len(THING_FIELDS)), np.float32)
-    lights = np.zeros((count, max((len(scene.lights) for scene in scenes), default=0), 7), np.float32)
+    lights = np.zeros((count, max((len(scene.lights) for scene in scenes), default=0), 10), np.float32)
     cameras = np.empty((count, 13), np.float32)
     for n, scene in enumerate(scenes):
         if scene.things:
@@ -112,7 +114,11 @@ def pack(scenes: Sequence[Scene]) -> Packed:
         for k, light in enumerate(scene.lights):
             power = light.intensity * LIGHT_POWER
             red, green, blue = LIGHT_TINTS[min(k, len(LIGHT_TINTS) - 1)]
-            lights[n, k] = (*light.position, light.radius, red * power, green * power, blue * power)
+            x, y, z = light.position
+            away = 1 / max(math.sqrt(x * x + y * y + z * z), 1e-9)
+            lights[n, k] = (
+                x, y, z, light.radius, red * power, green * power, blue * power, x * away, y * away, z * away
+            )  # fmt: skip
         cameras[n] = _camera_row(scene.camera, scene.ambient)
         if not (np.isfinite(things[n]).all() and np.isfinite(lights[n]).all() and np.isfinite(cameras[n]).all()):
             raise PairError(f"scene {n} holds a number that is not finite: {scene}")

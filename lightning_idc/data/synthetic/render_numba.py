@@ -6,6 +6,9 @@ row of `THING_FIELDS`, a light a row of `Packed.lights`; -1 in place of a thing 
 
 from __future__ import annotations
 
+import inspect
+import sys
+import zlib
 from collections.abc import Callable
 from math import sqrt
 from typing import Any, TypeVar
@@ -47,11 +50,11 @@ def _kept(function: F) -> F:
 
 
 @_compiled
-def _meet(thing, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _meet(things, k, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
     """Distance along a ray to a thing, FAR where it is missed."""
-    radius = thing[3]
-    x, y, z = ox - thing[1], oy - thing[2], oz - radius
-    if thing[0] == ZERO:
+    radius = things[k, 3]
+    x, y, z = ox - things[k, 1], oy - things[k, 2], oz - radius
+    if things[k, 0] == ZERO:
         along = x * dx + y * dy + z * dz
         inside = along * along - (x * x + y * y + z * z) + radius * radius
         if inside <= ZERO:
@@ -61,8 +64,8 @@ def _meet(thing, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
     iz = ONE / (dz if abs(dz) > SMALL else SMALL)
     mid, reach = -z * iz, abs(radius * iz)
     near, far = mid - reach, mid + reach
-    if thing[0] == ONE:
-        cos, sin = thing[5], thing[6]
+    if things[k, 0] == ONE:
+        cos, sin = things[k, 5], things[k, 6]
         u, v = x * cos + y * sin, y * cos - x * sin
         du, dv = dx * cos + dy * sin, dy * cos - dx * sin
         iu = ONE / (du if abs(du) > SMALL else SMALL)
@@ -83,12 +86,12 @@ def _meet(thing, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _normal(thing, px, py, pz):  # type: ignore[no-untyped-def]
+def _normal(things, k, px, py, pz):  # type: ignore[no-untyped-def]
     """Unit normal at a point of a thing, bent where an edge would be rounded."""
-    radius = thing[3]
-    x, y, z = (px - thing[1]) / radius, (py - thing[2]) / radius, pz / radius - ONE
-    if thing[0] == ONE:
-        cos, sin = thing[5], thing[6]
+    radius = things[k, 3]
+    x, y, z = (px - things[k, 1]) / radius, (py - things[k, 2]) / radius, pz / radius - ONE
+    if things[k, 0] == ONE:
+        cos, sin = things[k, 5], things[k, 6]
         u, v = x * cos + y * sin, y * cos - x * sin
         # a face has its own coordinate at 1: the rounding of the others grows from 0 to 1 over the bevel
         bu = max(abs(u) - (ONE - BEVEL), ZERO)
@@ -97,7 +100,7 @@ def _normal(thing, px, py, pz):  # type: ignore[no-untyped-def]
         bu, bv, z = bu * bu * (ONE if u > ZERO else -ONE), bv * bv * (ONE if v > ZERO else -ONE), \
             bz * bz * (ONE if z > ZERO else -ONE)  # fmt: skip
         x, y = bu * cos - bv * sin, bu * sin + bv * cos
-    elif thing[0] == TWO:
+    elif things[k, 0] == TWO:
         out = sqrt(x * x + y * y) + TINY
         br = max(out - (ONE - BEVEL), ZERO)
         bz = max(abs(z) - (ONE - BEVEL), ZERO)
@@ -114,24 +117,23 @@ def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):  # type: ignore[no-un
         best, found = -oz / dz, -1
     for k in range(count):
         if k != skip:
-            thing = things[k]
-            x, y, z = thing[1] - ox, thing[2] - oy, thing[3] - oz
+            x, y, z = things[k, 1] - ox, things[k, 2] - oy, things[k, 3] - oz
             along = x * dx + y * dy + z * dz
-            if along > ZERO and x * x + y * y + z * z - along * along < thing[4] * thing[4]:
-                distance = _meet(thing, ox, oy, oz, dx, dy, dz)
+            if along > ZERO and x * x + y * y + z * z - along * along < things[k, 4] * things[k, 4]:
+                distance = _meet(things, k, ox, oy, oz, dx, dy, dz)
                 if distance < best:
                     best, found = distance, k
     return best, found
 
 
 @_compiled
-def _depth(thing, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _depth(things, k, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-def]
     """How deep a line passes below a thing's silhouette, negative outside; from the thing's centre, unit direction."""
-    radius = thing[3]
-    if thing[0] == ZERO:
+    radius = things[k, 3]
+    if things[k, 0] == ZERO:
         return radius - sqrt(max(x * x + y * y + z * z - along * along, ZERO))
-    if thing[0] == ONE:
-        cos, sin = thing[5], thing[6]
+    if things[k, 0] == ONE:
+        cos, sin = things[k, 5], things[k, 6]
         u, v = x * cos + y * sin, y * cos - x * sin
         du, dv = dx * cos + dy * sin, dy * cos - dx * sin
         au, av, az = abs(du), abs(dv), abs(dz)
@@ -148,20 +150,27 @@ def _depth(thing, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-def]
 
 
 @_compiled
+def _passed(things, k, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyped-def]
+    """Share of a light's disc that a thing leaves to a point; `spread` is the disc's radius over its distance."""
+    x, y, z = px - things[k, 1], py - things[k, 2], pz - things[k, 3]
+    along = -(x * dx + y * dy + z * dz)
+    if along > ZERO:
+        blur = spread * along + NEAR
+        reach = things[k, 4] + blur
+        if x * x + y * y + z * z - along * along < reach * reach:
+            d = _depth(things, k, x, y, z, along, dx, dy, dz) / blur
+            d = min(max(d, -ONE), ONE)
+            return HALF - d * (P75 - P25 * d * d)
+    return ONE
+
+
+@_compiled
 def _visible(things, count, skip, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyped-def]
-    """Share of a light's disc that a point sees; `spread` is the disc's radius over its distance."""
+    """Share of a light's disc that a point sees."""
     share = ONE
     for k in range(count):
-        thing = things[k]
-        x, y, z = px - thing[1], py - thing[2], pz - thing[3]
-        along = -(x * dx + y * dy + z * dz)
-        if along > ZERO and k != skip:
-            blur = spread * along + NEAR
-            reach = thing[4] + blur
-            if x * x + y * y + z * z - along * along < reach * reach:
-                d = _depth(thing, x, y, z, along, dx, dy, dz) / blur
-                d = min(max(d, -ONE), ONE)
-                share *= HALF - d * (P75 - P25 * d * d)
+        if k != skip:
+            share *= _passed(things, k, px, py, pz, dx, dy, dz, spread)
     return share
 
 
@@ -171,9 +180,8 @@ def _open(things, count, skip, px, py, pz, nx, ny, nz):  # type: ignore[no-untyp
     taken = ZERO
     for k in range(count):
         if k != skip:
-            thing = things[k]
-            radius = thing[3]
-            x, y, z = thing[1] - px, thing[2] - py, radius - pz
+            radius = things[k, 3]
+            x, y, z = things[k, 1] - px, things[k, 2] - py, radius - pz
             facing = x * nx + y * ny + z * nz
             square = x * x + y * y + z * z
             if facing > ZERO and square < (_f(36) * radius * radius):
@@ -190,19 +198,18 @@ def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, n
     level = ambient * (P8 + P2 * nz) * _open(things, count, skip, px, py, pz, nx, ny, nz)
     red, green, blue = level, level, level
     gloss_red, gloss_green, gloss_blue = ZERO, ZERO, ZERO
-    for k in range(light_count):
-        light = lights[k]
-        x, y, z = light[0] - px, light[1] - py, light[2] - pz
+    for n in range(light_count):
+        x, y, z = lights[n, 0] - px, lights[n, 1] - py, lights[n, 2] - pz
         square = x * x + y * y + z * z + TINY
         inverse = ONE / sqrt(square)
         x, y, z = x * inverse, y * inverse, z * inverse
         facing = x * nx + y * ny + z * nz
         if facing > ZERO:
-            seen = _visible(things, count, skip, px, py, pz, x, y, z, light[3] * inverse)
-            level = seen * facing * inverse * inverse
-            red += light[4] * level
-            green += light[5] * level
-            blue += light[6] * level
+            seen = _visible(things, count, skip, px, py, pz, x, y, z, lights[n, 3] * inverse)
+            level = seen * facing * inverse * inverse * max(x * lights[n, 7] + y * lights[n, 8] + z * lights[n, 9], ZERO)
+            red += lights[n, 4] * level
+            green += lights[n, 5] * level
+            blue += lights[n, 6] * level
             if skip >= 0:
                 mirrored = x * rx + y * ry + z * rz
                 if mirrored > ZERO:
@@ -218,9 +225,9 @@ def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, n
                     else:
                         power *= RUBBER_GLOSS
                     power *= seen * GLOSS_SCALE
-                    gloss_red += light[4] * power
-                    gloss_green += light[5] * power
-                    gloss_blue += light[6] * power
+                    gloss_red += lights[n, 4] * power
+                    gloss_green += lights[n, 5] * power
+                    gloss_blue += lights[n, 6] * power
     return red, green, blue, gloss_red, gloss_green, gloss_blue
 
 
@@ -240,30 +247,22 @@ def _backdrop(found, px, py, dz, red, green, blue):  # type: ignore[no-untyped-d
 
 @_compiled
 def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
-    """Linear colour of what a ray has met."""
+    """Linear colour of the thing that a ray has met."""
     px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
-    if found < 0:
-        red, green, blue = ZERO, ZERO, ZERO
-        if found == -1:
-            red, green, blue, _, _, _ = _lit(
-                things, count, lights, light_count, ambient, -1, ZERO, px, py, ZERO, ZERO, ZERO, ONE, ZERO, ZERO, ONE
-            )
-        return _backdrop(found, px, py, dz, red, green, blue)
-    thing = things[found]
-    metal = thing[10]
-    nx, ny, nz = _normal(thing, px, py, pz)
+    metal = things[found, 10]
+    nx, ny, nz = _normal(things, found, px, py, pz)
     twice = TWO * (dx * nx + dy * ny + dz * nz)
     rx, ry, rz = dx - twice * nx, dy - twice * ny, dz - twice * nz
     red, green, blue, gloss_red, gloss_green, gloss_blue = _lit(
         things, count, lights, light_count, ambient, found, metal, px, py, pz, nx, ny, nz, rx, ry, rz
     )
     if metal == ZERO:
-        return thing[7] * red + gloss_red, thing[8] * green + gloss_green, thing[9] * blue + gloss_blue
+        return things[found, 7] * red + gloss_red, things[found, 8] * green + gloss_green, things[found, 9] * blue + gloss_blue
     t, other = _nearest(things, count, found, px, py, pz, rx, ry, rz)
     qx, qy, qz = px + t * rx, py + t * ry, pz + t * rz
     mx, my, mz = ZERO, ZERO, ONE
     if other >= 0:
-        mx, my, mz = _normal(things[other], qx, qy, qz)
+        mx, my, mz = _normal(things, other, qx, qy, qz)
     a, b, c = ZERO, ZERO, ZERO
     if other >= -1:
         a, b, c, _, _, _ = _lit(
@@ -276,15 +275,15 @@ def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, d
     red, green, blue = METAL_DIFFUSE * red, METAL_DIFFUSE * green, METAL_DIFFUSE * blue
     own = ONE - METAL_WHITE
     return (
-        thing[7] * (red + METAL_MIRROR * a) + gloss_red * (METAL_WHITE + own * thing[7]),
-        thing[8] * (green + METAL_MIRROR * b) + gloss_green * (METAL_WHITE + own * thing[8]),
-        thing[9] * (blue + METAL_MIRROR * c) + gloss_blue * (METAL_WHITE + own * thing[9]),
+        things[found, 7] * (red + METAL_MIRROR * a) + gloss_red * (METAL_WHITE + own * things[found, 7]),
+        things[found, 8] * (green + METAL_MIRROR * b) + gloss_green * (METAL_WHITE + own * things[found, 8]),
+        things[found, 9] * (blue + METAL_MIRROR * c) + gloss_blue * (METAL_WHITE + own * things[found, 9]),
     )
 
 
 @_compiled
-def _trace(things, count, lights, light_count, camera, boxes, column, row, px, py, height, width):  # type: ignore[no-untyped-def]
-    """Colour and thing of the ray through a point of the picture; `boxes` bound the things' outlines in pixels."""
+def _trace(things, count, lights, light_count, camera, boxes, active, column, px, py, height, width):  # type: ignore[no-untyped-def]
+    """Colour and thing of the ray through a point of the picture; `active` lists what `_listed` found for its row."""
     u = (TWO * px - width) / width
     v = (height - TWO * py) / width
     dx = camera[9] + u * camera[3] + v * camera[6]
@@ -296,38 +295,104 @@ def _trace(things, count, lights, light_count, camera, boxes, column, row, px, p
     best, found = FAR, -2
     if dz < -SMALL and oz > ZERO:
         best, found = -oz / dz, -1
-    for k in range(count):
-        if boxes[k, 0] <= column <= boxes[k, 1] and boxes[k, 2] <= row <= boxes[k, 3]:
-            distance = _meet(things[k], ox, oy, oz, dx, dy, dz)
+    for i in range(active[0, 0]):
+        k = active[0, 1 + i]
+        if boxes[0, k, 0] <= column <= boxes[0, k, 1]:
+            distance = _meet(things, k, ox, oy, oz, dx, dy, dz)
             if distance < best:
                 best, found = distance, k
-    red, green, blue = _colour(
-        things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz
-    )
+    if found == -1:
+        qx, qy = ox + best * dx, oy + best * dy
+        level = camera[12] * _open(things, count, -1, qx, qy, ZERO, ZERO, ZERO, ONE)
+        red, green, blue = level, level, level
+        for n in range(light_count):
+            x, y, z = lights[n, 0] - qx, lights[n, 1] - qy, lights[n, 2]
+            if z > ZERO:
+                inverse = ONE / sqrt(x * x + y * y + z * z)
+                x, y, z = x * inverse, y * inverse, z * inverse
+                level = z * inverse * inverse * max(x * lights[n, 7] + y * lights[n, 8] + z * lights[n, 9], ZERO)
+                for i in range(active[1 + n, 0]):
+                    k = active[1 + n, 1 + i]
+                    if boxes[1 + n, k, 0] <= column <= boxes[1 + n, k, 1]:
+                        level *= _passed(things, k, qx, qy, ZERO, x, y, z, lights[n, 3] * inverse)
+                red, green, blue = red + lights[n, 4] * level, green + lights[n, 5] * level, blue + lights[n, 6] * level
+        red, green, blue = _backdrop(found, qx, qy, dz, red, green, blue)
+    elif found == -2:
+        red, green, blue = _backdrop(found, ZERO, ZERO, dz, ZERO, ZERO, ZERO)
+    else:
+        red, green, blue = _colour(
+            things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz
+        )
     return red, green, blue, found
 
 
 @_compiled
-def _bounds(things, count, camera, height, width, boxes):  # type: ignore[no-untyped-def]
-    """Pixels outside of which the ray of no sample meets a thing."""
+def _box(camera, focal, x, y, z, bound, height, width, box):  # type: ignore[no-untyped-def]
+    """Pixels outside of which no sample's ray meets a ball: first and last column and row."""
+    x, y, z = x - camera[0], y - camera[1], z - camera[2]
+    u = x * camera[3] + y * camera[4] + z * camera[5]
+    v = x * camera[6] + y * camera[7] + z * camera[8]
+    depth = (x * camera[9] + y * camera[10] + z * camera[11]) / focal
+    box[0], box[1], box[2], box[3] = 0, width - 1, 0, height - 1
+    if depth + bound <= ZERO:
+        box[1] = -1  # behind the camera
+    elif depth - bound > _f(0.1):
+        u, v = u / depth, v / depth
+        scale = HALF * _f(width) * focal
+        reach = bound / (depth - bound) * scale
+        middle, half = HALF * _f(width) + u * scale, reach * (ONE + abs(u)) + ONE
+        box[0], box[1] = max(int(middle - half), 0), min(int(middle + half) + 1, width - 1)
+        middle, half = HALF * _f(height) - v * scale, reach * (ONE + abs(v)) + ONE
+        box[2], box[3] = max(int(middle - half), 0), min(int(middle + half) + 1, height - 1)
+
+
+@_compiled
+def _bounds(things, count, lights, light_count, camera, height, width, boxes):  # type: ignore[no-untyped-def]
+    """Where in the picture things and their shadows on the ground can be."""
     focal = sqrt(camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
     for k in range(count):
-        x, y, z = things[k, 1] - camera[0], things[k, 2] - camera[1], things[k, 3] - camera[2]
-        bound = things[k, 4]
-        u = x * camera[3] + y * camera[4] + z * camera[5]
-        v = x * camera[6] + y * camera[7] + z * camera[8]
-        depth = (x * camera[9] + y * camera[10] + z * camera[11]) / focal
-        boxes[k, 0], boxes[k, 1], boxes[k, 2], boxes[k, 3] = 0, width - 1, 0, height - 1
-        if depth + bound <= ZERO:
-            boxes[k, 1] = -1  # behind the camera
-        elif depth - bound > _f(0.1):
-            u, v = u / depth, v / depth
-            scale = HALF * _f(width) * focal
-            reach = bound / (depth - bound) * scale
-            middle, half = HALF * _f(width) + u * scale, reach * (ONE + abs(u)) + ONE
-            boxes[k, 0], boxes[k, 1] = max(int(middle - half), 0), min(int(middle + half) + 1, width - 1)
-            middle, half = HALF * _f(height) - v * scale, reach * (ONE + abs(v)) + ONE
-            boxes[k, 2], boxes[k, 3] = max(int(middle - half), 0), min(int(middle + half) + 1, height - 1)
+        cx, cy, cz, bound = things[k, 1], things[k, 2], things[k, 3], things[k, 4]
+        _box(camera, focal, cx, cy, cz, bound, height, width, boxes[0, k])
+        for n in range(light_count):
+            box = boxes[1 + n, k]
+            box[0], box[1], box[2], box[3] = 0, width - 1, 0, height - 1
+            x, y, z = cx - lights[n, 0], cy - lights[n, 1], lights[n, 2] - cz
+            flat = sqrt(x * x + y * y)
+            distance = sqrt(flat * flat + z * z)
+            # the cone of shadow with its penumbra, first with too wide a penumbra, then with the one that follows
+            blur = HALF * lights[n, 3] + NEAR
+            for step in range(2):
+                sine = (bound + blur) / distance
+                if sine >= ONE:
+                    break
+                cosine = sqrt(ONE - sine * sine)
+                # directions to the shadow's near and far end: sines and cosines of sums and differences of angles
+                fall, run = (z * cosine - flat * sine) / distance, (flat * cosine + z * sine) / distance
+                if fall < _f(0.05):
+                    break
+                slant = lights[n, 2] / fall
+                if step == 0:
+                    blur = min(lights[n, 3] * (ONE - distance / slant) + TWO * NEAR, blur)
+                    if blur == HALF * lights[n, 3] + NEAR:
+                        break
+                    continue
+                far = slant * run
+                near = lights[n, 2] * (flat * cosine - z * sine) / (z * cosine + flat * sine)
+                half = max(HALF * (far - near), slant * sine / cosine)
+                middle = HALF * (far + near) / max(flat, TINY)
+                _box(camera, focal, lights[n, 0] + x * middle, lights[n, 1] + y * middle, ZERO, half, height, width, box)
+
+
+@_compiled
+def _listed(boxes, count, light_count, row, active):  # type: ignore[no-untyped-def]
+    """For a row of pixels how many things, and then shadows of each light, can be in it, and which."""
+    for g in range(1 + light_count):
+        found = 0
+        for k in range(count):
+            if boxes[g, k, 2] <= row <= boxes[g, k, 3]:
+                found += 1
+                active[g, found] = k
+        active[g, 0] = found
 
 
 @_compiled
@@ -347,49 +412,73 @@ def _differ(codes, seen, row, column, other_row, other_column):  # type: ignore[
     return False
 
 
-@_kept
-def _draw(things, counts, lights, light_counts, cameras, images, seen):  # type: ignore[no-untyped-def]
-    total, height, width = seen.shape
+@_compiled
+def _picture(things, count, lights, light_count, camera, boxes, active, linear, codes, rough, image, seen):  # type: ignore[no-untyped-def]
+    height, width = seen.shape
     high, wide = _f(height), _f(width)
-    linear = np.empty((height, width, 3), np.float32)
-    codes = np.empty((height, width, 3), np.float32)
-    rough = np.empty((height, width), np.bool_)
-    boxes = np.empty((things.shape[1], 4), np.int64)
-    for n in range(total):
-        _bounds(things[n], counts[n], cameras[n], height, width, boxes)
-        for row in range(height):
-            for column in range(width):
-                red, green, blue, found = _trace(
-                    things[n], counts[n], lights[n], light_counts[n], cameras[n], boxes, column, row,
-                    _f(column) + HALF, _f(row) + HALF, high, wide,
+    _bounds(things, count, lights, light_count, camera, height, width, boxes)
+    for row in range(height):
+        _listed(boxes, count, light_count, row, active)
+        for column in range(width):
+            red, green, blue, found = _trace(
+                things, count, lights, light_count, camera, boxes, active, column,
+                _f(column) + HALF, _f(row) + HALF, high, wide,
+            )  # fmt: skip
+            linear[row, column, 0], linear[row, column, 1], linear[row, column, 2] = red, green, blue
+            codes[row, column, 0], codes[row, column, 1], codes[row, column, 2] = (
+                _encode(red), _encode(green), _encode(blue),
+            )  # fmt: skip
+            seen[row, column] = max(found, -1)
+    rough[:] = False
+    for row in range(height):
+        for column in range(width):
+            if column + 1 < width and _differ(codes, seen, row, column, row, column + 1):
+                rough[row, column] = rough[row, column + 1] = True
+            if row + 1 < height and _differ(codes, seen, row, column, row + 1, column):
+                rough[row, column] = rough[row + 1, column] = True
+    for row in range(height):
+        _listed(boxes, count, light_count, row, active)
+        for column in range(width):
+            if rough[row, column]:
+                # what is too bright to show counts as white, or a highlight's edge stays jagged
+                red, green = min(linear[row, column, 0], ONE), min(linear[row, column, 1], ONE)
+                blue = min(linear[row, column, 2], ONE)
+                for s in range(SAMPLES.shape[0]):
+                    a, b, c, _ = _trace(
+                        things, count, lights, light_count, camera, boxes, active, column,
+                        _f(column) + HALF + SAMPLES[s, 0], _f(row) + HALF + SAMPLES[s, 1], high, wide,
+                    )  # fmt: skip
+                    red, green, blue = red + min(a, ONE), green + min(b, ONE), blue + min(c, ONE)
+                codes[row, column, 0], codes[row, column, 1], codes[row, column, 2] = (
+                    _encode(red * SHARE), _encode(green * SHARE), _encode(blue * SHARE),
                 )  # fmt: skip
-                linear[row, column, 0], linear[row, column, 1], linear[row, column, 2] = red, green, blue
-                codes[row, column, 0], codes[row, column, 1] = _encode(red), _encode(green)
-                codes[row, column, 2] = _encode(blue)
-                seen[n, row, column] = max(found, -1)
-        rough[:] = False
-        for row in range(height):
-            for column in range(width):
-                if column + 1 < width and _differ(codes, seen[n], row, column, row, column + 1):
-                    rough[row, column] = rough[row, column + 1] = True
-                if row + 1 < height and _differ(codes, seen[n], row, column, row + 1, column):
-                    rough[row, column] = rough[row + 1, column] = True
-        for row in range(height):
-            for column in range(width):
-                if rough[row, column]:
-                    # what is too bright to show counts as white, or a highlight's edge stays jagged
-                    red, green = min(linear[row, column, 0], ONE), min(linear[row, column, 1], ONE)
-                    blue = min(linear[row, column, 2], ONE)
-                    for k in range(SAMPLES.shape[0]):
-                        a, b, c, _ = _trace(
-                            things[n], counts[n], lights[n], light_counts[n], cameras[n], boxes, column, row,
-                            _f(column) + HALF + SAMPLES[k, 0], _f(row) + HALF + SAMPLES[k, 1], high, wide,
-                        )  # fmt: skip
-                        red, green, blue = red + min(a, ONE), green + min(b, ONE), blue + min(c, ONE)
-                    codes[row, column, 0], codes[row, column, 1] = _encode(red * SHARE), _encode(green * SHARE)
-                    codes[row, column, 2] = _encode(blue * SHARE)
-                for c in range(3):
-                    images[n, c, row, column] = np.uint8(codes[row, column, c] + HALF)
+            for c in range(3):
+                image[c, row, column] = np.uint8(codes[row, column, c] + HALF)
+
+
+def _drawer(stamp: int) -> Callable[..., None]:
+    """The compiled loop over scenes; `stamp` is part of what its copy on disk is known by."""
+
+    def _draw(things, counts, lights, light_counts, cameras, images, seen):  # type: ignore[no-untyped-def]
+        total, height, width = seen.shape
+        if stamp < 0:
+            return
+        linear = np.empty((height, width, 3), np.float32)
+        codes = np.empty((height, width, 3), np.float32)
+        rough = np.empty((height, width), np.bool_)
+        boxes = np.empty((1 + lights.shape[1], things.shape[1], 4), np.int32)
+        active = np.empty((1 + lights.shape[1], 1 + things.shape[1]), np.int32)
+        for n in range(total):
+            _picture(
+                things[n], counts[n], lights[n], light_counts[n], cameras[n], boxes, active, linear, codes, rough,
+                images[n], seen[n],
+            )  # fmt: skip
+
+    return _kept(_draw)
+
+
+# numba looks at the age and length of this file alone; the constants of `render` are compiled in as well
+_draw = _drawer(zlib.crc32((inspect.getsource(look) + inspect.getsource(sys.modules[__name__])).encode()))
 
 
 def draw(packed: look.Packed, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
