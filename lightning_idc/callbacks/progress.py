@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from typing import Any
@@ -17,7 +18,7 @@ def duration(seconds: float) -> str:
 
 
 class PlainProgress(Callback):
-    """Prints step, loss and time left at most once in a while.
+    """Prints where a run stands, with the time left, at most once in a while.
 
     Args:
         every: least seconds between two lines.
@@ -25,7 +26,7 @@ class PlainProgress(Callback):
 
     def __init__(self, every: float = 10.0) -> None:
         self.every = every
-        self._began = self._last = 0.0
+        self._began = self._last = self._began_evaluation = 0.0
         self._first_step = 0
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -33,20 +34,55 @@ class PlainProgress(Callback):
         self._first_step = trainer.global_step
 
     def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
+        if not self._due(trainer):
+            return
+        total = trainer.estimated_stepping_batches
+        metrics = trainer.progress_bar_metrics.items()
+        shown = "".join(f", {name} {value:.3g}" for name, value in metrics if isinstance(value, float))
+        self._say("step", trainer.global_step, total, trainer.global_step - self._first_step, self._began, shown)
+
+    def _begin_evaluation(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._began_evaluation = time.monotonic()
+        self._last = max(self._last, self._began_evaluation)
+
+    on_validation_start = on_test_start = on_predict_start = _begin_evaluation
+
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        if not trainer.sanity_checking and self._due(trainer):
+            self._say("validation, batch", batch_idx + 1, sum(trainer.num_val_batches), batch_idx + 1)
+
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        if self._due(trainer):
+            self._say("test, batch", batch_idx + 1, sum(trainer.num_test_batches), batch_idx + 1)
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        if self._due(trainer):
+            self._say("prediction, batch", batch_idx + 1, sum(trainer.num_predict_batches), batch_idx + 1)
+
+    def _due(self, trainer: Trainer) -> bool:
         now = time.monotonic()
         if now - self._last < self.every or not trainer.is_global_zero:
-            return
+            return False
         self._last = now
-        done = trainer.global_step - self._first_step
-        total = trainer.estimated_stepping_batches
-        left = (total - trainer.global_step) * (now - self._began) / max(done, 1)
-        metrics = trainer.progress_bar_metrics
-        shown = ", ".join(f"{name} {value:.3g}" for name, value in metrics.items() if isinstance(value, float) and name != "v_num")
-        print(f"step {trainer.global_step}/{total:g}, {duration(left)} left; {shown}", flush=True)
+        return True
+
+    def _say(
+        self, what: str, at: int, total: float, done: int, began: float | None = None, shown: str = ""
+    ) -> None:
+        spent = time.monotonic() - (self._began_evaluation if began is None else began)
+        # a run without an end, or one of unknown length, has no time left to tell
+        known = math.isfinite(total) and done > 0
+        left = f"/{total:g}, {duration((total - at) * spent / done)} left" if known else ""
+        print(f"{what} {at}{left}{shown}", flush=True)
 
 
-def default_progress(config: dict[str, Any]) -> dict[str, Any]:
-    """Trainer arguments that replace the bar by lines where the output is no terminal."""
-    if sys.stdout.isatty() or config.get("enable_progress_bar") is not None:
-        return {}
-    return {"enable_progress_bar": False, "callbacks": [*(config.get("callbacks") or []), PlainProgress()]}
+def default_progress(config: dict[str, Any]) -> list[Callback]:
+    """What shows progress where the user chose nothing: Lightning's bar in a terminal, lines elsewhere."""
+    chosen = config.get("enable_progress_bar")
+    return [PlainProgress()] if chosen is None and not sys.stdout.isatty() else []

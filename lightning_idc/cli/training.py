@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
+import warnings
+from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
+
+import yaml
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningCLI
+
+from lightning_idc.callbacks.interrupt import StopCleanly
+from lightning_idc.callbacks.progress import default_progress
+from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.cli.errors import parse_error
+from lightning_idc.cli.keys import arguments_of, check, class_of
+from lightning_idc.cli.recipes import VERBS, merge, set_key
+from lightning_idc.errors import PairError
 
 RESULT = "LIGHTNING_IDC_RESULT"
 """Environment variable naming the file that a stage writes its best checkpoint and metrics to."""
@@ -14,55 +29,65 @@ RESULT = "LIGHTNING_IDC_RESULT"
 
 def run(given: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
-    import warnings
-
-    # Lightning's own use of torch's pytree; nothing a user can act on
-    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
-    warnings.filterwarnings("ignore", message=".*args parameter is intended to run from within Python.*")
-    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
-    warnings.filterwarnings("ignore", message=".*`isinstance.treespec.*")
-    import logging
-
-    logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not record.getMessage().startswith(("💡", "GPU available", "TPU available"))
-    )
-    if not any(argument in ("-h", "--help", "--print_config") for argument in given):
-        _check_files(given)
-    cli = _cli()(args=given)
-    _write_result(cli)
+    _quieten()
+    if any(argument in ("-h", "--help", "--print_config") or argument.endswith(".help") for argument in given):
+        PairCLI(given)
+        return 0
+    explicit = gather(given[1:])
+    check(explicit)
+    if explicit.get("ckpt_path"):
+        read_checkpoint(explicit["ckpt_path"])
+    _write_result(PairCLI(given, explicit))
     return 0
 
 
-def _check_files(given: list[str]) -> None:
-    """Check the configuration files of a command before anything is built."""
-    import yaml
-
-    from lightning_idc.checkpoint import read_checkpoint
-    from lightning_idc.cli.keys import check
-    from lightning_idc.errors import PairError
-
-    for flag, value in zip(given, [*given[1:], ""], strict=True):
-        name, _, inline = flag.partition("=")
+def gather(given: list[str]) -> dict[str, Any]:
+    """Merge the configuration files and ``--key value`` of a command, as LightningCLI will."""
+    config: dict[str, Any] = {}
+    rest = list(given)
+    while rest:
+        name, equals, value = rest.pop(0).partition("=")
+        if not equals:
+            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
         if name in ("--config", "-c"):
-            path = Path(inline or value)
-            if not path.is_file():
-                raise PairError(f"there is no configuration {str(path)!r}")
-            config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-            check(config, path.name)
-            if config.get("ckpt_path"):
-                read_checkpoint(config["ckpt_path"])
-        elif name == "--ckpt_path":
-            read_checkpoint(inline or value)
+            config = merge(config, _read(Path(value)))
+            continue
+        path = name.lstrip("-").removesuffix("+").split(".")
+        if path in (["model"], ["data"]):
+            config.setdefault(path[0], {})["class_path"] = value
+        elif len(path) > 2 and path[0] == "trainer":
+            continue  # parts of the callback, logger or strategy named last, which LightningCLI knows to place
+        elif not name.endswith("+"):
+            set_key(config, path, yaml.safe_load(value))
+    return config
 
 
-def _cli() -> Any:
-    from lightning.pytorch import LightningDataModule, LightningModule
-    from lightning.pytorch.cli import LightningCLI
+def _read(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise PairError(f"there is no configuration {str(path)!r}; check the path")
+    try:
+        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise PairError(f"{path} is not readable as YAML: {error}") from error
+    if not isinstance(config, dict):
+        raise PairError(f"{path} holds a {type(config).__name__}; expected the keys trainer, model and data")
+    if "stages" in config:
+        raise PairError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
+    return config
 
-    from lightning_idc.callbacks.progress import default_progress
 
-    class PairCLI(LightningCLI):
-        def __init__(self, args: list[str]) -> None:
+class PairCLI(LightningCLI):
+    """LightningCLI of this library.
+
+    Args:
+        args: command line or configuration.
+        explicit: what was asked for, which wins over the hyper-parameters of a checkpoint.
+    """
+
+    def __init__(self, args: Any, explicit: dict[str, Any] | None = None) -> None:
+        self.explicit = explicit or {}
+        errors: dict[str, Any] = {"exit_on_error": False}
+        try:
             super().__init__(
                 LightningModule,
                 LightningDataModule,
@@ -70,30 +95,112 @@ def _cli() -> Any:
                 subclass_mode_data=True,
                 # a top-level optimizer would be built before add-ons bring their parameters
                 auto_configure_optimizers=False,
+                # every run has a folder of its own; resuming in it must not stumble over its own file
                 save_config_kwargs={"overwrite": True},
                 seed_everything_default=0,
+                parser_kwargs={**errors, **{verb: dict(errors) for verb in VERBS}},
                 args=args,
             )
+        except ArgumentError as error:
+            raise PairError(parse_error(str(error))) from error
 
-        def _parse_ckpt_path(self) -> None:
-            """Leave the configuration as it is: Lightning would let the checkpoint's hyper-parameters win over it."""
+    def _parse_ckpt_path(self) -> None:
+        """Take the checkpoint's hyper-parameters where nothing was asked for; Lightning would let them win always."""
+        verb = self.config.get("subcommand")
+        path = self.config[verb].get("ckpt_path") if verb else None
+        if not path or not Path(path).is_file():
+            return
+        hparams = dict(read_checkpoint(path).get("hyper_parameters", {}))
+        model = self.config[verb].get("model")
+        # plain save_hyperparameters() leaves no class; then the keys alone decide
+        if model is None or hparams.get("_class_path", model.class_path) != model.class_path:
+            return
+        asked = (self.explicit.get("model") or {}).get("init_args") or {}
+        known = arguments_of(class_of(model.class_path))
+        kept = {
+            name: value
+            for name, value in hparams.items()
+            if name not in asked and not name.startswith("_") and known is not None and name in known
+        }
+        model = {"class_path": model.class_path, "init_args": kept}
+        self.config = self.parser.parse_object({verb: {"model": model}}, self.config)
 
-        def instantiate_trainer(self, **kwargs: Any) -> Any:
-            config = self._get(self.config_init, "trainer")
-            return self._instantiate_trainer({**config, **kwargs, **default_progress(config)}, [])
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        config = self._get(self.config_init, "trainer")
+        extra: list[Any] = default_progress(config)
+        if self.subcommand == "fit":
+            extra.append(StopCleanly())
+        trainer = self._instantiate_trainer(
+            {
+                **config,
+                **kwargs,
+                # Lightning's bar would stand beside the lines
+                **({"enable_progress_bar": False} if default_progress(config) else {}),
+            },
+            extra,
+        )
+        if RESULT in os.environ:
+            # a resumed stage finds its checkpoints, and which was best, in the same place
+            for saver in trainer.checkpoint_callbacks:
+                if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:
+                    saver.dirpath = str(Path(trainer.default_root_dir).resolve() / "checkpoints")
+        return trainer
 
-    return PairCLI
+
+class _ParseOnly(PairCLI):
+    """Parses and types a configuration, and stops there."""
+
+    def _parse_ckpt_path(self) -> None:
+        pass
+
+    def _set_seed(self) -> None:
+        pass
+
+    def instantiate_classes(self) -> None:
+        pass
+
+    def _run_subcommand(self, subcommand: str) -> None:
+        pass
 
 
-def _write_result(cli: Any) -> None:
+def check_types(verb: str, config: dict[str, Any], where: str) -> None:
+    """Refuse values of the wrong type in a LightningCLI configuration, before anything is built.
+
+    Raises:
+        PairError: a value has another type than its argument.
+    """
+    _quieten()
+    try:
+        _ParseOnly({"subcommand": verb, verb: config})
+    except PairError as error:
+        raise PairError(f"{where}: {error}") from error
+
+
+def _quieten() -> None:
+    # Lightning's own use of torch's pytree, and advice on products; nothing a user can act on
+    warnings.filterwarnings("ignore", message=".*LeafSpec.*")
+    warnings.filterwarnings("ignore", message=".*does not have many workers.*")
+    warnings.filterwarnings("ignore", message=".*`isinstance.treespec.*")
+    # a run is always started as arguments, from the command line too
+    warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter is intended.*")
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if not any(isinstance(old, _NoAdvice) for old in log.filters):
+        log.addFilter(_NoAdvice())
+
+
+class _NoAdvice(logging.Filter):
+    def filter(self, record: logging.LogRecord) -> bool:
+        return "💡" not in record.getMessage()
+
+
+def _write_result(cli: PairCLI) -> None:
     target = os.environ.get(RESULT)
     trainer = cli.trainer
     if not target or not trainer.is_global_zero:
         return
     saver = trainer.checkpoint_callback
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    result = {"best": saver.best_model_path if saver is not None else "", "metrics": metrics}
-    partial = f"{target}.partial"
-    Path(partial).write_text(json.dumps(result, indent=2), encoding="utf-8")
+    best = saver.best_model_path if isinstance(saver, ModelCheckpoint) else ""
+    partial = Path(f"{target}.partial")
+    partial.write_text(json.dumps({"best": best, "metrics": metrics}, indent=2), encoding="utf-8")
     os.replace(partial, target)
-    sys.stdout.flush()

@@ -65,7 +65,8 @@ class Corpus:
             keep = left >= n
             if n > 1:
                 longer = np.zeros_like(ids)
-                longer[: len(ids) - n + 1] = ids[: len(ids) - n + 1] * self._vocabulary + self._words[n - 1 :]
+                count = max(len(ids) - n + 1, 0)
+                longer[:count] = ids[:count] * self._vocabulary + self._words[n - 1 :][:count]
                 distinct, inverse = np.unique(longer[keep], return_inverse=True)
                 ids = np.zeros_like(ids)
                 ids[keep] = inverse

@@ -1,0 +1,63 @@
+"""StopCleanly: Ctrl-C ends the step in hand, saves, and stops, so that the run continues to the same result."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+NAME = "interrupted.ckpt"
+
+
+class StopCleanly(Callback):
+    """Turns the first Ctrl-C of a training run into a checkpoint after the step in hand; the second stops at once.
+
+    Args:
+        folder: where ``interrupted.ckpt`` is written; None for ``checkpoints`` in the trainer's folder.
+    """
+
+    def __init__(self, folder: str | Path | None = None) -> None:
+        self.folder = folder
+        self._asked = False
+        self._before: Any = None
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # several processes hear of it in different steps, and one cannot save without the others
+        if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
+            return
+        self._asked = False
+        self._before = signal.signal(signal.SIGINT, self._ask)
+
+    def _ask(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            raise KeyboardInterrupt
+        self._asked = True
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
+        # in the middle of accumulating, the gradients so far would be lost
+        if not self._asked or trainer.fit_loop._should_accumulate():
+            return
+        folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
+        target = folder / NAME
+        trainer.save_checkpoint(target)
+        print(f"\nstopping after step {trainer.global_step}, saved in {target}", flush=True)
+        raise KeyboardInterrupt
+
+    def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
+        if self._asked:
+            raise KeyboardInterrupt  # the epoch's own checkpoint is newer than anything that could be saved here
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._restore()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._restore()
+
+    def _restore(self) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+            self._before = None

@@ -1,0 +1,160 @@
+"""BLEU, ROUGE-L and CIDEr-D against pycocoevalcap on the same tokens, METEOR against its own Java process."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import shutil
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from lightning_idc.metrics import meteor
+from lightning_idc.metrics.bleu import bleu
+from lightning_idc.metrics.captions import score_captions
+from lightning_idc.metrics.cider import cider_d
+from lightning_idc.metrics.corpus import Corpus
+from lightning_idc.metrics.metric import CaptionScores
+from lightning_idc.metrics.rouge import rouge_l
+from lightning_idc.pairs import PairError
+
+WORDS = "the a small large red blue cube sphere moved left right of is gone and now there".split()
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+
+
+def corpus_of(pairs: int, references: int, seed: int) -> tuple[list[list[str]], list[list[list[str]]]]:
+    generator = random.Random(seed)
+
+    def sentence(least: int = 0) -> list[str]:
+        return generator.choices(WORDS, k=generator.randint(least, 12))
+
+    candidates = [sentence() for _ in range(pairs)]
+    expected = [[sentence(1) for _ in range(generator.randint(1, references))] for _ in range(pairs)]
+    for number in range(0, pairs, 3):  # some captions must be right, or nothing but zeros would be compared
+        candidates[number] = list(expected[number][0])
+    return candidates, expected
+
+
+def oracle(candidates: list[list[str]], references: list[list[list[str]]]) -> dict[str, tuple[object, object]]:
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+
+    said = {number: [" ".join(tokens)] for number, tokens in enumerate(candidates)}
+    expected = {number: [" ".join(tokens) for tokens in of_pair] for number, of_pair in enumerate(references)}
+    with contextlib.redirect_stdout(io.StringIO()):
+        return {
+            "bleu": Bleu(4).compute_score(expected, said),
+            "rouge": Rouge().compute_score(expected, said),
+            "cider": Cider().compute_score(expected, said),
+        }
+
+
+def assert_equal_to_oracle(candidates: list[list[str]], references: list[list[list[str]]]) -> None:
+    expected = oracle(candidates, references)
+    corpus = Corpus(candidates, references)
+    for name, found in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
+        np.testing.assert_allclose(found[0], expected[name][0], atol=1e-9, err_msg=name)
+        np.testing.assert_allclose(found[1], np.array(expected[name][1]), atol=1e-9, err_msg=name)
+
+
+@pytest.mark.parametrize(("pairs", "references"), [(1, 1), (1, 5), (2, 3), (40, 5), (400, 3)])
+def test_scores_equal_pycocoevalcap(pairs: int, references: int) -> None:
+    assert_equal_to_oracle(*corpus_of(pairs, references, seed=pairs + references))
+
+
+def test_empty_captions_score_as_in_pycocoevalcap() -> None:
+    assert_equal_to_oracle([[], ["red"]], [[["red", "cube"]], [["red"], []]])
+    assert_equal_to_oracle([[], []], [[["red", "cube"]], [["a", "b", "c", "d", "e"]]])
+
+
+sentences = st.lists(st.sampled_from(["a", "b", "c", "d"]), max_size=7)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(sentences, st.lists(sentences, min_size=1, max_size=3)), min_size=1, max_size=4))
+def test_any_small_corpus_equals_pycocoevalcap(pairs: list[tuple[list[str], list[list[str]]]]) -> None:
+    # without a single word in all references pycocoevalcap fails
+    assume(any(reference for _, of_pair in pairs for reference in of_pair))
+    assert_equal_to_oracle([said for said, _ in pairs], [expected for _, expected in pairs])
+
+
+def test_real_references_score_equal_end_to_end(shared: object) -> None:
+    """Spot-the-Diff's test references: the first of each pair against the others, tokenisation by Java included."""
+    if shutil.which("java") is None:
+        pytest.skip("needs Java")
+    import json
+    from pathlib import Path
+
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    records = json.loads((Path(str(shared)) / "realdata/annotations/image_editing_request/test.json").read_text())
+    texts = {r["uid"]: r["sents"] for r in records}
+    candidates = {id: sents[0] for id, sents in texts.items()}
+    references = {id: sents[1:] for id, sents in texts.items()}
+    found = score_captions(candidates, references)
+    with contextlib.redirect_stderr(io.StringIO()):
+        said = PTBTokenizer().tokenize({id: [{"caption": text}] for id, text in candidates.items()})
+        expected = PTBTokenizer().tokenize({id: [{"caption": t} for t in ts] for id, ts in references.items()})
+    truth = oracle([said[id][0].split() for id in texts], [[t.split() for t in expected[id]] for id in texts])
+    bleus: Sequence[float] = truth["bleu"][0]  # type: ignore[assignment]
+    assert found.values["BLEU-4"] == pytest.approx(100 * bleus[3], abs=1e-3)
+    assert found.values["ROUGE-L"] == pytest.approx(100 * float(truth["rouge"][0]), abs=1e-3)  # type: ignore[arg-type]
+    assert found.values["CIDEr-D"] == pytest.approx(100 * float(truth["cider"][0]), abs=1e-3)  # type: ignore[arg-type]
+
+
+def test_mismatched_ids_are_named() -> None:
+    with pytest.raises(PairError, match="1 of 2 pairs have no reference: 'b'"):
+        score_captions({"a": "x", "b": "y"}, {"a": ["x"]})
+    with pytest.raises(PairError, match="1 of 2 pairs have no caption: 'c'"):
+        score_captions({"a": "x"}, {"a": ["x"], "c": ["y"]})
+    with pytest.raises(PairError, match="no list of references: 'a'"):
+        score_captions({"a": "x"}, {"a": []})
+    with pytest.raises(PairError, match="nothing|no captions"):
+        score_captions({}, {})
+
+
+@needs_java
+def test_meteor_equals_its_java_program_and_is_reused() -> None:
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    candidates, references = corpus_of(5, 3, seed=1)
+    found = meteor.meteor_scores(candidates, references)
+    assert not isinstance(found, meteor.NotComputed)
+    program = Meteor()
+    said = {n: [" ".join(tokens)] for n, tokens in enumerate(candidates)}
+    expected = {n: [" ".join(tokens) for tokens in of_pair] for n, of_pair in enumerate(references)}
+    score, each = program.compute_score(expected, said)
+    assert found[0] == score
+    assert found[1] == each
+    running = meteor._running()
+    assert meteor.meteor_scores(candidates, references) == found
+    assert meteor._running() is running
+
+
+def test_meteor_without_java_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(meteor.shutil, "which", lambda name: None)
+    meteor._running.cache_clear()
+    try:
+        scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, meteor=True)
+    finally:
+        meteor._running.cache_clear()
+    assert scores.missing == {"METEOR": "not computed: no Java"}
+    assert "METEOR" not in scores.values
+
+
+def test_the_metric_scores_once_and_resets() -> None:
+    metric = CaptionScores()
+    records = [{"id": str(n), "caption": "the cube moved", "references": ["the cube moved"]} for n in range(3)]
+    metric.update(records[:2])
+    metric.update(records[1:])
+    seen, scores = metric.compute()
+    assert [r["id"] for r in seen] == ["0", "1", "2"]
+    assert scores is not None and scores.pairs == 3
+    assert scores.values["BLEU-1"] == pytest.approx(100, abs=1e-6)
+    metric.reset()
+    assert metric.compute() == ([], None)
