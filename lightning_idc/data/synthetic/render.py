@@ -18,7 +18,7 @@ import numpy as np
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, Thing
 from lightning_idc.pairs import PairError
 
-DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 48.0)
+DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 46.0)
 """CLEVR's place of the camera; everything within |x|, |y| <= 3 is in a square picture."""
 DEFAULT_LIGHTS = (
     Light((6.4, -2.9, 4.3), 1.0, 0.9),
@@ -32,16 +32,16 @@ MAX_SIZE = 8192
 
 # What things look like; linear light. Fitted by eye to pictures of CLEVR-Change.
 GROUND_ALBEDO = 0.33
-HORIZON, ZENITH = 0.135, 0.05  # what a ray sees that meets nothing
+HORIZON, ZENITH = 0.135, 0.03  # what a ray sees that meets nothing
 HAZE = 11.0  # distance from the centre at which the ground is half lost in the horizon, world units
 LIGHT_POWER = 34.0  # light at distance d of intensity i gives i * LIGHT_POWER / d^2
 LIGHT_TINTS = ((1.04, 1.0, 0.94), (0.94, 0.99, 1.08), (1.0, 1.0, 1.0))  # key warm, fill cool, others neutral
 AMBIENT_GAIN = 0.75  # ambient light that reaches a surface that faces up
 OCCLUSION = 0.9  # how much a thing nearby takes from the ambient light
-BEVEL = 0.1  # rounding of edges in the normals, as a share of the radius
+BEVEL = 0.14  # rounding of edges in the normals, as a share of the radius
 RUBBER_GLOSS = 0.05  # times the 8th power of the mirrored light's cosine
-METAL_DIFFUSE, METAL_MIRROR = 0.28, 0.95  # shares of matte and mirrored light, both tinted
-METAL_GLOSS, METAL_SHEEN = 2.2, 0.22  # times the 128th and the 16th power of the mirrored light's cosine
+METAL_DIFFUSE, METAL_MIRROR = 0.16, 1.15  # shares of matte and mirrored light, both tinted
+METAL_GLOSS, METAL_SHEEN = 3.0, 0.55  # times the 128th and the 16th power of the mirrored light's cosine
 METAL_WHITE = 0.45  # how white the highlights of metal are; the rest has the thing's colour
 SAMPLES = ((-0.125, -0.375), (0.375, -0.125), (0.125, 0.375), (-0.375, 0.125))
 """Further rays of a pixel that differs from its neighbours, from its centre, pixels."""
