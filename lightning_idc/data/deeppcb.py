@@ -1,0 +1,331 @@
+"""DeepPCB: real pairs of circuit boards, captioned from the official boxes and types of their defects."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.data.datamodule import NO_CHANGE, PairDataModule, Split
+from lightning_idc.data.source import PairSource
+from lightning_idc.images import inside, read_image, resize
+from lightning_idc.pairs import PairError, PairSample
+
+TYPES = ("open", "short", "mousebite", "spur", "copper", "pinhole")
+"""Names of the official types 1 to 6."""
+MIXED = "mixed"
+BOARD = 640
+"""Height and width of the official images, in which the boxes are given; pixels."""
+LISTED = {"trainval": 1000, "test": 500}
+
+# one noun for each type, and every phrasing for each pair: a type with a word of its own to share would be favoured
+_NOUNS = ("open", "short", "mousebite", "spur", "copper spot", "pinhole")
+_NUMBERS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
+_FRAMES = (
+    "the board has {}",
+    "inspection finds {}",
+    "the tested board shows {}",
+    "the second image adds {}",
+    "{} can be seen",
+)
+_UNCHANGED = (
+    "the board has no defect",
+    "inspection finds nothing",
+    "the tested board shows no flaw",
+    "the second image adds nothing",
+    "no defect can be seen",
+)
+_ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
+_COUNTED = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d+|an?)\s+({'|'.join(_NOUNS)})s?\b")
+_PLACE = r"the (?:(?:top|bottom)(?: (?:left|right))?|left|right|centre)"
+_PLACED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_PLACE}(?:,? (?:and )?{_PLACE})*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One official annotation.
+
+    Args:
+        kind: index into :data:`TYPES`.
+        box: x1 y1 x2 y2, pixels of the 640 x 640 image.
+    """
+
+    kind: int
+    box: tuple[int, int, int, int]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Row and column of the box's centre on a 3 x 3 grid."""
+        x1, y1, x2, y2 = self.box
+        return min(2, 3 * (y1 + y2) // (2 * BOARD)), min(2, 3 * (x1 + x2) // (2 * BOARD))
+
+
+def captions_of(defects: Sequence[Defect], long: bool = False) -> list[str]:
+    """Five sentences on the same facts, each type with its number, in the order of :data:`TYPES`.
+
+    Args:
+        defects: of one pair.
+        long: say of every defect where it is; otherwise only of the commonest type (the first one of a tie).
+    """
+    if not defects:
+        return list(_UNCHANGED)
+    counts = Counter(defect.kind for defect in defects)
+    commonest = min(counts, key=lambda kind: (-counts[kind], kind))
+    parts = []
+    for kind in sorted(counts):
+        places = Counter(defect.place for defect in defects if defect.kind == kind)
+        if long:
+            parts += [f"{_counted(kind, places[place])} at {_place_name(place)}" for place in sorted(places)]
+        elif kind == commonest:
+            parts.append(f"{_counted(kind, counts[kind])} at {_join([_place_name(place) for place in sorted(places)])}")
+        else:
+            parts.append(_counted(kind, counts[kind]))
+    return [frame.format(_join(parts)) for frame in _FRAMES]
+
+
+def parse_defects(caption: str) -> dict[str, int]:
+    """Number of defects of each type that a caption speaks of; the inverse of :func:`captions_of`."""
+    counts: Counter[str] = Counter()
+    for number, noun in _COUNTED.findall(caption.lower()):
+        named = int(number) if number.isdecimal() else 1 if number in ("a", "an") else _NUMBERS.index(number)
+        counts[TYPES[_NOUNS.index(noun)]] += named
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def parse_places(caption: str) -> dict[str, set[str]]:
+    """Places that a caption names for each type, such as ``{"open": {"top left", "centre"}}``."""
+    found: dict[str, set[str]] = {}
+    for noun, places in _PLACED.findall(caption.lower()):
+        names = {place.removeprefix("the ") for place in re.findall(_PLACE, places)}
+        found.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
+    return found
+
+
+def change_type_of(defects: Sequence[Defect]) -> str:
+    """The one commonest type, ``mixed`` where several are equally common, ``no_change`` without any."""
+    ranked = Counter(TYPES[defect.kind] for defect in defects).most_common(2)
+    if not ranked:
+        return NO_CHANGE
+    return MIXED if len(ranked) == 2 and ranked[0][1] == ranked[1][1] else ranked[0][0]
+
+
+def _counted(kind: int, count: int) -> str:
+    number = _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+    return f"{number} {_NOUNS[kind]}{'s' if count > 1 else ''}"
+
+
+def _place_name(place: tuple[int, int]) -> str:
+    return f"the {' '.join(filter(None, (_ROWS[place[0]], _COLUMNS[place[1]]))) or 'centre'}"
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+
+
+class BoardPairs(PairSource):
+    """Pairs of one list of DeepPCB.
+
+    Args:
+        root: folder of the lists.
+        entries: image and annotation of each pair, relative to the root, as the lists name them.
+        size: height and width that boards are scaled to; None leaves them at 640 x 640.
+        long: say of every defect where it is.
+        cache: keep scaled boards in memory, one byte per pixel and image.
+    """
+
+    def __init__(
+        self, root: Path, entries: Sequence[tuple[str, str]], size: tuple[int, int] | None, long: bool, cache: bool
+    ) -> None:
+        self.root, self.size, self.entries = root, size, list(entries)
+        self.ids = [Path(image).stem for image, _ in entries]
+        self.defects = [read_defects(root, annotation) for _, annotation in entries]
+        self._captions = [captions_of(defects, long) for defects in self.defects]
+        self._kept: dict[int, tuple[Tensor, Tensor]] | None = {} if cache and size is not None else None
+
+    def captions(self, index: int) -> list[str]:
+        return self._captions[index]
+
+    def change_type(self, index: int) -> str:
+        return change_type_of(self.defects[index])
+
+    def load(self, index: int) -> PairSample:
+        kept = self._kept.get(index) if self._kept is not None else None
+        images, masks = kept or self._read(index)
+        if self._kept is not None:
+            self._kept[index] = images, masks
+        # boards are black and white: one channel is kept, three are shown
+        before, after = images[:, None].expand(-1, 3, -1, -1).contiguous()
+        boxes = torch.tensor([defect.box for defect in self.defects[index]], dtype=torch.float32).reshape(-1, 1, 4)
+        height, width = images.shape[1:]
+        boxes = (boxes * torch.tensor([width / BOARD, height / BOARD] * 2)).repeat(1, 2, 1)
+        return PairSample(
+            self.ids[index], before, after, list(self._captions[index]), self.change_type(index), boxes, masks.clone()
+        )
+
+    def _read(self, index: int) -> tuple[Tensor, Tensor]:
+        """Both boards ``(2, H, W)`` and what differs within the official boxes, scaled."""
+        sides = []
+        for path in find_images(self.root, self.entries[index][0]):
+            image = read_image(path, f"pair {self.ids[index]!r}")
+            if tuple(image.shape[1:]) != (BOARD, BOARD):
+                raise PairError(
+                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official boards, "
+                    f"in whose pixels the boxes are given, are {BOARD}x{BOARD}"
+                )
+            sides.append(image)
+        # JPEG blurs the edges of boards that are black and white
+        differs = (sides[0][0].short() - sides[1][0].short()).abs() > 127
+        boxed = torch.zeros_like(differs)
+        for defect in self.defects[index]:
+            x1, y1, x2, y2 = defect.box
+            boxed[y1:y2, x1:x2] = True
+        mask = differs & boxed
+        if self.size is None:
+            return torch.stack([side[0] for side in sides]), mask.expand(2, -1, -1)
+        small = F.adaptive_max_pool2d(mask[None].float(), self.size)[0] > 0
+        return torch.stack([resize(side[:1], self.size)[0] for side in sides]), small.expand(2, -1, -1)
+
+
+def read_defects(root: Path, annotation: str) -> list[Defect]:
+    """Defects of an annotation file: lines of x1 y1 x2 y2 type.
+
+    Raises:
+        PairError: the file is missing or a line is something else.
+    """
+    path = inside(root, annotation, "DeepPCB")
+    if not path.is_file():
+        raise PairError(f"there is no annotation {str(path)!r}; is the download complete?")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        fields = re.split(r"[\s,]+", line.strip())
+        if fields == [""]:
+            continue
+        values = [int(field) for field in fields if re.fullmatch(r"[0-9]{1,4}", field)]
+        if len(fields) != 5 or len(values) != 5:
+            raise PairError(f"{path}, line {number}: expected x1 y1 x2 y2 type, found {line!r}")
+        x1, y1, x2, y2, kind = values
+        if not 1 <= kind <= len(TYPES):
+            raise PairError(f"{path}, line {number}: type {kind} is unknown; expected 1 to {len(TYPES)}")
+        if not (x1 < x2 <= BOARD and y1 < y2 <= BOARD):
+            raise PairError(f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board")
+        found.append(Defect(kind - 1, (x1, y1, x2, y2)))
+    return found
+
+
+def find_images(root: Path, listed: str) -> tuple[Path, Path]:
+    """Files of the template and the tested board for a name in a list, as JPEG or PNG.
+
+    Raises:
+        PairError: one is missing.
+    """
+    stem, extension = listed.rsplit(".", 1) if "." in listed else (listed, "jpg")
+    paths = []
+    for side in ("temp", "test"):
+        options = [inside(root, f"{stem}_{side}.{kind}", "DeepPCB") for kind in (extension, "png")]
+        paths.append(next((path for path in options if path.is_file()), options[0]))
+    absent = [str(path) for path in paths if not path.is_file()]
+    if absent:
+        raise PairError(f"pair {Path(listed).stem!r}: there is no {absent[0]!r} (nor a PNG); is the download complete?")
+    return paths[0], paths[1]
+
+
+class DeepPCB(PairDataModule):
+    """Circuit boards with six types of defect: template before, tested board after; 900 / 100 / 500 pairs.
+
+    The official test list is the test split. Of the official 1,000 pairs of ``trainval.txt`` every tenth one is the
+    validation split, so that all boards are in it. Captions are made from the official boxes and types; masks are what
+    differs within the boxes.
+
+    Tang, He, Huang, Yang: Online PCB Defect Detector On A New PCB Defect Dataset (2019).
+
+    Args:
+        root: folder that holds ``trainval.txt``, ``test.txt`` and the folders ``group*``.
+        long: captions that say of every defect where it is.
+        cache: keep scaled boards in memory; with ``image_size`` only.
+        official: insist on the numbers of pairs that the official lists have.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
+    """
+
+    def __init__(
+        self, root: str | Path = "data/deeppcb", long: bool = False, cache: bool = True, official: bool = True, **options: Any
+    ) -> None:
+        super().__init__(**options)
+        self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
+        self._boards: dict[str, BoardPairs] = {}
+
+    def prepare_data(self) -> None:
+        self._entries("trainval"), self._entries("test")
+
+    def source(self, split: Split) -> BoardPairs:
+        name = "test" if split == "predict" else split
+        if name not in self._boards:
+            entries = self._entries("test" if name == "test" else "trainval")
+            if name != "test":
+                entries = [entry for number, entry in enumerate(entries) if (number % 10 == 9) == (name == "val")]
+            self._boards[name] = BoardPairs(self.root, entries, self.image_size, self.long, self.cache)
+        return self._boards[name]
+
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """Whether a caption names the right types, numbers, total, and places of the commonest type."""
+        board = self.source(split)
+        defects = board.defects[board.ids.index(id)]
+        true = Counter(TYPES[defect.kind] for defect in defects)
+        told = parse_defects(caption)
+        reference = parse_places(captions_of(defects, self.long)[0])
+        places = parse_places(caption)
+        return {
+            "types": set(told) == set(true),
+            "counts": told == true,
+            "total": sum(told.values()) == len(defects),
+            "places": all(places.get(kind) == names for kind, names in reference.items()) if reference else None,
+        }
+
+    def _entries(self, name: str) -> list[tuple[str, str]]:
+        """Images and annotations of an official list."""
+        path = self.root / f"{name}.txt"
+        folders = sorted(self.root.glob("group*")) if self.root.is_dir() else []
+        missing = [f"{other}.txt" for other in LISTED if not (self.root / f"{other}.txt").is_file()]
+        if missing or not folders:
+            raise PairError(_layout(self.root, [*missing, *([] if folders else ["group*/"])]))
+        entries = []
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            fields = line.split()
+            if not fields:
+                continue
+            if len(fields) != 2:
+                raise PairError(f"{path}, line {number}: expected an image and an annotation, found {line!r}")
+            entries.append((fields[0], fields[1]))
+        if self.official and len(entries) != LISTED[name]:
+            raise PairError(
+                f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Fetch it again, or set "
+                "official: false if the list is your own"
+            )
+        # a whole folder that is absent is told at once, single files when they are read
+        absent = sorted({image.rsplit("/", 1)[0] for image, _ in entries if "/" in image})
+        absent = [folder for folder in absent if not inside(self.root, folder, str(path)).is_dir()]
+        if absent:
+            raise PairError(_layout(self.root, [f"{folder}/" for folder in absent]))
+        return entries
+
+
+def _layout(root: Path, missing: Sequence[str]) -> str:
+    return f"""{str(root)!r} does not hold DeepPCB; missing: {", ".join(missing)}. Expected:
+
+  {root}/
+    trainval.txt                       1,000 lines: group20085/20085/20085000.jpg group20085/20085_not/20085000.txt
+    test.txt                           500 lines
+    group20085/
+      20085/20085000_temp.jpg          the template; PNG will do as well
+      20085/20085000_test.jpg          the tested board
+      20085_not/20085000.txt           lines of x1 y1 x2 y2 type
+    ... ten more folders group*
+
+What to do: clone the repository tangsanli5201/DeepPCB from GitHub by hand (MIT licence), and give its inner folder
+PCBData as root: on the command line --data.root FOLDER, or `lightning-idc data check deeppcb --root FOLDER`."""
