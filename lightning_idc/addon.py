@@ -211,7 +211,8 @@ class AddonCallback(Callback):
         if cooperative:
             pl_module.build()
         elif self.at is not None:
-            pl_module.configure_model()  # the tapped layers may only be made there; Lightning asks that it be idempotent
+            # the tapped layers may be made there only; Lightning asks that it be idempotent
+            pl_module.configure_model()
         attached = addons_of(pl_module)
         if self.name not in attached:
             self._register(pl_module)
@@ -260,7 +261,9 @@ class AddonCallback(Callback):
         if stage != "fit":
             return
         if not host.automatic_optimization:
-            raise PairError(f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none")
+            raise PairError(
+                f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
+            )
         if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
             raise PairError(
                 f"{type(self).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
@@ -268,9 +271,7 @@ class AddonCallback(Callback):
             )
 
 
-def reconcile_addons(
-    host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any
-) -> None:
+def reconcile_addons(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
     """Make a state dict fit the add-ons that are attached: a ``load_state_dict`` pre-hook.
 
     Weights of an add-on that is not attached are dropped; one that the checkpoint has never seen keeps its

@@ -115,7 +115,9 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
             ``(B, K, T)``; 0 at position 0, the begin token.
         """
         logits = self._built_net.logits(features, tokens[..., :-1])
-        picked = -nn.functional.cross_entropy(logits.flatten(0, -2).float(), tokens[..., 1:].flatten(), reduction="none")
+        picked = -nn.functional.cross_entropy(
+            logits.flatten(0, -2).float(), tokens[..., 1:].flatten(), reduction="none"
+        )
         return nn.functional.pad(picked.view(tokens[..., 1:].shape), (1, 0))
 
     def generate(
@@ -137,7 +139,9 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         length = max_length or self.hparams["max_length"]
         beams = num_beams or self.hparams["num_beams"]
         with gathered(net):  # captions of different length would make processes wait for each other
-            decoded: Decoded = greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
+            decoded: Decoded = (
+                greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
+            )
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         return [
             Caption(vocabulary.decode(ids), log_prob, score)
@@ -367,5 +371,3 @@ def pad_captions(rows: Iterable[Sequence[Sequence[int]]], captions: int, pad: in
             tokens[b, k, : len(ids)] = torch.tensor(ids)
             mask[b, k, 1 : len(ids)] = True
     return tokens, mask
-
-

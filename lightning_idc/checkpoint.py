@@ -33,7 +33,9 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        raise PairError(f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}") from error
+        raise PairError(
+            f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}"
+        ) from error
 
 
 def strip_aux(source: str | Path, target: str | Path) -> list[str]:
@@ -66,7 +68,9 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     class_path = read_checkpoint(path).get("class_path")
     if class_path is None:
         raise PairError(f"{str(path)!r} is no checkpoint of a PairCaptioner")
-    return _class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
+    return (
+        _class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
+    )
 
 
 class LoadsAndSaves:
@@ -130,7 +134,11 @@ class LoadsAndSaves:
         kind = type(self)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
         config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
-        state = {k: v.detach().cpu().contiguous().clone() for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")}
+        state = {
+            k: v.detach().cpu().contiguous().clone()
+            for k, v in self.state_dict().items()
+            if not k.startswith(f"{AUX}.")
+        }
         partial = folder / f"{WEIGHTS}.partial"
         save_file(state, partial)
         os.replace(partial, folder / WEIGHTS)
@@ -167,4 +175,6 @@ def _class_named(path: str, base: type) -> Any:
         found = vars(importlib.import_module(module)).get(name)
         if isinstance(found, type) and issubclass(found, base):
             return found
-    raise PairError(f"the folder holds a {path}, which is no {base.__qualname__} of this library; load it with that class")
+    raise PairError(
+        f"the folder holds a {path}, which is no {base.__qualname__} of this library; load it with that class"
+    )

@@ -37,7 +37,13 @@ class Evaluation:
         facts = zip(batch.ids, captions, batch.references, batch.change_types, strict=True)
         self.caption_scores.update(
             [
-                {"id": id, "caption": caption.text, "log_prob": caption.log_prob, "references": texts, "change_type": kind}
+                {
+                    "id": id,
+                    "caption": caption.text,
+                    "log_prob": caption.log_prob,
+                    "references": texts,
+                    "change_type": kind,
+                }
                 for id, caption, texts, kind in facts
             ]
         )

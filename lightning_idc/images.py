@@ -54,7 +54,9 @@ def refuse_huge(size: tuple[int, int], name: str) -> None:
     """Raise on an image of more than 200 million pixels, or of none."""
     width, height = size
     if width * height > MOST_PIXELS:
-        raise PairError(f"{name} claims {width} x {height} pixels; at most {MOST_PIXELS:,} are read. Scale it down first")
+        raise PairError(
+            f"{name} claims {width} x {height} pixels; at most {MOST_PIXELS:,} are read. Scale it down first"
+        )
     if width * height == 0:
         raise PairError(f"{name} is {width} x {height} pixels: there is nothing in it")
 
@@ -114,7 +116,10 @@ def inside(root: str | Path, relative: str, record: str) -> Path:
     base = Path(root).resolve()
     if not relative or Path(relative).is_absolute():
         raise PairError(f"{record}: the path {relative!r} must be relative to the data folder")
-    full = (base / relative).resolve()
+    try:
+        full = (base / relative).resolve()
+    except (OSError, ValueError, RuntimeError) as error:  # links in a circle, characters that no path may hold
+        raise PairError(f"{record}: {relative!r} cannot be a path ({error})") from error
     if not full.is_relative_to(base):
         raise PairError(f"{record}: the path {relative!r} leaves the data folder; only files below it are read")
     return full

@@ -52,7 +52,8 @@ class ShowResults(Callback):
         self._print(summary, type(pl_module).__name__)
         chosen = spread(records, self.examples)
         for record in chosen:
-            print(f"  {record['id']} ({record['change_type']})\n    says  {record['caption']}\n    truth {record['references'][0]}")
+            print(f"  {record['id']} ({record['change_type']})")
+            print(f"    says  {record['caption']}\n    truth {record['references'][0]}")
         if ours and chosen:
             target = folder / "contact_sheet.png"
             self._sheet(data, chosen, facts, target)
@@ -90,7 +91,10 @@ def spread(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
         if record["references"]:
             groups.setdefault(str(record["change_type"]), []).append(record)
     generator = torch.Generator().manual_seed(0)
-    queues = [[group[i] for i in torch.randperm(len(group), generator=generator).tolist()] for _, group in sorted(groups.items())]
+    queues = [
+        [group[i] for i in torch.randperm(len(group), generator=generator).tolist()]
+        for _, group in sorted(groups.items())
+    ]
     chosen: list[dict[str, Any]] = []
     while len(chosen) < count and any(queues):
         for queue in queues:

@@ -14,6 +14,7 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.pairs import PairError, PairSample, stack_images
 
 Split = Literal["train", "val", "test", "predict"]
+LABELLED: tuple[Split, ...] = ("train", "val", "test")
 NO_CHANGE = "no_change"
 MOST_NO_CHANGE_SENTENCES = 64
 
@@ -64,7 +65,9 @@ class PairDataModule(LightningDataModule):
             seen: set[str] = set()
             twice = [name for name in source.ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
             if twice:
-                raise PairError(f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}")
+                raise PairError(
+                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
+                )
             self._sources[split] = source if self.limit is None else FirstPairs(source, self.limit)
         return self._sources[split]
 
@@ -83,6 +86,41 @@ class PairDataModule(LightningDataModule):
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
         """What a generated caption gets right, by name of the fact; None where it does not apply."""
         return {}
+
+    def check(self) -> list[str]:
+        """Read every pair of every split once and tell all that is wrong; nothing found is []."""
+        from tqdm.auto import tqdm
+
+        problems: dict[str, None] = {}  # one table may fail all splits in the same words
+        home: dict[str, str] = {}
+        for split in LABELLED:
+            try:
+                source = self.pairs_of(split)
+            except PairError as error:
+                problems[str(error)] = None
+                continue
+            broken = []
+            for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False):
+                try:
+                    source.load(index)
+                except PairError as error:
+                    broken.append(str(error))
+            mute = [
+                source.ids[index] for index in range(len(source)) if not any(map(str.strip, source.captions(index)))
+            ]
+            shared = [name for name in source.ids if home.setdefault(name, split) != split]
+            if broken:
+                problems[f"{split}: {len(broken)} of {len(source)} pairs cannot be read: {_some(broken, '; ')}"] = None
+            if mute:
+                problems[f"{split}: {len(mute)} of {len(source)} pairs have no caption: {_some(mute)}"] = None
+            if shared:
+                other = ", ".join(sorted({home[name] for name in shared}))
+                problems[f"{split}: {len(shared)} ids are also in {other}: {_some(shared)}"] = None
+        return list(problems)
+
+    def counts(self) -> dict[str, int]:
+        """Number of pairs of each split that has been read."""
+        return {split: len(source) for split, source in self._sources.items()}
 
     def loader(self, split: Split) -> PairLoader:
         """Loader of a split; batches come from the captioner's ``collate``."""
@@ -120,6 +158,10 @@ class PairDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> PairLoader:
         return self.loader("predict")
+
+
+def _some(names: Sequence[str], between: str = ", ") -> str:
+    return between.join(names[:5]) + (f"{between}..." if len(names) > 5 else "")
 
 
 class FirstPairs(PairSource):

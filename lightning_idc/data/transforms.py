@@ -17,7 +17,7 @@ from lightning_idc.pairs import PairSample
 _SIDES = {"left": "right", "right": "left"}
 # "the left image" names one of the two pictures, which a flip does not exchange
 _SIDE = re.compile(
-    r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)(?![-\s]+(?:image|picture|photo|frame|view|panel|one of the images)\b)",
+    r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)(?![-\s]+(?:image|picture|photo|frame|view|panel)\b)",
     re.IGNORECASE,
 )
 

@@ -86,8 +86,14 @@ def score_captions(
     whole, each = bleu(corpus)
     rouge, rouge_each = rouge_l(corpus)
     cider, cider_each = cider_d(corpus)
-    values = {f"BLEU-{n + 1}": 100 * float(whole[n]) for n in range(4)} | {"ROUGE-L": 100 * rouge, "CIDEr-D": 100 * cider}
-    per_pair = {f"BLEU-{n + 1}": 100 * each[n] for n in range(4)} | {"ROUGE-L": 100 * rouge_each, "CIDEr-D": 100 * cider_each}
+    values = {f"BLEU-{n + 1}": 100 * float(whole[n]) for n in range(4)} | {
+        "ROUGE-L": 100 * rouge,
+        "CIDEr-D": 100 * cider,
+    }
+    per_pair = {f"BLEU-{n + 1}": 100 * each[n] for n in range(4)} | {
+        "ROUGE-L": 100 * rouge_each,
+        "CIDEr-D": 100 * cider_each,
+    }
     missing: dict[str, str] = {}
     if meteor:
         outcome = meteor_scores(said, expected)

@@ -39,9 +39,9 @@ def cider_d(corpus: Corpus) -> tuple[float, Floats]:
         # an n-gram that the candidate lacks has weight 0 there and adds nothing
         product = np.where(own_keys[place] == keys[~own], np.minimum(shared, weights[~own]) * weights[~own], 0.0)
         # of nothing bincount makes integers, weights or not
-        dots = np.bincount(
-            reference_number[grams.caption[~own]], weights=product, minlength=len(similarity)
-        ).astype(np.float64)
+        dots = np.bincount(reference_number[grams.caption[~own]], weights=product, minlength=len(similarity)).astype(
+            np.float64
+        )
         scale = norms[owner[corpus.pairs :]] * norms[corpus.pairs :]
         similarity += np.divide(dots, scale, out=dots.copy(), where=scale != 0) * penalty
     sums = np.bincount(owner[corpus.pairs :], weights=similarity, minlength=corpus.pairs)

@@ -52,7 +52,9 @@ class Corpus:
         )
         self._vocabulary = max(len(ids), 1)
         # pair of each caption, candidates first
-        self.owner: Ints = np.concatenate([np.arange(self.pairs), np.repeat(np.arange(self.pairs), self.reference_counts)])
+        self.owner: Ints = np.concatenate(
+            [np.arange(self.pairs), np.repeat(np.arange(self.pairs), self.reference_counts)]
+        )
 
     @cached_property
     def grams(self) -> list[Grams]:

@@ -67,7 +67,9 @@ class Meteor:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"METEOR's Java process ended with code {self._process.wait()}; {MEMORY} may be too much here")
+            raise RuntimeError(
+                f"METEOR's Java process ended with code {self._process.wait()}; {MEMORY} may be too much here"
+            )
         return line.strip()
 
     def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> tuple[float, list[float]]:

@@ -36,7 +36,9 @@ class CaptionScores(Metric):
     def update(self, records: Sequence[dict[str, Any]]) -> None:
         """Add records."""
         text = "".join(json.dumps(record) + "\n" for record in records)
-        data = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+        data = (
+            torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
+        )
         self.payload.append(data.to(self.device))
 
     def records(self) -> list[dict[str, Any]]:

@@ -11,7 +11,9 @@ import re
 from functools import lru_cache
 
 # tokens that COCO's evaluation removes; it compares after lower-casing, so -lrb- and its kin stay
-PUNCTUATION = frozenset(["''", "'", "``", "`", "\"", ".", "?", "!", ",", ":", "-", ";", "…", "“", "”", "‘", "’", "–", "—"])
+PUNCTUATION = frozenset(
+    ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", ";", "…", "“", "”", "‘", "’", "–", "—"]
+)
 _BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
 
 # words of two tokens that are written as one

@@ -47,7 +47,8 @@ def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int = 1
     margin, gap = 18, 6
     card_width = 2 * image_width + gap
     wrapped = [
-        (_wrap(card.caption or "(nothing)", text, card_width), _wrap(card.reference, text, card_width)) for card in cards
+        (_wrap(card.caption or "(nothing)", text, card_width), _wrap(card.reference, text, card_width))
+        for card in cards
     ]
     line = 20
     rows = [range(start, min(start + columns, len(cards))) for start in range(0, len(cards), columns)]

@@ -21,12 +21,16 @@ QUIET: dict[str, Any] = dict(
 )
 
 
-def fit(callbacks: list[Callback], tmp_path: Path, model: LightningModule | None = None, **options: Any) -> LightningModule:
+def fit(
+    callbacks: list[Callback], tmp_path: Path, model: LightningModule | None = None, **options: Any
+) -> LightningModule:
     seed_everything(3, workers=True, verbose=False)
     model = model or TinyCaptioner()
     ckpt_path = options.pop("ckpt_path", None)
     data = TinyPairs(batch_size=options.pop("batch_size", 4), seed=1)
-    defaults: dict[str, Any] = dict(max_epochs=2, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path)
+    defaults: dict[str, Any] = dict(
+        max_epochs=2, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path
+    )
     trainer = Trainer(callbacks=callbacks, **{**QUIET, **defaults, **options})
     trainer.fit(model, data, ckpt_path=ckpt_path)
     return model
@@ -104,7 +108,9 @@ def test_save_with_and_load_without(tmp_path: Path) -> None:
     model.trainer.save_checkpoint(tmp_path / "with.ckpt")
     alone = TinyCaptioner.load_from_checkpoint(tmp_path / "with.ckpt")
     assert_same(dict(alone.state_dict()), host_state(model))
-    with_other = fit([GuessColorCallback("other")], tmp_path, TinyCaptioner(init_from=str(tmp_path / "with.ckpt")), max_steps=0)
+    with_other = fit(
+        [GuessColorCallback("other")], tmp_path, TinyCaptioner(init_from=str(tmp_path / "with.ckpt")), max_steps=0
+    )
     assert_same(host_state(with_other), host_state(model))
     report = Trainer(**QUIET).test(TinyCaptioner(), TinyPairs(), ckpt_path=tmp_path / "with.ckpt", verbose=False)
     assert report[0]["test/CIDEr-D"] >= 0
@@ -177,7 +183,13 @@ def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
 
 def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Path) -> None:
     def run(batch_size: int, accumulate: int) -> LightningModule:
-        return fit([_Quiet("color")], tmp_path, TinyCaptioner(dropout=0.0), batch_size=batch_size, accumulate_grad_batches=accumulate)
+        return fit(
+            [_Quiet("color")],
+            tmp_path,
+            TinyCaptioner(dropout=0.0),
+            batch_size=batch_size,
+            accumulate_grad_batches=accumulate,
+        )
 
     one, four = run(4, 1), run(1, 4)
     for (name, a), b in zip(one.state_dict().items(), four.state_dict().values(), strict=True):

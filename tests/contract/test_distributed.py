@@ -33,7 +33,9 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]
 def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, expected = one
     found = launch(kind, tmp_path)
-    assert [(r["id"], r["caption"]) for r in found["predictions"]] == [(r["id"], r["caption"]) for r in expected["predictions"]]
+    assert [(r["id"], r["caption"]) for r in found["predictions"]] == [
+        (r["id"], r["caption"]) for r in expected["predictions"]
+    ]
     for name in ("test/CIDEr-D", "test/BLEU-4", "test/ROUGE-L"):
         torch.testing.assert_close(found["scores"][name], expected["scores"][name])
     weights = torch.load(tmp_path / f"{kind}.ckpt", weights_only=True)["state_dict"]

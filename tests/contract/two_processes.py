@@ -21,7 +21,10 @@ def main(kind: str, out: Path) -> None:
         "one": "auto",
         "ddp": DDPStrategy(process_group_backend="gloo"),
         "fsdp2": ModelParallelStrategy(
-            data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", save_distributed_checkpoint=False
+            data_parallel_size=2,
+            tensor_parallel_size=1,
+            process_group_backend="gloo",
+            save_distributed_checkpoint=False,
         ),
     }
     model = TinyCaptioner(dropout=0.0)

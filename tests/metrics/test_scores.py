@@ -22,7 +22,7 @@ from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.metrics.rouge import rouge_l
 from lightning_idc.pairs import PairError
 
-WORDS = "the a small large red blue cube sphere moved left right of is gone and now there".split()
+WORDS = ["a", "the", "small", "red", "blue", "cube", "sphere", "moved", "left", "of", "is", "gone", "now", "there"]
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 
 
@@ -114,7 +114,7 @@ def test_mismatched_ids_are_named() -> None:
         score_captions({"a": "x"}, {"a": ["x"], "c": ["y"]})
     with pytest.raises(PairError, match="no list of references: 'a'"):
         score_captions({"a": "x"}, {"a": []})
-    with pytest.raises(PairError, match="nothing|no captions"):
+    with pytest.raises(PairError, match="no captions to score"):
         score_captions({}, {})
 
 

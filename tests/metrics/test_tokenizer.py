@@ -55,7 +55,15 @@ def test_forty_thousand_real_captions(tmp_path: Path) -> None:
     import pycocoevalcap
 
     jar = Path(next(iter(pycocoevalcap.__path__))) / "tokenizer" / "stanford-corenlp-3.4.1.jar"
-    command = ["java", "-cp", str(jar), "edu.stanford.nlp.process.PTBTokenizer", "-preserveLines", "-lowerCase", "captions.txt"]
+    command = [
+        "java",
+        "-cp",
+        str(jar),
+        "edu.stanford.nlp.process.PTBTokenizer",
+        "-preserveLines",
+        "-lowerCase",
+        "captions.txt",
+    ]
     output = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, timeout=120).stdout.decode()
     expected = [[w for w in line.split() if w not in REMOVED] for line in output.split("\n")]
     different = [c for c, tokens in zip(captions, expected, strict=False) if ptb_tokenize(c) != tokens]

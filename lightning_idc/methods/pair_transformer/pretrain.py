@@ -56,7 +56,7 @@ class ObjectNaming(LightningModule):
             [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
         ).sum()
         guesses = torch.stack([part.argmax(1) for part in logits], 1)
-        objects = (cells[:, 0] > 0)
+        objects = cells[:, 0] > 0
         right = (guesses == cells).all(1)[objects].float().mean()
         return loss, right
 
