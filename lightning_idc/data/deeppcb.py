@@ -27,7 +27,7 @@ LISTED = {"trainval": 1000, "test": 500}
 
 # one noun for each type, and every phrasing for each pair: a type with a word of its own to share would be favoured
 _NOUNS = ("open", "short", "mousebite", "spur", "copper spot", "pinhole")
-_NUMBERS = ("no", *"one two three four five six seven eight nine ten eleven twelve".split())
+_NUMBERS = ("no", *["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"])
 _FRAMES = (
     "the board has {}",
     "inspection finds {}",
@@ -176,8 +176,8 @@ class BoardPairs(PairSource):
             image = read_image(path, f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise PairError(
-                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official boards, "
-                    f"in whose pixels the boxes are given, are {BOARD}x{BOARD}"
+                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "
+                    f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
                 )
             sides.append(image)
         # JPEG blurs the edges of boards that are black and white
@@ -214,7 +214,9 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
         if not 1 <= kind <= len(TYPES):
             raise PairError(f"{path}, line {number}: type {kind} is unknown; expected 1 to {len(TYPES)}")
         if not (x1 < x2 <= BOARD and y1 < y2 <= BOARD):
-            raise PairError(f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board")
+            raise PairError(
+                f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board"
+            )
         found.append(Defect(kind - 1, (x1, y1, x2, y2)))
     return found
 
@@ -254,7 +256,12 @@ class DeepPCB(PairDataModule):
     """
 
     def __init__(
-        self, root: str | Path = "data/deeppcb", long: bool = False, cache: bool = True, official: bool = True, **options: Any
+        self,
+        root: str | Path = "data/deeppcb",
+        long: bool = False,
+        cache: bool = True,
+        official: bool = True,
+        **options: Any,
     ) -> None:
         super().__init__(**options)
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
