@@ -37,9 +37,12 @@ class StopCleanly(Callback):
             raise KeyboardInterrupt
         self._asked = True
 
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
         # in the middle of accumulating, the gradients so far would be lost
-        if not self._asked or trainer.fit_loop._should_accumulate():
+        whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
+        if not self._asked or not whole:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
         target = folder / NAME

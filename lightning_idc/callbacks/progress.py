@@ -72,9 +72,7 @@ class PlainProgress(Callback):
         self._last = now
         return True
 
-    def _say(
-        self, what: str, at: int, total: float, done: int, began: float | None = None, shown: str = ""
-    ) -> None:
+    def _say(self, what: str, at: int, total: float, done: int, began: float | None = None, shown: str = "") -> None:
         spent = time.monotonic() - (self._began_evaluation if began is None else began)
         # a run without an end, or one of unknown length, has no time left to tell
         known = math.isfinite(total) and done > 0

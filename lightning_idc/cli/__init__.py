@@ -22,6 +22,22 @@ VERBS = {
 }
 
 
+TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
+"""Environment variable that shows where an error came from, as ``--traceback`` does."""
+
+_TRAINING_HELP = """usage: lightning-idc {verb} --config FILE [--config FILE ...] [--key value ...]
+
+A later file is merged over an earlier one, `callbacks+:` appends to a list, and --key value wins over both:
+  --model CLASS_PATH   --model.width 64      arguments of the captioner
+  --data CLASS_PATH    --data.batch_size 16  arguments of the data module
+  --trainer.max_epochs 2                     arguments of Lightning's Trainer
+  --ckpt_path FILE                           checkpoint to start from; what is not given is taken from it
+  --print_config                             show what would be run
+  --model.help CLASS_PATH                    arguments of a class
+  --help_all                                 every key; takes some seconds
+  --traceback                                where an error came from"""
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
     from lightning_idc import __version__
@@ -40,22 +56,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no verb {given[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
         return 2
+    if VERBS[given[0]][0] == "training" and given[1:] in (["-h"], ["--help"]):
+        print(_TRAINING_HELP.format(verb=given[0]))
+        return 0
     return guarded(given)
 
 
 def guarded(given: list[str]) -> int:
     """Run a verb; what the user can mend is told in one message, without a traceback."""
-    module = importlib.import_module(f"lightning_idc.cli.{VERBS[given[0]][0]}")
-    from lightning_idc.cli.errors import readable
-
+    if "--traceback" in given:
+        given = [argument for argument in given if argument != "--traceback"]
+        os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
+    # a user's own modules beside the recipe, as with `python -m`, which the stages are started with
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
     try:
+        module = importlib.import_module(f"lightning_idc.cli.{VERBS[given[0]][0]}")
         return int(module.run(given))
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
+    except SystemExit as stop:
+        if isinstance(stop.__context__, KeyboardInterrupt):
+            return 130  # Lightning has shut down already and would leave with 1
+        raise
+    except BrokenPipeError:
+        # the reader of a pipe, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
     except Exception as error:
+        from lightning_idc.cli.errors import readable
+
         message = readable(error)
-        if message is None or os.environ.get("LIGHTNING_IDC_TRACEBACK"):
+        if message is None or os.environ.get(TRACEBACK):
             raise
         print(f"error: {message}", file=sys.stderr)
         return 1
@@ -83,7 +116,10 @@ def lightning(arguments: Sequence[str] | None = None) -> int:
 def _usage() -> str:
     width = max(map(len, VERBS))
     lines = [f"  {verb:<{width}}  {text}" for verb, (_, text) in VERBS.items()]
-    return "\n".join(["Image difference captioning with PyTorch Lightning.", "", "usage: lightning-idc VERB ...", "", *lines])
+    head = ["Image difference captioning with PyTorch Lightning.", "", "usage: lightning-idc VERB ...", ""]
+    return "\n".join(
+        [*head, *lines, "", "`lightning-idc VERB --help` says more; --traceback shows where an error came from."]
+    )
 
 
 def parser(verb: str, description: str) -> argparse.ArgumentParser:

@@ -3,32 +3,119 @@
 from __future__ import annotations
 
 import inspect
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from lightning_idc.errors import PairError
+
+if TYPE_CHECKING:
+    from lightning_idc.data.datamodule import PairDataModule, Split
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
     "folder": "lightning_idc.data.folder.FolderPairs",
     "deeppcb": "lightning_idc.data.deeppcb.DeepPCB",
 }
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+MOST_PROBLEMS = 50
+_HELP = f"""usage: lightning-idc data ls
+       lightning-idc data check NAME [--root DIR] [--key value ...]
+
+`ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
+cannot be used; --root and any other key are arguments of the data module.
+
+NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
 
 def run(given: list[str]) -> int:
-    """The verb `data`."""
-    from lightning_idc.cli import parser
+    """The verb `data`; 1 where a check found something."""
+    rest = given[1:]
+    if not rest or rest[0] in ("-h", "--help") or "--help" in rest:
+        print(_HELP)
+        return 0 if rest else 2
+    if rest == ["ls"]:
+        return _ls()
+    if rest[0] != "check" or len(rest) < 2 or rest[1].startswith("--"):
+        print(_HELP, file=sys.stderr)
+        return 2
+    return _check(rest[1], rest[2:])
 
-    arguments = parser("data", "List data modules, or check a folder against one.")
-    arguments.add_argument("verb", choices=["ls", "check"])
-    arguments.add_argument("name", nargs="?", choices=list(MODULES))
-    arguments.add_argument("--root", help="folder of the data")
-    options = arguments.parse_args(given[1:])
+
+def _ls() -> int:
     from lightning_idc.cli.keys import class_of
 
-    if options.verb == "ls" or options.name is None:
-        for name, path in MODULES.items():
-            print(f"{name:<10} {inspect.getdoc(class_of(path)).splitlines()[0]}")  # type: ignore[union-attr]
-        return 0
-    module = class_of(MODULES[options.name])(**({"root": options.root} if options.root else {}))
-    problems = module.check()
-    for problem in problems:
+    for name, path in MODULES.items():
+        print(f"{name:<10} {path}\n{'':<10} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
+    return 0
+
+
+def _check(name: str, arguments: list[str]) -> int:
+    from lightning_idc.cli.keys import check_names, class_of, nearest
+    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.data.datamodule import PairDataModule
+
+    if name not in MODULES and "." not in name:
+        raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
+    kind = class_of(MODULES.get(name, name))
+    if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
+        raise PairError(f"{name} is no PairDataModule, so its pairs cannot be checked")
+    given = parse_overrides(arguments)
+    check_names(given, kind, f"data check {name}")
+    parameters = inspect.signature(kind).parameters.values()
+    missing = [
+        p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given
+    ]
+    if missing:
+        raise PairError(f"data check {name} needs --{missing[0]} VALUE")
+    problems = problems_of(kind(**given))
+    for problem in problems[:MOST_PROBLEMS]:
         print(f"problem: {problem}")
-    print(f"{len(problems)} problems" if problems else "no problems")
+    if len(problems) > MOST_PROBLEMS:
+        print(f"... and {len(problems) - MOST_PROBLEMS} more")
+    print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
     return 1 if problems else 0
+
+
+def problems_of(data: PairDataModule) -> list[str]:
+    """Read every pair of every split once, and say what is wrong with which."""
+    problems: list[str] = []
+    try:
+        data.prepare_data()
+    except PairError as error:
+        return [str(error)]
+    for split in SPLITS:
+        try:
+            source = data.pairs_of(split)
+        except PairError as error:
+            problems.append(f"{split}: {error}")
+            continue
+        sizes: dict[tuple[int, ...], int] = {}
+        captions, last = 0, time.monotonic()
+        for index in range(len(source)):
+            try:
+                sample = source.load(index)
+            except PairError as error:
+                problems.append(f"{split}: {error}")
+                continue
+            captions += len(sample.captions)
+            size = tuple(sample.before.shape[1:])
+            sizes[size] = sizes.get(size, 0) + 1
+            if not sample.captions and split != "test":
+                problems.append(f"{split}: {sample.id}: it has no caption")
+            if time.monotonic() - last > 10:
+                last = time.monotonic()
+                print(f"{split}: {index + 1} of {len(source)} read", flush=True)
+        print(f"{split}: {_count(len(source), 'pair')}, {_count(captions, 'caption')}; {_sizes(sizes)}", flush=True)
+    return problems
+
+
+def _sizes(sizes: dict[tuple[int, ...], int]) -> str:
+    commonest = sorted(sizes.items(), key=lambda entry: -entry[1])
+    shown = ", ".join(f"{number} of {height}x{width}" for (height, width), number in commonest[:3])
+    more = len(commonest) - 3
+    return shown + (f" and {_count(more, 'other size')}" if more > 0 else "") or "nothing could be read"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

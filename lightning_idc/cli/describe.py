@@ -13,7 +13,9 @@ def run(given: list[str]) -> int:
     arguments = parser("describe", "Say what changed between two images.")
     arguments.add_argument("before", help="image file")
     arguments.add_argument("after", help="image file")
-    arguments.add_argument("--checkpoint", required=True, help="a .ckpt of this library, or a folder of save_pretrained")
+    arguments.add_argument(
+        "--checkpoint", required=True, help="a .ckpt of this library, or a folder of save_pretrained"
+    )
     arguments.add_argument("--json", action="store_true", help="caption, log_prob and change_score as JSON")
     options = arguments.parse_args(given[1:])
     from lightning_idc.checkpoint import load_captioner

@@ -11,42 +11,79 @@ from pathlib import Path
 
 PACKAGES = (
     "lightning", "torch", "torchvision", "torchmetrics", "transformers", "peft", "timm", "open_clip_torch",
-    "pycocoevalcap", "datasets", "jsonargparse", "numba", "pillow", "rich",
+    "pycocoevalcap", "datasets", "jsonargparse", "numba", "pillow", "rich", "safetensors", "numpy",
 )  # fmt: skip
+LEAST_DISK = 2.0
+"""GiB that rendered data and the checkpoints of a recipe may take."""
 
 
 def run(given: list[str]) -> int:
-    """The verb `doctor`; the status is the number of problems."""
+    """The verb `doctor`; 1 where something needs mending."""
     from lightning_idc import __version__
     from lightning_idc.cli import parser
 
     parser("doctor", "Look at this installation.").parse_args(given[1:])
-    problems: list[str] = []
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
+    problems = [*_packages(), *_devices(), *_scripts(), *_folders()]
+    java = "found: METEOR can be computed" if shutil.which("java") else "not found: METEOR is not computed"
+    _line("Java", java)
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
+    return min(len(problems), 1)
+
+
+def _line(name: str, value: str) -> None:
+    print(f"  {name:<18} {value}")
+
+
+def _packages() -> list[str]:
+    problems = []
     for name in PACKAGES:
         try:
-            print(f"  {name:<18} {importlib.metadata.version(name)}")
+            _line(name, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name} is not installed: pip install {name}")
+    return problems
+
+
+def _devices() -> list[str]:
     try:
         import torch
         import torchvision  # noqa: F401 - a build that does not fit torch fails here
-
-        devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-        print(f"  devices            {', '.join(devices) or 'CPU only'}, {os.cpu_count()} cores")
     except (ImportError, RuntimeError) as error:
-        problems.append(f"torch and torchvision do not load together ({error}); install both from one place")
-    java = shutil.which("java")
-    print(f"  Java               {'found: METEOR can be computed' if java else 'not found: METEOR and SPICE are not computed'}")
-    ours = shutil.which("lightning")
-    expected = Path(sys.executable).with_name("lightning")
-    if ours is not None and expected.exists() and b"lightning_idc" not in expected.read_bytes():
-        problems.append("the script `lightning` belongs to another package; use `lightning-idc`, or reinstall lightning_idc last")
-    free = shutil.disk_usage(Path.home()).free / 2**30
-    print(f"  free disk          {free:.0f} GiB")
-    if free < 2:
-        problems.append(f"only {free:.1f} GiB of disk are free; the rendered data and checkpoints need about 2")
-    for problem in problems:
-        print(f"problem: {problem}")
-    print(f"{len(problems)} problems")
-    return min(len(problems), 1)
+        return [f"torch and torchvision do not load together ({error}); install both again, from one place"]
+    devices = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    _line("devices", f"{', '.join(devices) or 'CPU only'}, {os.cpu_count()} cores")
+    return []
+
+
+def _scripts() -> list[str]:
+    """Whether `lightning` is ours: lightning-sdk ships a script of that name, and the last one installed wins."""
+    beside = Path(sys.executable).with_name("lightning")
+    found = shutil.which("lightning") or (str(beside) if beside.exists() else None)
+    if found is None:
+        _line("lightning", "not on the path; lightning-idc and python -m lightning_idc do the same")
+        return []
+    _line("lightning", found)
+    if b"lightning_idc" in Path(found).read_bytes():
+        return []
+    return [
+        f"the script {found} belongs to another package (lightning-sdk has one, too): use lightning-idc instead, "
+        "or reinstall lightning_idc, which forwards to lightning-sdk what is not its own"
+    ]
+
+
+def _folders() -> list[str]:
+    from lightning_idc.data.synthetic.cache import default_cache_dir
+
+    cache = default_cache_dir()
+    there = next(folder for folder in (cache, *cache.parents) if folder.is_dir())
+    free = shutil.disk_usage(there).free / 2**30
+    _line("cache", f"{cache}, {free:.0f} GiB free")
+    problems = []
+    if not os.access(there, os.W_OK):
+        problems.append(f"{there} cannot be written to; set LIGHTNING_IDC_CACHE to a folder that can")
+    if free < LEAST_DISK:
+        problems.append(f"only {free:.1f} GiB are free in {there}; rendered data and checkpoints need {LEAST_DISK:.0f}")
+    return problems

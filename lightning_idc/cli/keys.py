@@ -26,37 +26,52 @@ def nearest(key: str, valid: Iterable[str]) -> str:
 
 
 @cache
-def class_of(path: str) -> type:
-    """Class of a dotted path.
+def class_of(path: str) -> Any:
+    """Class, or function that makes an object, of a dotted path.
 
     Raises:
         PairError: the module or the class does not exist.
     """
     module_name, _, name = path.rpartition(".")
+    if not module_name:
+        raise PairError(f"class_path {path!r} must name the module, too, as in lightning_idc.data.synthetic.{path}")
     try:
         module = importlib.import_module(module_name)
     except ImportError as error:
         raise PairError(f"class_path {path!r} cannot be imported: {error}") from error
-    found = getattr(module, name, None)
-    if not inspect.isclass(found):
-        classes = [n for n, value in vars(module).items() if inspect.isclass(value)]
-        raise PairError(f"{module_name} has no class {name!r}; {nearest(name, classes)}")
+    try:
+        found = getattr(module, name)
+    except AttributeError:
+        classes = [n for n in dir(module) if n[:1].isupper()]
+        raise PairError(f"class_path {path!r}: {module_name} has no class {name!r}; {nearest(name, classes)}") from None
+    if not callable(found):
+        raise PairError(f"class_path {path!r} is a {type(found).__name__}; expected a class")
     return found
 
 
 @cache
-def arguments_of(kind: type) -> frozenset[str] | None:
+def arguments_of(kind: Any) -> frozenset[str] | None:
     """Names that a class can be configured with, through ``**kwargs`` of its parents; None where anything goes."""
-    names: set[str] = set()
+    if not inspect.isclass(kind):
+        known, passes_on = _names(list(inspect.signature(kind).parameters.values()))
+        return None if passes_on else known
+    names: frozenset[str] = frozenset()
     for base in kind.__mro__:
         if "__init__" not in vars(base):
             continue
         # Lightning decorates Trainer.__init__, so look through wrappers
         parameters = list(inspect.signature(inspect.unwrap(vars(base)["__init__"])).parameters.values())[1:]
-        names |= {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            return frozenset(names)
+        known, passes_on = _names(parameters)
+        names |= known
+        if not passes_on:
+            return names
     return None
+
+
+def _names(parameters: list[inspect.Parameter]) -> tuple[frozenset[str], bool]:
+    """Names of parameters, and whether any other is passed on."""
+    passes_on = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    return frozenset(p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)), passes_on
 
 
 def check(config: dict[str, Any], where: str = "") -> None:
@@ -76,7 +91,9 @@ def check(config: dict[str, Any], where: str = "") -> None:
         if key in ("model", "data"):
             _check_class(value, f"{prefix}{key}")
     trainer = config.get("trainer") or {}
-    _check_names(trainer, Trainer, f"{prefix}trainer")
+    if not isinstance(trainer, dict):
+        raise PairError(f"{prefix}trainer: expected keys with values, found {trainer!r}")
+    check_names(trainer, Trainer, f"{prefix}trainer")
     for key, value in trainer.items():
         _check_nested(value, f"{prefix}trainer.{key}")
 
@@ -84,11 +101,13 @@ def check(config: dict[str, Any], where: str = "") -> None:
 def _check_class(value: Any, where: str) -> None:
     if not isinstance(value, dict) or "class_path" not in value:
         raise PairError(f"{where}: expected class_path and init_args, found {value!r}")
+    if not isinstance(value["class_path"], str) or not isinstance(value.get("init_args") or {}, dict):
+        raise PairError(f"{where}: expected class_path to be text and init_args to be keys with values")
     extra = set(value) - {"class_path", "init_args", "dict_kwargs"}
     if extra:
         raise PairError(f"{where}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
     arguments = value.get("init_args") or {}
-    _check_names(arguments, class_of(value["class_path"]), where)
+    check_names(arguments, class_of(value["class_path"]), where)
     for key, inner in arguments.items():
         _check_nested(inner, f"{where}.{key}")
 
@@ -99,10 +118,20 @@ def _check_nested(value: Any, where: str) -> None:
     elif isinstance(value, list):
         for number, item in enumerate(value):
             _check_nested(item, f"{where}[{number}]")
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            _check_nested(inner, f"{where}.{key}")
 
 
-def _check_names(given: dict[str, Any], kind: type, where: str) -> None:
+def check_names(given: dict[str, Any], kind: Any, where: str) -> None:
+    """Refuse keys that a class has no argument of.
+
+    Raises:
+        PairError: the key, and the nearest one that exists.
+    """
     valid = arguments_of(kind)
-    for key in given if valid is not None else ():
-        if key not in valid:  # type: ignore[operator]
-            raise PairError(f"{where}: {kind.__name__} has no argument {key!r}; {nearest(key, valid)}")  # type: ignore[arg-type]
+    if valid is None:
+        return
+    for key in given:
+        if key not in valid:
+            raise PairError(f"{where}: {kind.__name__} has no argument {key!r}; {nearest(key, valid)}")

@@ -2,103 +2,224 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from lightning_idc.cli.recipes import Recipe, Stage, resolve
+from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.errors import PairError
 
-DONE = "stage.json"
+RUN, DONE = "run.json", "stage.json"
+SECONDS_TO_STOP = 60
+"""A stage that was asked to stop may finish its step and save for so long."""
 
 
-def run_recipe(recipe: Recipe, run_dir: Path | None, resume: Path | None) -> int:
-    """Run all stages, or those that an earlier run did not finish; return the exit status."""
-    if resume is not None and not resume.is_dir():
-        raise PairError(f"there is no run {str(resume)!r} to resume; runs lie in {Path('runs') / recipe.path.stem}")
-    folder = resume or run_dir or Path("runs") / recipe.path.stem / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-    folder.mkdir(parents=True, exist_ok=True)
-    title = recipe.about.get("title", recipe.path.stem)
-    print(f"{title}\nresults: {folder}", flush=True)
-    best: dict[str, str] = {}
-    last_fit = ""
-    began = time.monotonic()
-    for number, stage in enumerate(recipe.stages):
-        home = folder / stage.name
-        record = home / DONE
-        if resume is not None and record.is_file():
-            result = json.loads(record.read_text(encoding="utf-8"))
-            print(f"\n== {stage.name}: already done", flush=True)
-        else:
-            print(f"\n== {stage.name} ({stage.run}, stage {number + 1} of {len(recipe.stages)})", flush=True)
-            started = time.monotonic()
-            config = _config(stage, folder, home, best, last_fit, resuming=resume is not None)
-            result = _run_stage(stage, config, home, folder, recipe)
-            if isinstance(result, int):
-                return result
-            print(f"== {stage.name} took {time.monotonic() - started:.0f} s", flush=True)
-        if stage.run == "fit":
-            best[stage.name] = last_fit = result["best"]
-    print(f"\ndone in {time.monotonic() - began:.0f} s; results: {folder}", flush=True)
-    return 0
+@dataclass
+class Run:
+    """One run of a recipe and the folder it lies in.
 
+    Args:
+        folder: one sub-folder per stage, and ``run.json``.
+        overrides: keys of the command line.
+        resuming: whether stages may have been run before.
+    """
 
-def _config(
-    stage: Stage, folder: Path, home: Path, best: dict[str, str], last_fit: str, resuming: bool
-) -> dict[str, Any]:
-    config: dict[str, Any] = resolve(stage.config, folder, best)
-    trainer = config.setdefault("trainer", {})
-    trainer["default_root_dir"] = str(home)
-    if stage.run != "fit" and not config.get("ckpt_path") and last_fit:
-        config["ckpt_path"] = last_fit
-    started = home.is_dir() and any(home.iterdir())
-    if resuming and stage.run == "fit" and started:
-        checkpoints = sorted(home.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime)
-        if not checkpoints:
+    folder: Path
+    overrides: dict[str, Any] = field(default_factory=dict)
+    resuming: bool = False
+
+    @classmethod
+    def started(cls, recipe: Path, folder: Path | None) -> Run:
+        """Make the folder of a new run.
+
+        Raises:
+            PairError: there is a run in it already.
+        """
+        if folder is None:
+            home = Path("runs") / recipe.stem
+            folder = first = home / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+            number = 1
+            while folder.exists():
+                number += 1
+                folder = first.with_name(f"{first.name}_{number}")
+        elif (folder / RUN).exists():
+            raise PairError(f"{folder} holds a run already; continue it with --resume {folder}, or name another folder")
+        folder.mkdir(parents=True, exist_ok=True)
+        return cls(folder.resolve())
+
+    @classmethod
+    def resumed(cls, recipe: Path, folder: Path) -> Run:
+        """Open the folder of a stopped run.
+
+        Raises:
+            PairError: there is no run in it.
+        """
+        record = folder / RUN
+        if not record.is_file():
             raise PairError(
-                f"stage {stage.name!r} was stopped before its first checkpoint, so there is nothing to resume; "
-                f"remove {home} to start the stage afresh"
+                f"there is no run in {str(folder)!r} to resume; runs of {recipe} lie in {Path('runs') / recipe.stem}"
             )
-        config["ckpt_path"] = str(checkpoints[-1])
-        print(f"continuing from {checkpoints[-1]}", flush=True)
-    return config
+        known = json.loads(record.read_text(encoding="utf-8"))
+        if known["recipe"] != recipe.name:
+            raise PairError(f"{folder} holds a run of {known['recipe']}, not of {recipe.name}")
+        if known["sha256"] != _digest(recipe):
+            print(f"note: {recipe} was changed after this run began; finished stages stay as they are", flush=True)
+        return cls(folder.resolve(), known["overrides"], resuming=True)
+
+    def go(self, recipe: Recipe) -> int:
+        """Run all stages that are not finished; return the exit status."""
+        record = {"recipe": recipe.path.name, "sha256": _digest(recipe.path), "overrides": self.overrides}
+        _write_json(self.folder / RUN, record)
+        shown = os.path.relpath(self.folder)
+        print(f"{recipe.about.get('title', recipe.path.stem)}\nresults: {shown}", flush=True)
+        began = time.monotonic()
+        fits: list[tuple[Stage, str]] = []
+        for number, stage in enumerate(recipe.stages, 1):
+            result = self._finished(stage)
+            if result is not None:
+                print(f"\n== {stage.name}: already done", flush=True)
+            else:
+                print(f"\n== {stage.name} ({stage.run}, stage {number} of {len(recipe.stages)})", flush=True)
+                started = time.monotonic()
+                status = self._run(stage, fits)
+                if status:
+                    said = "stopped in" if status == 130 else "failed in"
+                    resume = f"lightning-idc run {shlex.quote(str(recipe.path))} --resume {shlex.quote(shown)}"
+                    print(f"\n{said} stage {stage.name}; continue with\n  {resume}", file=sys.stderr, flush=True)
+                    return status
+                result = self._finished(stage) or {}
+                print(f"== {stage.name} took {_spent(started)}", flush=True)
+            if stage.run == "fit":
+                fits.append((stage, result.get("best", "")))
+        print(f"\ndone in {_spent(began)}; results: {shown}", flush=True)
+        return 0
+
+    def _finished(self, stage: Stage) -> dict[str, Any] | None:
+        record = self.folder / stage.name / DONE
+        if not record.is_file():
+            return None
+        result = json.loads(record.read_text(encoding="utf-8"))
+        if result["best"]:
+            best = self.folder / result["best"]  # relative, so that a run may be moved
+            if not best.is_file():
+                raise PairError(
+                    f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; "
+                    f"put it back, or remove {record} to run the stage again"
+                )
+            result["best"] = str(best)
+        return result
+
+    def _run(self, stage: Stage, fits: list[tuple[Stage, str]]) -> int:
+        config = self._config(stage, fits)
+        home = self.folder / stage.name
+        home.mkdir(parents=True, exist_ok=True)
+        file = home / "stage.yaml"
+        file.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        status = _run_process(stage.run, file, home / "result.json")
+        if status:
+            return status
+        if not (home / "result.json").is_file():
+            return 1
+        result = json.loads((home / "result.json").read_text(encoding="utf-8"))
+        best = Path(result["best"]) if result["best"] else None
+        if best is not None and best.resolve().is_relative_to(self.folder):
+            result["best"] = str(best.resolve().relative_to(self.folder))
+        _write_json(home / DONE, result)
+        (home / "result.json").unlink()
+        return 0
+
+    def _config(self, stage: Stage, fits: list[tuple[Stage, str]]) -> dict[str, Any]:
+        home = self.folder / stage.name
+        config: dict[str, Any] = resolve(stage.config, self.folder, {fit.name: best for fit, best in fits})
+        trainer = config["trainer"] = config.get("trainer") or {}
+        trainer.setdefault("default_root_dir", str(home))
+        if stage.run != "fit":
+            same = [best for fit, best in fits if _model(fit) == _model(stage) and best]
+            if not config.get("ckpt_path") and same:
+                config["ckpt_path"] = same[-1]
+            print(
+                f"weights: {os.path.relpath(config['ckpt_path'])}" if config.get("ckpt_path") else "weights: as built"
+            )
+        elif self.resuming and home.is_dir():
+            checkpoints = sorted(home.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+            if checkpoints:
+                config["ckpt_path"] = str(checkpoints[-1])
+                print(f"continuing from {os.path.relpath(checkpoints[-1])}", flush=True)
+            else:
+                print("it was stopped before its first checkpoint, so this stage begins anew", flush=True)
+        return config
 
 
-def _run_stage(stage: Stage, config: dict[str, Any], home: Path, folder: Path, recipe: Recipe) -> dict[str, Any] | int:
+def _model(stage: Stage) -> str:
+    return (stage.config.get("model") or {}).get("class_path", "")
+
+
+def _run_process(verb: str, config: Path, result: Path) -> int:
     from lightning_idc.cli.training import RESULT
 
-    home.mkdir(parents=True, exist_ok=True)
-    file = home / "config.yaml"
-    file.write_text(yaml.safe_dump(config, sort_keys=False), encoding="utf-8")
-    result = home / "result.json"
-    environment = {**os.environ, RESULT: str(result.resolve())}
-    command = [sys.executable, "-m", "lightning_idc", stage.run, "--config", str(file)]
-    # a group of its own, so that Ctrl-C reaches the stage once, through us, with its workers
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:
-        os.killpg(process.pid, signal.SIGINT)
+    command = [sys.executable, "-m", "lightning_idc", verb, "--config", str(config)]
+    # a group of its own: Ctrl-C reaches the stage and its workers once, through us
+    process = subprocess.Popen(command, env={**os.environ, RESULT: str(result)}, start_new_session=True)
+    with _stopping_is_an_interrupt():
         try:
-            process.wait(20)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-        print(f"\nstopped in stage {stage.name}; continue with\n  {_resume(recipe, folder)}", file=sys.stderr, flush=True)
-        return 130
-    if status or not result.is_file():
-        print(f"\nstage {stage.name} failed; after mending it continue with\n  {_resume(recipe, folder)}", file=sys.stderr, flush=True)
-        return status or 1
-    os.replace(result, home / DONE)
-    return json.loads((home / DONE).read_text(encoding="utf-8"))
+            status = process.wait()
+        except KeyboardInterrupt:
+            print("\nstopping after the step in hand; once more to stop at once ...", file=sys.stderr, flush=True)
+            _stop(process)
+            return 130
+    # a signal reads as a negative status
+    return status if status >= 0 else 128 - status
 
 
-def _resume(recipe: Recipe, folder: Path) -> str:
-    return f"lightning-idc run {recipe.path} --resume {folder}"
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    # the stage alone, not its workers: they end with it, and without them it could not finish its step
+    process.send_signal(signal.SIGINT)
+    with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
+        process.wait(SECONDS_TO_STOP)
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)  # whatever is left of the group
+        process.wait()
+
+
+@contextmanager
+def _stopping_is_an_interrupt() -> Iterator[None]:
+    """Treat being terminated, or losing the terminal, as Ctrl-C, so that no stage is left running alone."""
+
+    def interrupt(number: int, frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    before = {name: signal.signal(name, interrupt) for name in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+def _spent(since: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - since), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+
+
+def _digest(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _write_json(path: Path, value: Any) -> None:
+    partial = path.with_name(path.name + ".partial")
+    partial.write_text(json.dumps(value, indent=2), encoding="utf-8")
+    os.replace(partial, path)

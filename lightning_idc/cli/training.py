@@ -10,7 +10,6 @@ from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
-import yaml
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningCLI
@@ -20,7 +19,7 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
-from lightning_idc.cli.recipes import VERBS, merge, set_key
+from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
 from lightning_idc.errors import PairError
 
 RESULT = "LIGHTNING_IDC_RESULT"
@@ -30,8 +29,8 @@ RESULT = "LIGHTNING_IDC_RESULT"
 def run(given: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
     _quieten()
-    if any(argument in ("-h", "--help", "--print_config") or argument.endswith(".help") for argument in given):
-        PairCLI(given)
+    if any(name in ("--help_all", "--print_config") or name.endswith(".help") for name in given):
+        PairCLI(["--help" if name == "--help_all" else name for name in given])
         return 0
     explicit = gather(given[1:])
     check(explicit)
@@ -58,19 +57,12 @@ def gather(given: list[str]) -> dict[str, Any]:
         elif len(path) > 2 and path[0] == "trainer":
             continue  # parts of the callback, logger or strategy named last, which LightningCLI knows to place
         elif not name.endswith("+"):
-            set_key(config, path, yaml.safe_load(value))
+            set_key(config, path, parse_yaml(value))
     return config
 
 
 def _read(path: Path) -> dict[str, Any]:
-    if not path.is_file():
-        raise PairError(f"there is no configuration {str(path)!r}; check the path")
-    try:
-        config = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PairError(f"{path} is not readable as YAML: {error}") from error
-    if not isinstance(config, dict):
-        raise PairError(f"{path} holds a {type(config).__name__}; expected the keys trainer, model and data")
+    config = read_yaml(path)
     if "stages" in config:
         raise PairError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
     return config
