@@ -209,10 +209,10 @@ class AddonCallback(Callback):
         self._check(trainer, pl_module, stage)
         cooperative = isinstance(pl_module, PairCaptioner)
         if cooperative:
-            pl_module.build()
+            pl_module.build()  # type: ignore[operator]
         elif self.at is not None:
             # the tapped layers may be made there only; Lightning asks that it be idempotent
-            pl_module.configure_model()
+            pl_module.configure_model()  # type: ignore[operator]
         attached = addons_of(pl_module)
         if self.name not in attached:
             self._register(pl_module)

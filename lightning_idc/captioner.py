@@ -68,7 +68,7 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         schedule: multiplier of the learning rate over the run.
     """
 
-    net: nn.Module | None
+    net: nn.Module | None  # type: ignore[assignment]
     vision_modules: tuple[str, ...] = ("net.backbone",)
     """Paths of the sub-modules whose parameters form the group ``vision``."""
 

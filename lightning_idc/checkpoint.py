@@ -103,7 +103,7 @@ class LoadsAndSaves:
         checkpoint["rng"] = states
         checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
 
-    def on_load_checkpoint(self: PairCaptioner, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
         hparams = checkpoint.get("hyper_parameters", {})
         words = hparams.get("vocabulary")
         if words is not None and (self.net is None or words != self.hparams["vocabulary"]):

@@ -64,7 +64,7 @@ class PairLoader(DataLoader[Any]):
         self._start = 0
         self._served = 0
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # a generator: nothing below runs before the first batch is asked for, when the epoch has been set
         self._served, self._start = self._start, 0
         self.pair_sampler.skip = self._served * (self.batch_size or 1)

@@ -20,7 +20,7 @@ class Draw(NamedTuple):
     """
 
     epoch: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nothing here needs
 
 
 class PairSampler(DistributedSampler[Draw]):

@@ -27,7 +27,7 @@ def bleu(corpus: Corpus) -> tuple[Floats, Floats]:
     return whole, _score(correct, guesses, lengths, closest)
 
 
-def _score(correct: Floats, guesses: Floats, length: Floats, reference_length: Floats) -> Floats:
+def _score(correct: Floats, guesses: Floats | Ints, length: Floats | Ints, reference_length: Floats) -> Floats:
     precision = (correct + _TINY) / (guesses + _SMALL)
     powers = (1.0 / np.arange(1, MOST_WORDS + 1)).reshape(-1, *[1] * (precision.ndim - 1))
     ratio = (length + _TINY) / (reference_length + _SMALL)

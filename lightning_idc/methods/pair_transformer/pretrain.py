@@ -7,6 +7,7 @@ detector's) it takes seconds, and the captioner then only has to learn what chan
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
@@ -70,7 +71,7 @@ class ObjectNaming(LightningModule):
         self.log("val/loss", loss, sync_dist=True)
         self.log("val/cells_named", 100 * right, prog_bar=True, sync_dist=True)
 
-    def configure_optimizers(self) -> object:
+    def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
         steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
