@@ -147,9 +147,14 @@ class Run:
         trainer = config["trainer"] = config.get("trainer") or {}
         trainer.setdefault("default_root_dir", str(home))
         if stage.run != "fit":
-            same = [best for fit, best in fits if _model(fit) == _model(stage) and best]
+            same = [(fit, best) for fit, best in fits if _model(fit) == _model(stage)]
             if not config.get("ckpt_path") and same:
-                config["ckpt_path"] = same[-1]
+                fit, config["ckpt_path"] = same[-1]
+                if not config["ckpt_path"]:
+                    raise PairError(
+                        f"stage {stage.name} needs what stage {fit.name} learned, which left no checkpoint: let its "
+                        "ModelCheckpoint save one (save_last: true), or give this stage a ckpt_path"
+                    )
             print(
                 f"weights: {os.path.relpath(config['ckpt_path'])}" if config.get("ckpt_path") else "weights: as built"
             )

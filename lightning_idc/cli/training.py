@@ -192,7 +192,11 @@ def _write_result(cli: PairCLI) -> None:
         return
     saver = trainer.checkpoint_callback
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
-    best = saver.best_model_path if isinstance(saver, ModelCheckpoint) else ""
+    best = ""
+    if isinstance(saver, ModelCheckpoint):
+        best = saver.best_model_path or saver.last_model_path
+        if saver.monitor is not None and not saver.best_model_path and best:
+            print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)
     partial = Path(f"{target}.partial")
     partial.write_text(json.dumps({"best": best, "metrics": metrics}, indent=2), encoding="utf-8")
     os.replace(partial, target)

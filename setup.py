@@ -1,0 +1,8 @@
+"""What setup.cfg cannot say: recipes/ is installed inside the package, so that `lightning-idc recipes` finds it."""
+
+from setuptools import find_packages, setup
+
+setup(
+    packages=[*find_packages(include=["lightning_idc", "lightning_idc.*"]), "lightning_idc.recipes"],
+    package_dir={"lightning_idc.recipes": "recipes"},
+)
