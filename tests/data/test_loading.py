@@ -1,0 +1,148 @@
+"""Samplers and loaders. Oracle: the same pairs loaded in the plainest way, one process and no workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.data.loading import PairLoader
+from lightning_idc.data.sampling import PairSampler, sample_seed
+from lightning_idc.data.source import PairSource
+from lightning_idc.pairs import PairError, PairSample
+
+
+class Numbers(PairSource):
+    """Pair i is filled with i."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+
+    def load(self, index: int) -> PairSample:
+        if self.ids[index] == "broken":
+            raise PairError("pair 'broken' is damaged")
+        image = torch.full((3, 2, 2), index, dtype=torch.uint8)
+        return PairSample(self.ids[index], image, image.clone(), self.captions(index), self.change_type(index))
+
+    def captions(self, index: int) -> list[str]:
+        return [] if self.ids[index] == "mute" else [f"caption {index}"]
+
+    def change_type(self, index: int) -> str | None:
+        return "no_change" if index % 2 else "add"
+
+
+def noisy(sample: PairSample, generator: torch.Generator) -> PairSample:
+    """Makes every visit to a pair tell its seed."""
+    number = int(torch.randint(1_000_000, (), generator=generator))
+    return replace(sample, captions=[f"{sample.id} drew {number}"])
+
+
+class Counting(PairDataModule):
+    def __init__(self, ids: dict[str, list[str]] | None = None, **options: Any) -> None:
+        super().__init__(**{"batch_size": 4, "transform": noisy, **options})
+        self.names = ids or {
+            split: [f"{split}-{i}" for i in range(n)] for split, n in (("train", 19), ("val", 5), ("test", 6))
+        }
+
+    def source(self, split: Split) -> PairSource:
+        return Numbers(self.names["test" if split == "predict" else split])
+
+
+def seen(loader: PairLoader) -> list[list[str]]:
+    return [[caption for captions in batch["captions"] for caption in captions] for batch in loader]
+
+
+def epochs(loader: PairLoader, count: int) -> Iterator[list[list[str]]]:
+    for epoch in range(count):
+        loader.pair_sampler.set_epoch(epoch)
+        yield seen(loader)
+
+
+def test_workers_never_change_what_is_loaded_and_epochs_differ() -> None:
+    alone = list(epochs(Counting(num_workers=0).train_dataloader(), 3))
+    helped = list(epochs(Counting(num_workers=2).train_dataloader(), 3))  # persistent: alive over all epochs
+    assert helped == alone
+    drawn = [sorted(caption for batch in epoch for caption in batch) for epoch in alone]
+    assert drawn[0] != drawn[1] != drawn[2], "the same pair must draw something else in the next epoch"
+    assert all(len({caption.split()[0] for caption in epoch}) == 19 for epoch in drawn)
+
+
+def test_seed_decides_order_and_draws() -> None:
+    first, same, other = (seen(Counting(seed=seed).train_dataloader()) for seed in (1, 1, 2))
+    assert first == same != other
+
+
+def test_global_random_numbers_are_left_alone() -> None:
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    seen(Counting().train_dataloader())
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+@pytest.mark.parametrize("stop", [1, 3, 5])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_resuming_in_the_middle_of_an_epoch(stop: int, workers: int) -> None:
+    whole = list(epochs(Counting().train_dataloader(), 3))
+    first = Counting(num_workers=workers).train_dataloader()
+    first.pair_sampler.set_epoch(1)
+    batches = iter(first)
+    served = [next(batches) for _ in range(stop)]
+    state = first.state_dict()
+
+    second = Counting(num_workers=workers).train_dataloader()
+    second.load_state_dict(state)
+    rest = seen(second)
+    before = [[c for captions in batch["captions"] for c in captions] for batch in served]
+    assert before + rest == whole[1] if stop < 5 else rest == whole[1]  # a finished epoch starts whole
+    second.pair_sampler.set_epoch(2)
+    assert seen(second) == whole[2]
+
+
+@pytest.mark.parametrize("size", [1, 2, 7, 12])
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_ranks_interleave_to_one(size: int, world: int, shuffle: bool) -> None:
+    one = list(PairSampler(size, shuffle, seed=5, rank=0, world_size=1))
+    ranks = [list(PairSampler(size, shuffle, seed=5, rank=rank, world_size=world)) for rank in range(world)]
+    assert {len(rank) for rank in ranks} == {-(-size // world)}, "all take equally many steps"
+    dealt = [draw for together in zip(*ranks, strict=True) for draw in together]
+    assert dealt[:size] == one
+    assert set(dealt[size:]) <= set(one)
+
+
+def test_evaluation_is_in_order_and_draws_no_seed() -> None:
+    data = Counting()
+    assert [name for batch in data.test_dataloader() for name in batch["ids"]] == data.names["test"]
+    assert "seed" not in data.test_dataloader().dataset[next(iter(PairSampler(6, False)))].meta
+
+
+def test_seeds_are_apart() -> None:
+    seeds = {sample_seed(s, e, i) for s in range(4) for e in range(20) for i in range(500)}
+    assert len(seeds) == 4 * 20 * 500 and 0 <= min(seeds) and max(seeds) < 2**63
+
+
+def test_limit_and_captions() -> None:
+    data = Counting(limit=3)
+    assert data.train_captions() == ["caption 0", "caption 1", "caption 2"]
+    assert data.no_change_captions() == ["caption 1"]
+    assert len(data.train_dataloader()) == 1
+
+
+def test_check_counts_what_is_wrong() -> None:
+    assert Counting().check() == []
+    data = Counting({"train": ["a", "broken", "b"], "val": ["c", "mute", "a"], "test": []})
+    assert data.check() == [
+        "train: 1 of 3 pairs cannot be read: pair 'broken' is damaged",
+        "val: 1 of 3 pairs have no caption: mute",
+        "val: 1 ids are also in train: a",
+        "Counting: the split 'test' has no pairs",
+    ]
+
+
+def test_ids_are_unique() -> None:
+    with pytest.raises(PairError, match=r"twice: a"):
+        Counting({"train": ["a", "b", "a"]}).pairs_of("train")
