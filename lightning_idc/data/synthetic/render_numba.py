@@ -4,6 +4,8 @@ All scalars are float32, so constants are too: numba would widen to float64 wher
 row of `THING_FIELDS`, a light a row of `Packed.lights`; -1 in place of a thing is the ground, -2 is nothing at all.
 """
 
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 import inspect
@@ -11,14 +13,14 @@ import sys
 import zlib
 from collections.abc import Callable
 from math import sqrt
-from typing import Any, TypeVar
+from typing import Any
 
+import numba
 import numpy as np
-from numba import njit
 
 from lightning_idc.data.synthetic import render as look
 
-F = TypeVar("F", bound=Callable[..., Any])
+_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
 
 _f = np.float32
 ZERO, HALF, ONE, TWO = _f(0), _f(0.5), _f(1), _f(2)
@@ -36,21 +38,20 @@ SAMPLES = np.array(look.SAMPLES, np.float32)
 SHARE = _f(1 / (1 + len(look.SAMPLES)))
 
 
-def _compiled(function: F) -> F:
-    return njit(nogil=True, fastmath=True, error_model="numpy")(function)  # type: ignore[no-any-return]
+def _compiled(function: Callable[..., Any]) -> Any:
+    return numba.njit(**_OPTIONS)(function)
 
 
-def _kept(function: F) -> F:
+def _kept(function: Callable[..., Any]) -> Any:
     """Compiled and kept on disk; only in memory where no folder can be written."""
-    options = {"nogil": True, "fastmath": True, "error_model": "numpy"}
     try:
-        return njit(cache=True, **options)(function)  # type: ignore[no-any-return]
+        return numba.njit(cache=True, **_OPTIONS)(function)
     except RuntimeError:  # numba finds neither a writable __pycache__ nor a writable cache folder of the user
-        return njit(**options)(function)  # type: ignore[no-any-return]
+        return numba.njit(**_OPTIONS)(function)
 
 
 @_compiled
-def _meet(things, k, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _meet(things, k, ox, oy, oz, dx, dy, dz):
     """Distance along a ray to a thing, FAR where it is missed."""
     radius = things[k, 3]
     x, y, z = ox - things[k, 1], oy - things[k, 2], oz - radius
@@ -86,7 +87,7 @@ def _meet(things, k, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _normal(things, k, px, py, pz):  # type: ignore[no-untyped-def]
+def _normal(things, k, px, py, pz):
     """Unit normal at a point of a thing, bent where an edge would be rounded."""
     radius = things[k, 3]
     x, y, z = (px - things[k, 1]) / radius, (py - things[k, 2]) / radius, pz / radius - ONE
@@ -97,8 +98,9 @@ def _normal(things, k, px, py, pz):  # type: ignore[no-untyped-def]
         bu = max(abs(u) - (ONE - BEVEL), ZERO)
         bv = max(abs(v) - (ONE - BEVEL), ZERO)
         bz = max(abs(z) - (ONE - BEVEL), ZERO)
-        bu, bv, z = bu * bu * (ONE if u > ZERO else -ONE), bv * bv * (ONE if v > ZERO else -ONE), \
-            bz * bz * (ONE if z > ZERO else -ONE)  # fmt: skip
+        bu *= bu if u > ZERO else -bu
+        bv *= bv if v > ZERO else -bv
+        z = bz * (bz if z > ZERO else -bz)
         x, y = bu * cos - bv * sin, bu * sin + bv * cos
     elif things[k, 0] == TWO:
         out = sqrt(x * x + y * y) + TINY
@@ -110,7 +112,7 @@ def _normal(things, k, px, py, pz):  # type: ignore[no-untyped-def]
 
 
 @_compiled
-def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):
     """What a ray meets first, and at what distance; `skip` is the convex thing that it leaves."""
     best, found = FAR, -2
     if dz < -SMALL:
@@ -119,7 +121,7 @@ def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):  # type: ignore[no-un
         if k != skip:
             x, y, z = things[k, 1] - ox, things[k, 2] - oy, things[k, 3] - oz
             along = x * dx + y * dy + z * dz
-            if along > ZERO and x * x + y * y + z * z - along * along < things[k, 4] * things[k, 4]:
+            if along > -things[k, 4] and x * x + y * y + z * z - along * along < things[k, 4] * things[k, 4]:
                 distance = _meet(things, k, ox, oy, oz, dx, dy, dz)
                 if distance < best:
                     best, found = distance, k
@@ -127,7 +129,7 @@ def _nearest(things, count, skip, ox, oy, oz, dx, dy, dz):  # type: ignore[no-un
 
 
 @_compiled
-def _depth(things, k, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _depth(things, k, x, y, z, along, dx, dy, dz):
     """How deep a line passes below a thing's silhouette, negative outside; from the thing's centre, unit direction."""
     radius = things[k, 3]
     if things[k, 0] == ZERO:
@@ -150,7 +152,7 @@ def _depth(things, k, x, y, z, along, dx, dy, dz):  # type: ignore[no-untyped-de
 
 
 @_compiled
-def _passed(things, k, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyped-def]
+def _passed(things, k, px, py, pz, dx, dy, dz, spread):
     """Share of a light's disc that a thing leaves to a point; `spread` is the disc's radius over its distance."""
     x, y, z = px - things[k, 1], py - things[k, 2], pz - things[k, 3]
     along = -(x * dx + y * dy + z * dz)
@@ -165,7 +167,7 @@ def _passed(things, k, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyp
 
 
 @_compiled
-def _visible(things, count, skip, px, py, pz, dx, dy, dz, spread):  # type: ignore[no-untyped-def]
+def _visible(things, count, skip, px, py, pz, dx, dy, dz, spread):
     """Share of a light's disc that a point sees."""
     share = ONE
     for k in range(count):
@@ -175,7 +177,7 @@ def _visible(things, count, skip, px, py, pz, dx, dy, dz, spread):  # type: igno
 
 
 @_compiled
-def _open(things, count, skip, px, py, pz, nx, ny, nz):  # type: ignore[no-untyped-def]
+def _open(things, count, skip, px, py, pz, nx, ny, nz):
     """Share of the ambient light that the things around leave to a point: each takes as much as a sphere would."""
     taken = ZERO
     for k in range(count):
@@ -193,7 +195,7 @@ def _open(things, count, skip, px, py, pz, nx, ny, nz):  # type: ignore[no-untyp
 
 
 @_compiled
-def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, nx, ny, nz, rx, ry, rz):  # type: ignore[no-untyped-def]
+def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, nx, ny, nz, rx, ry, rz):
     """Light that a surface gathers, matte in three colours and mirrored in three colours."""
     level = ambient * (P8 + P2 * nz) * _open(things, count, skip, px, py, pz, nx, ny, nz)
     red, green, blue = level, level, level
@@ -206,7 +208,8 @@ def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, n
         facing = x * nx + y * ny + z * nz
         if facing > ZERO:
             seen = _visible(things, count, skip, px, py, pz, x, y, z, lights[n, 3] * inverse)
-            level = seen * facing * inverse * inverse * max(x * lights[n, 7] + y * lights[n, 8] + z * lights[n, 9], ZERO)
+            level = max(x * lights[n, 7] + y * lights[n, 8] + z * lights[n, 9], ZERO)
+            level *= seen * facing * inverse * inverse
             red += lights[n, 4] * level
             green += lights[n, 5] * level
             blue += lights[n, 6] * level
@@ -232,7 +235,7 @@ def _lit(things, count, lights, light_count, ambient, skip, metal, px, py, pz, n
 
 
 @_compiled
-def _backdrop(found, px, py, dz, red, green, blue):  # type: ignore[no-untyped-def]
+def _backdrop(found, px, py, dz, red, green, blue):
     """Colour of a ray that meets the ground, lit as given, or nothing."""
     if found == -2:
         level = HORIZON + (ZENITH - HORIZON) * min(dz, ONE)
@@ -246,7 +249,7 @@ def _backdrop(found, px, py, dz, red, green, blue):  # type: ignore[no-untyped-d
 
 
 @_compiled
-def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, dx, dy, dz):  # type: ignore[no-untyped-def]
+def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, dx, dy, dz):
     """Linear colour of the thing that a ray has met."""
     px, py, pz = ox + t * dx, oy + t * dy, oz + t * dz
     metal = things[found, 10]
@@ -257,7 +260,11 @@ def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, d
         things, count, lights, light_count, ambient, found, metal, px, py, pz, nx, ny, nz, rx, ry, rz
     )
     if metal == ZERO:
-        return things[found, 7] * red + gloss_red, things[found, 8] * green + gloss_green, things[found, 9] * blue + gloss_blue
+        return (
+            things[found, 7] * red + gloss_red,
+            things[found, 8] * green + gloss_green,
+            things[found, 9] * blue + gloss_blue,
+        )
     t, other = _nearest(things, count, found, px, py, pz, rx, ry, rz)
     qx, qy, qz = px + t * rx, py + t * ry, pz + t * rz
     mx, my, mz = ZERO, ZERO, ONE
@@ -282,7 +289,7 @@ def _colour(things, count, lights, light_count, ambient, found, t, ox, oy, oz, d
 
 
 @_compiled
-def _trace(things, count, lights, light_count, camera, boxes, active, column, px, py, height, width):  # type: ignore[no-untyped-def]
+def _trace(things, count, lights, light_count, camera, boxes, active, column, px, py, height, width):
     """Colour and thing of the ray through a point of the picture; `active` lists what `_listed` found for its row."""
     u = (TWO * px - width) / width
     v = (height - TWO * py) / width
@@ -320,14 +327,12 @@ def _trace(things, count, lights, light_count, camera, boxes, active, column, px
     elif found == -2:
         red, green, blue = _backdrop(found, ZERO, ZERO, dz, ZERO, ZERO, ZERO)
     else:
-        red, green, blue = _colour(
-            things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz
-        )
+        red, green, blue = _colour(things, count, lights, light_count, camera[12], found, best, ox, oy, oz, dx, dy, dz)
     return red, green, blue, found
 
 
 @_compiled
-def _box(camera, focal, x, y, z, bound, height, width, box):  # type: ignore[no-untyped-def]
+def _box(camera, focal, x, y, z, bound, height, width, box):
     """Pixels outside of which no sample's ray meets a ball: first and last column and row."""
     x, y, z = x - camera[0], y - camera[1], z - camera[2]
     u = x * camera[3] + y * camera[4] + z * camera[5]
@@ -347,7 +352,7 @@ def _box(camera, focal, x, y, z, bound, height, width, box):  # type: ignore[no-
 
 
 @_compiled
-def _bounds(things, count, lights, light_count, camera, height, width, boxes):  # type: ignore[no-untyped-def]
+def _bounds(things, count, lights, light_count, camera, height, width, boxes):
     """Where in the picture things and their shadows on the ground can be."""
     focal = sqrt(camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
     for k in range(count):
@@ -380,11 +385,12 @@ def _bounds(things, count, lights, light_count, camera, height, width, boxes):  
                 near = lights[n, 2] * (flat * cosine - z * sine) / (z * cosine + flat * sine)
                 half = max(HALF * (far - near), slant * sine / cosine)
                 middle = HALF * (far + near) / max(flat, TINY)
-                _box(camera, focal, lights[n, 0] + x * middle, lights[n, 1] + y * middle, ZERO, half, height, width, box)
+                x, y = lights[n, 0] + x * middle, lights[n, 1] + y * middle
+                _box(camera, focal, x, y, ZERO, half, height, width, box)
 
 
 @_compiled
-def _listed(boxes, count, light_count, row, active):  # type: ignore[no-untyped-def]
+def _listed(boxes, count, light_count, row, active):
     """For a row of pixels how many things, and then shadows of each light, can be in it, and which."""
     for g in range(1 + light_count):
         found = 0
@@ -396,24 +402,22 @@ def _listed(boxes, count, light_count, row, active):  # type: ignore[no-untyped-
 
 
 @_compiled
-def _encode(value):  # type: ignore[no-untyped-def]
+def _encode(value):
     value = min(max(value, ZERO), ONE)
     root = sqrt(value)
     return CODES * max(ENCODE_2 * root + ENCODE_4 * sqrt(root) + ENCODE_1 * value, ZERO)
 
 
 @_compiled
-def _differ(codes, seen, row, column, other_row, other_column):  # type: ignore[no-untyped-def]
-    if seen[row, column] != seen[other_row, other_column]:
-        return True
-    for c in range(3):
-        if abs(codes[row, column, c] - codes[other_row, other_column, c]) > CONTRAST:
-            return True
-    return False
+def _differ(codes, seen, row, column, other_row, other_column):
+    apart = abs(codes[row, column, 0] - codes[other_row, other_column, 0])
+    apart = max(apart, abs(codes[row, column, 1] - codes[other_row, other_column, 1]))
+    apart = max(apart, abs(codes[row, column, 2] - codes[other_row, other_column, 2]))
+    return apart > CONTRAST or seen[row, column] != seen[other_row, other_column]
 
 
 @_compiled
-def _picture(things, count, lights, light_count, camera, boxes, active, linear, codes, rough, image, seen):  # type: ignore[no-untyped-def]
+def _picture(things, count, lights, light_count, camera, boxes, active, linear, codes, rough, image, seen):
     height, width = seen.shape
     high, wide = _f(height), _f(width)
     _bounds(things, count, lights, light_count, camera, height, width, boxes)
@@ -459,7 +463,7 @@ def _picture(things, count, lights, light_count, camera, boxes, active, linear, 
 def _drawer(stamp: int) -> Callable[..., None]:
     """The compiled loop over scenes; `stamp` is part of what its copy on disk is known by."""
 
-    def _draw(things, counts, lights, light_counts, cameras, images, seen):  # type: ignore[no-untyped-def]
+    def _draw(things, counts, lights, light_counts, cameras, images, seen):
         total, height, width = seen.shape
         if stamp < 0:
             return

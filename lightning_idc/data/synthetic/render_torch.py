@@ -7,7 +7,7 @@ batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -17,36 +17,38 @@ from lightning_idc.data.synthetic import render as look
 
 Vector = tuple[Tensor, Tensor, Tensor]
 
-RAYS = 1 << 16
-"""Rays traced at once; memory is about 400 bytes a ray."""
+RAYS = {"cpu": 1 << 15}
+"""Rays traced at once, to stay in the cache of a CPU; elsewhere 2^20, some 500 MB."""
 TINY, SMALL, NEAR, FAR = 1e-12, 1e-7, 1e-3, 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class _World:
-    """Packed scenes on a device, with what each ray's scene is; -1 in place of a thing is the ground, -2 nothing.
+    """Packed scenes on a device, and the scene of each ray; -1 in place of a thing is the ground, -2 nothing.
 
     Args:
         things: ``(11, T, N)``.
         lights: ``(10, L, N)``.
         cameras: ``(13, N)``.
-        counts: ``(N,)``.
         scene: of each ray, ``(R,)``.
+        bounds: kind, place, radius and bounding radius of the things of each ray's scene, ``(5, T, R)``.
+        exists: whether its scene has so many things, ``(T, R)``.
     """
 
     things: Tensor
     lights: Tensor
     cameras: Tensor
-    counts: Tensor
     scene: Tensor
+    bounds: Tensor
+    exists: Tensor
 
     def at(self, rays: Tensor) -> _World:
         """The same for some of the rays."""
-        return _World(self.things, self.lights, self.cameras, self.counts, self.scene[rays])
+        return replace(self, scene=self.scene[rays], bounds=self.bounds[:, :, rays], exists=self.exists[:, rays])
 
-    def thing(self, k: int) -> tuple[Tensor, ...]:
-        """Kind, x, y, radius, bound, cosine, sine of thing `k` of each ray's scene."""
-        return tuple(self.things[:7, k][:, self.scene])
+    def thing(self, k: int, rays: Tensor) -> tuple[Tensor, ...]:
+        """Kind, x, y, radius, bound, cosine, sine of thing `k` of the scenes of some rays."""
+        return tuple(self.things[:7, k][:, self.scene[rays]])
 
     def own(self, found: Tensor) -> tuple[Tensor, ...]:
         """All fields of one thing for each ray."""
@@ -54,11 +56,15 @@ class _World:
 
     def there(self, k: int, skip: Tensor) -> Tensor:
         """Whether thing `k` is in a ray's scene and is not the one to skip."""
-        return (k < self.counts[self.scene]) & (skip != k)
+        return self.exists[k] & (skip != k)
 
 
 def _dot(a: Vector, b: Vector) -> Tensor:
     return a[0] * b[0] + a[1] * b[1] + a[2] * b[2]
+
+
+def _take(vector: Vector, rays: Tensor) -> Vector:
+    return vector[0][rays], vector[1][rays], vector[2][rays]
 
 
 def _inverse(value: Tensor) -> Tensor:
@@ -121,9 +127,14 @@ def _nearest(world: _World, skip: Tensor, origin: Vector, way: Vector) -> tuple[
     best = torch.where(down, -origin[2] / torch.where(down, way[2], -1.0), FAR)
     found = torch.where(down, -1, -2)
     for k in range(world.things.shape[1]):
-        distance = _meet(world.thing(k), origin, way)
-        closer = world.there(k, skip) & (distance < best)
-        best, found = torch.where(closer, distance, best), torch.where(closer, k, found)
+        (_, cx, cy, cz, bound), there = world.bounds[:, k], world.there(k, skip)
+        x, y, z = cx - origin[0], cy - origin[1], cz - origin[2]
+        along = x * way[0] + y * way[1] + z * way[2]
+        rays = (there & (along > -bound) & (x * x + y * y + z * z - along * along < bound * bound)).nonzero()[:, 0]
+        distance = _meet(world.thing(k, rays), _take(origin, rays), _take(way, rays))
+        closer = distance < best[rays]
+        rays = rays[closer]
+        best[rays], found[rays] = distance[closer], k
     return best, found
 
 
@@ -148,21 +159,23 @@ def _depth(thing: tuple[Tensor, ...], x: Tensor, y: Tensor, z: Tensor, along: Te
 def _visible(world: _World, skip: Tensor, point: Vector, way: Vector, spread: Tensor) -> Tensor:
     share = torch.ones_like(spread)
     for k in range(world.things.shape[1]):
-        thing = world.thing(k)
-        x, y, z = point[0] - thing[1], point[1] - thing[2], point[2] - thing[3]
+        (_, cx, cy, cz, bound), there = world.bounds[:, k], world.there(k, skip)
+        x, y, z = point[0] - cx, point[1] - cy, point[2] - cz
         along = -(x * way[0] + y * way[1] + z * way[2])
         blur = spread * along + NEAR
-        reach = thing[4] + blur
-        close = world.there(k, skip) & (along > 0) & (x * x + y * y + z * z - along * along < reach * reach)
-        deep = (_depth(thing, x, y, z, along, way) / blur).clamp(-1, 1)
-        share = share * torch.where(close, 0.5 - deep * (0.75 - 0.25 * deep * deep), 1.0)
+        reach = bound + blur
+        close = there & (along > 0) & (x * x + y * y + z * z - along * along < reach * reach)
+        rays = close.nonzero()[:, 0]
+        deep = _depth(world.thing(k, rays), x[rays], y[rays], z[rays], along[rays], _take(way, rays))
+        deep = (deep / blur[rays]).clamp(-1, 1)
+        share[rays] *= 0.5 - deep * (0.75 - 0.25 * deep * deep)
     return share
 
 
 def _open(world: _World, skip: Tensor, point: Vector, normal: Vector) -> Tensor:
     taken = torch.zeros_like(point[0])
     for k in range(world.things.shape[1]):
-        _, cx, cy, radius, _, _, _ = world.thing(k)
+        _, cx, cy, radius, _ = world.bounds[:, k]
         x, y, z = cx - point[0], cy - point[1], radius - point[2]
         facing = _dot((x, y, z), normal).clamp(min=0)
         square = (x * x + y * y + z * z).maximum(radius * radius + TINY)
@@ -248,10 +261,6 @@ def _thing_colour(world: _World, found: Tensor, point: Vector, way: Vector) -> l
     return colours
 
 
-def _take(vector: Vector, rays: Tensor) -> Vector:
-    return vector[0][rays], vector[1][rays], vector[2][rays]
-
-
 def _trace(world: _World, px: Tensor, py: Tensor, height: int, width: int) -> tuple[Tensor, Tensor]:
     """Linear colours ``(R, 3)`` and things of the rays through points of the pictures."""
     camera = world.cameras[:, world.scene]
@@ -301,15 +310,16 @@ def draw(packed: look.Packed, height: int, width: int, device: str) -> tuple[np.
     total = len(packed.counts)
     things, lights = (torch.from_numpy(rows).to(device).permute(2, 1, 0) for rows in (packed.things, packed.lights))
     cameras = torch.from_numpy(packed.cameras).to(device).T
-    counts = torch.from_numpy(packed.counts).to(device)
+    exists = torch.arange(things.shape[1], device=device)[:, None] < torch.from_numpy(packed.counts).to(device)
 
     def trace(pixels: Tensor, shift: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Colours and things of flat indices into (N, H, W)."""
         parts = []
-        for some in pixels.split(RAYS):
+        for some in pixels.split(RAYS.get(pixels.device.type, 1 << 20)):
             scene, place = some // (height * width), some % (height * width)
             px, py = (place % width).float() + 0.5 + shift[0], (place // width).float() + 0.5 + shift[1]
-            parts.append(_trace(_World(things, lights, cameras, counts, scene), px, py, height, width))
+            world = _World(things, lights, cameras, scene, things[:5][:, :, scene], exists[:, scene])
+            parts.append(_trace(world, px, py, height, width))
         return torch.cat([colours for colours, _ in parts]), torch.cat([found for _, found in parts])
 
     if not total:
