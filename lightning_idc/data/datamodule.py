@@ -118,10 +118,6 @@ class PairDataModule(LightningDataModule):
                 problems[f"{split}: {len(shared)} ids are also in {other}: {_some(shared)}"] = None
         return list(problems)
 
-    def counts(self) -> dict[str, int]:
-        """Number of pairs of each split that has been read."""
-        return {split: len(source) for split, source in self._sources.items()}
-
     def loader(self, split: Split) -> PairLoader:
         """Loader of a split; batches come from the captioner's ``collate``."""
         from lightning_idc.data.transforms import Resize

@@ -122,7 +122,7 @@ def test_evaluation_is_in_order_and_draws_no_seed() -> None:
 
 def test_seeds_are_apart() -> None:
     seeds = {sample_seed(s, e, i) for s in range(4) for e in range(20) for i in range(500)}
-    assert len(seeds) == 4 * 20 * 500 and 0 <= min(seeds) and max(seeds) < 2**63
+    assert len(seeds) == 4 * 20 * 500 and min(seeds) >= 0 and max(seeds) < 2**63
 
 
 def test_limit_and_captions() -> None:

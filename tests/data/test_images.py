@@ -1,0 +1,150 @@
+"""Reading images: oracle is PIL or bytes written by hand; whatever is wrong must end in a PairError."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from lightning_idc.images import as_pair, as_tensor, inside, read_image, resize
+from lightning_idc.pairs import PairError
+
+
+def png_header(width: int, height: int) -> bytes:
+    """A PNG of 8-bit grey that claims a size and holds no pixels."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"\0")) + chunk(b"IEND", b"")
+
+
+@pytest.fixture
+def noise() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (24, 32, 3), np.uint8)
+
+
+def test_pixels_are_those_of_the_file(tmp_path: Path, noise: np.ndarray) -> None:
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    assert np.array_equal(read_image(tmp_path / "a.png").permute(1, 2, 0).numpy(), noise)
+
+
+def test_missing(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=r"pair 'x': there is no image .*absent\.png"):
+        read_image(tmp_path / "absent.png", "pair 'x'")
+
+
+@pytest.mark.parametrize("kept", [0.3, 0.9])
+def test_truncated(tmp_path: Path, noise: np.ndarray, kept: float) -> None:
+    Image.fromarray(noise).save(tmp_path / "a.png")
+    whole = (tmp_path / "a.png").read_bytes()
+    (tmp_path / "a.png").write_bytes(whole[: int(len(whole) * kept)])
+    with pytest.raises(PairError, match=r"a\.png.*damaged"):
+        read_image(tmp_path / "a.png")
+
+
+def test_every_cut_of_a_png_and_a_jpeg_is_told(tmp_path: Path, noise: np.ndarray) -> None:
+    for kind in ("png", "jpg"):
+        path = tmp_path / f"a.{kind}"
+        Image.fromarray(noise).save(path)
+        whole = path.read_bytes()
+        for length in range(0, len(whole) - 40, 97):
+            path.write_bytes(whole[:length])
+            with pytest.raises(PairError):
+                read_image(path)
+
+
+def test_huge_header_is_refused_before_decoding(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(png_header(100_000, 100_000))
+    limit = Image.MAX_IMAGE_PIXELS
+    with pytest.raises(PairError, match="claims 100000 x 100000 pixels"):
+        read_image(tmp_path / "a.png")
+    assert limit == Image.MAX_IMAGE_PIXELS
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0)])
+def test_header_without_pixels(tmp_path: Path, size: tuple[int, int]) -> None:
+    (tmp_path / "a.png").write_bytes(png_header(*size))
+    with pytest.raises(PairError):
+        read_image(tmp_path / "a.png")
+
+
+def test_web_page_saved_as_png(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_text("<!DOCTYPE html><html>please log in</html>")
+    with pytest.raises(PairError, match="web page"):
+        read_image(tmp_path / "a.png")
+
+
+def test_empty_file(tmp_path: Path) -> None:
+    (tmp_path / "a.png").write_bytes(b"")
+    with pytest.raises(PairError, match="empty"):
+        read_image(tmp_path / "a.png")
+
+
+def test_sixteen_bits_are_scaled_not_clipped(tmp_path: Path) -> None:
+    values = np.linspace(0, 65535, 256).astype(np.uint16).reshape(16, 16)
+    Image.fromarray(values).save(tmp_path / "a.png")
+    image = read_image(tmp_path / "a.png")
+    assert np.abs(image[0].numpy().astype(int) - np.arange(256).reshape(16, 16)).max() <= 1
+
+
+def test_palette_with_transparency_lies_over_white(tmp_path: Path) -> None:
+    image = Image.new("P", (4, 2))
+    image.putpalette([255, 0, 0, 0, 0, 255])
+    image.putdata([0, 1, 0, 1, 0, 1, 0, 1])
+    image.save(tmp_path / "a.png", transparency=1)
+    pixels = read_image(tmp_path / "a.png").permute(1, 2, 0)
+    assert pixels[0, 0].tolist() == [255, 0, 0] and pixels[0, 1].tolist() == [255, 255, 255]
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGBA", "CMYK", "YCbCr", "I", "F"])
+def test_modes(mode: str) -> None:
+    image = as_tensor(Image.new(mode, (6, 4)), "before")
+    assert image.shape == (3, 4, 6) and image.dtype == torch.uint8
+
+
+def test_turned_as_its_exif_says(tmp_path: Path, noise: np.ndarray) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # the camera was turned: show a quarter turn clockwise
+    Image.fromarray(noise).save(tmp_path / "a.png", exif=exif)
+    shown = read_image(tmp_path / "a.png").permute(1, 2, 0).numpy()
+    assert np.array_equal(shown, np.rot90(noise, -1))
+
+
+@pytest.mark.parametrize("path", ["../a.png", "/etc/passwd", "b/../../a.png", "", "link/a.png", "a\0b"])
+def test_path_that_leaves_the_root(tmp_path: Path, path: str) -> None:
+    root = tmp_path / "root"
+    (root / "b").mkdir(parents=True)
+    (tmp_path / "a.png").write_bytes(b"secret")
+    (root / "link").symlink_to(tmp_path)
+    with pytest.raises(PairError, match="line 3"):
+        inside(root, path, "line 3")
+
+
+def test_links_in_a_circle_never_end_in_another_error(tmp_path: Path) -> None:
+    (tmp_path / "circle").symlink_to(tmp_path / "circle")
+    with pytest.raises(PairError):  # from inside() or, where this version of Python lets it pass, for want of a file
+        read_image(inside(tmp_path, "circle/a.png", "line 3"))
+
+
+def test_path_inside_is_kept(tmp_path: Path) -> None:
+    assert inside(tmp_path, "b/../c/d.png", "x") == (tmp_path / "c/d.png").resolve()
+
+
+def test_pair_takes_the_size_of_the_first() -> None:
+    before, after = torch.zeros(3, 8, 9, dtype=torch.uint8), torch.zeros(3, 5, 5, dtype=torch.uint8)
+    assert [tuple(i.shape) for i in as_pair(before, after, None)] == [(3, 8, 9)] * 2
+    assert [tuple(i.shape) for i in as_pair(before, after, (2, 4))] == [(3, 2, 4)] * 2
+    with pytest.raises(PairError, match=r"after image is torch.float32"):
+        as_pair(before, after.float(), None)
+
+
+def test_resize_keeps_flat_images_flat() -> None:
+    image = torch.tensor([10, 20, 30], dtype=torch.uint8).view(3, 1, 1).expand(3, 11, 7)
+    assert (resize(image, (5, 13)) == image[:, :1, :1]).all()

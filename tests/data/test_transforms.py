@@ -1,0 +1,100 @@
+"""Transforms of pairs. Oracle: a picture that is painted from its own boxes, before or after the transform."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lightning_idc.data.transforms import Compose, Flip, Jitter, PairTransform, RandomCrop, Resize, swap_sides
+from lightning_idc.pairs import PairSample
+
+BOX = (8.0, 4.0, 24.0, 20.0)
+
+
+def painted(width: int = 64, height: int = 48) -> PairSample:
+    """White in the box and black elsewhere, on both sides."""
+    mask = torch.zeros(height, width, dtype=torch.bool)
+    x1, y1, x2, y2 = map(int, BOX)
+    mask[y1:y2, x1:x2] = True
+    image = (mask * 255).to(torch.uint8).expand(3, -1, -1).clone()
+    boxes = torch.tensor([BOX, BOX]).view(1, 2, 4)
+    return PairSample("p", image, image.clone(), ["the left thing"], "add", boxes, mask.expand(2, -1, -1).clone())
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def extent(bright: torch.Tensor) -> list[int]:
+    rows, columns = torch.where(bright)
+    return [int(columns.min()), int(rows.min()), int(columns.max()) + 1, int(rows.max()) + 1]
+
+
+@pytest.mark.parametrize(
+    "transform", [Resize((96, 32)), Flip(1.0), RandomCrop(0.9), Compose([RandomCrop(0.9), Flip(1.0)])]
+)
+@pytest.mark.parametrize("seed", range(4))
+def test_images_boxes_and_masks_move_together(transform: PairTransform, seed: int) -> None:
+    moved = transform(painted(), seeded(seed))
+    assert torch.equal(moved.before, moved.after)
+    assert moved.boxes is not None and moved.masks is not None
+    from_image, from_mask = extent(moved.before[0] > 127), extent(moved.masks[1])
+    for side in range(2):
+        assert moved.boxes[0, side].tolist() == pytest.approx(from_image, abs=1.01)
+        assert moved.boxes[0, side].tolist() == pytest.approx(from_mask, abs=1.01)
+
+
+def test_flip_mirrors_exactly_and_swaps_words() -> None:
+    sample = painted()
+    flipped = Flip(1.0)(sample, seeded(0))
+    assert torch.equal(flipped.before, sample.before.flip(-1))
+    assert flipped.boxes is not None and flipped.boxes[0, 0].tolist() == [64 - 24, 4, 64 - 8, 20]
+    assert flipped.captions == ["the right thing"] and sample.captions == ["the left thing"]
+    again = Flip(1.0)(flipped, seeded(0))
+    assert torch.equal(again.boxes, sample.boxes) and again.captions == sample.captions
+
+
+def test_absent_boxes_stay_absent() -> None:
+    sample = painted()
+    sample.boxes[:, 0] = torch.nan
+    for transform in (Resize((20, 30)), Flip(1.0), RandomCrop(0.5)):
+        boxes = transform(sample, seeded(1)).boxes
+        assert boxes[:, 0].isnan().all() and not boxes[:, 1].isnan().any()
+
+
+@pytest.mark.parametrize(
+    ("text", "swapped"),
+    [
+        ("the cube left of the ball", "the cube right of the ball"),
+        ("Left and RIGHT", "Right and LEFT"),
+        ("the leftmost one, right-hand side", "the rightmost one, left-hand side"),
+        ("in the left image the cup is on the right", "in the left image the cup is on the left"),
+        ("the right picture shows a bird on the left", "the right picture shows a bird on the right"),
+        ("bright lefty copyright", "bright lefty copyright"),
+    ],
+)
+def test_words_for_sides(text: str, swapped: str) -> None:
+    assert swap_sides(text) == swapped
+    assert swap_sides(swapped) == text
+
+
+def test_chance_comes_from_the_generator_alone() -> None:
+    transform = Compose([RandomCrop(0.5), Flip(), Jitter()])
+    torch.manual_seed(0)
+    state = torch.get_rng_state()
+    first, second, other = (transform(painted(), seeded(seed)) for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(first.before, second.before) and torch.equal(first.boxes, second.boxes)
+    assert not torch.equal(first.before, other.before)
+
+
+def test_light_differs_between_the_images_and_leaves_the_rest() -> None:
+    sample = painted()
+    lit = Jitter()(sample, seeded(0))
+    assert not torch.equal(lit.before, lit.after)
+    assert torch.equal(lit.boxes, sample.boxes) and lit.captions == sample.captions and lit.before.dtype == torch.uint8
+
+
+def test_flip_happens_as_often_as_asked() -> None:
+    flips = sum(Flip(0.25)(painted(), seeded(seed)).captions == ["the right thing"] for seed in range(400))
+    assert 70 <= flips <= 130  # 100 expected; three and a half standard deviations
