@@ -1,0 +1,374 @@
+"""FolderPairs and its tables. Oracle: the files that the test wrote itself; fuzzing knows one error only, PairError."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from lightning_idc import images
+from lightning_idc.data import folder as folder_module
+from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.tables import read_table
+from lightning_idc.pairs import PairError
+
+ALL_TRAIN = (1.0, 0.0, 0.0)
+
+
+def image(path: Path, value: int = 0, size: tuple[int, int] = (6, 4)) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((size[1], size[0], 3), value, np.uint8)).save(path)
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Ten pairs; in pair i, before is filled with i and after with 100 + i."""
+    for number in range(10):
+        image(tmp_path / f"before/{number}.png", number)
+        image(tmp_path / f"after/{number}.png", 100 + number)
+    return tmp_path
+
+
+def table(columns: str, rows: Sequence[Sequence[Any]]) -> str:
+    text = io.StringIO()
+    csv.writer(text).writerows([columns.split(","), *rows])
+    return text.getvalue()
+
+
+def pairs(count: int = 10) -> list[list[str]]:
+    return [[f"before/{i}.png", f"after/{i}.png", f"caption {i}"] for i in range(count)]
+
+
+def captions(root: Path, split: str = "train", **options: Any) -> dict[str, list[str]]:
+    source = FolderPairs(root, **{"shares": ALL_TRAIN, **options}).pairs_of(split)
+    return {name: source.captions(index) for index, name in enumerate(source.ids)}
+
+
+# ---- layouts --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_two_folders(root: Path, kind: str) -> None:
+    rows = [{"id": str(i), "caption": f"{word} {i}"} for i in range(10) for word in ("one", "two")]
+    text = table("id,caption", [list(r.values()) for r in rows]) if kind == "csv" else "\n".join(map(json.dumps, rows))
+    (root / f"captions.{kind}").write_text(text)
+    assert captions(root) == {str(i): [f"one {i}", f"two {i}"] for i in range(10)}
+    sample = FolderPairs(root, shares=ALL_TRAIN).pairs_of("train").load(7)
+    assert (sample.before == 7).all() and (sample.after == 107).all() and sample.captions == ["one 7", "two 7"]
+
+
+def test_two_folders_without_captions_can_be_predicted_only(root: Path) -> None:
+    assert list(captions(root, "predict").values()) == [[]] * 10
+    with pytest.raises(PairError, match=r"no captions\.csv.*predicted only"):
+        captions(root)
+
+
+def test_lonely_images_are_named(root: Path) -> None:
+    (root / "after/3.png").unlink()
+    image(root / "after/x.jpg")
+    with pytest.raises(PairError, match=r"2 images .* no partner.*before/3, after/x"):
+        captions(root, "predict")
+
+
+FORMS = {
+    "captions as JSON": ("before,after,captions", [["before/1.png", "after/1.png", '["a, b", "c"]']], ["a, b", "c"]),
+    "captions as text": ("before,after,captions", [["before/1.png", "after/1.png", "[a] b"]], ["[a] b"]),
+    "numbered": (
+        "before,after,caption_10,caption_2,caption_1",
+        [["before/1.png", "after/1.png", "c", "", "a"]],
+        ["a", "c"],
+    ),
+    "repeated": ("before,after,caption", [["before/1.png", "after/1.png", c] for c in "abc"], ["a", "b", "c"]),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_forms_of_captions(root: Path, form: str, kind: str) -> None:
+    columns, rows, expected = FORMS[form]
+    objects = [dict(zip(columns.split(","), row, strict=True)) for row in rows]
+    (root / f"pairs.{kind}").write_text(table(columns, rows) if kind == "csv" else "\n".join(map(json.dumps, objects)))
+    (found,) = captions(root).values()
+    assert found == expected
+
+
+def test_list_in_jsonl_and_line_separators_in_texts(root: Path) -> None:
+    row = {
+        "before": "before/1.png",
+        "after": "after/1.png",
+        "captions": ["a\u2028b", "c"],
+        "id": 7,
+        "change_type": "add",
+    }
+    (root / "pairs.jsonl").write_text(json.dumps(row, ensure_ascii=False), encoding="utf-8")
+    assert captions(root) == {"7": ["a b", "c"]}
+    assert FolderPairs(root, shares=ALL_TRAIN).pairs_of("train").load(0).change_type == "add"
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+def test_byte_order_mark_and_line_ends(root: Path, mark: str, end: str) -> None:
+    text = mark + table("before,after,caption", pairs(2)).replace("\r\n", end) + end
+    (root / "pairs.csv").write_bytes(text.encode())
+    assert captions(root) == {"before/0": ["caption 0"], "before/1": ["caption 1"]}
+    (root / "pairs.csv").unlink()
+    objects = [dict(zip(("before", "after", "caption"), row, strict=True)) for row in pairs(2)]
+    (root / "pairs.jsonl").write_bytes((mark + end.join(map(json.dumps, objects)) + end).encode())
+    assert captions(root) == {"before/0": ["caption 0"], "before/1": ["caption 1"]}
+
+
+# ---- splits ---------------------------------------------------------------------------------------------------
+
+
+def test_splits_by_column_and_by_file(root: Path) -> None:
+    names = ["train", "val", "validation", "Test", "predict"]
+    rows = [[*row, name] for row, name in zip(pairs(5), names, strict=True)]
+    (root / "pairs.csv").write_text(table("before,after,caption,split", rows))
+    found = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
+    assert found == {
+        "train": ["before/0"],
+        "val": ["before/1", "before/2"],
+        "test": ["before/3"],
+        "predict": ["before/4"],
+    }
+    for split, row in zip(("train", "val", "test"), pairs(), strict=False):
+        (root / f"{split}.csv").write_text(table("before,after,caption", [row]))
+    found = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
+    assert found == {"train": ["before/0"], "val": ["before/1"], "test": ["before/2"], "predict": ["before/2"]}
+    (root / "pairs.csv").write_text(table("before,after,caption,split", [[*pairs(1)[0], "trian"]]))
+    with pytest.raises(PairError, match=r"line 2: the split 'trian' is unknown"):
+        captions(root, annotations="pairs.csv")
+
+
+def test_drawn_splits_keep_their_shares_and_do_not_move(tmp_path: Path) -> None:
+    rows = [{"id": f"p{i}", "before": "b.png", "after": f"a{i}.png", "caption": "c"} for i in range(2000)]
+    for row in rows:
+        (tmp_path / row["after"]).touch()
+    (tmp_path / "b.png").touch()
+
+    def split(rows: list[dict[str, str]]) -> dict[str, set[str]]:
+        (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        data = FolderPairs(tmp_path, shares=(0.7, 0.1, 0.2))
+        return {name: set(data.pairs_of(name).ids) for name in ("train", "val", "test")}  # type: ignore[arg-type]
+
+    whole, half = split(rows), split(rows[::-2])
+    assert all(half[name] == whole[name] & {row["id"] for row in rows[::-2]} for name in whole)
+    sizes = np.array([len(whole[name]) for name in ("train", "val", "test")])
+    assert sizes.sum() == 2000
+    assert (abs(sizes - [1400, 200, 400]) < 80).all()  # four standard deviations
+
+
+@pytest.mark.parametrize(
+    "options", [{"shares": (0.5, 0.2, 0.2)}, {"shares": (1.5, -0.5, 0)}, {"on_bad": "ignore"}, {"on_empty": "drop"}]
+)
+def test_arguments_are_checked(options: dict[str, Any]) -> None:
+    with pytest.raises(PairError, match=next(iter(options))):
+        FolderPairs("x", **options)
+
+
+# ---- what may be wrong ----------------------------------------------------------------------------------------
+
+ROW = "before/1.png,after/1.png,text\n"
+BAD_TABLES = {
+    "no column": (
+        "before,Afterr,caption\n" + ROW,
+        r"no column 'after'.*found 'before', 'Afterr', 'caption'.*is it 'Afterr'",
+    ),
+    "no captions": ("before,after,captoin\n" + ROW, r"no column 'captions'.*found 'before', 'after', 'captoin'"),
+    "twice": ("before,before,caption\n" + ROW, r"line 1: the column 'before' stands twice"),
+    "no rows": ("before,after,caption\n", "has no rows"),
+    "nothing": ("", "has no rows"),
+    "fields": ("before,after,caption\n" + ROW + "before/2.png,after/2.png,left, right\n", "line 3: 4 fields, but .* 3"),
+    "open quote": ("before,after,caption\n" + ROW + 'before/2.png,after/2.png,"open\n', "line 3.*quotation mark"),
+    "absent": ("before,after,caption\n" + ROW + "before/77.png,after/2.png,x\n", r"1 images .*line 3: .*77\.png"),
+    "no path": ("before,after,caption\n,after/2.png,x\n", "line 2: before is empty"),
+    "leaves": ("before,after,caption\n../x.png,after/2.png,x\n", "line 2: the path '../x.png' leaves"),
+    "absolute": ("before,after,caption\n/etc/x.png,after/2.png,x\n", "line 2: the path '/etc/x.png' must be relative"),
+    "duplicate": (
+        "id,before,after,caption\nx,before/1.png,after/1.png,a\nx,before/2.png,after/2.png,b\n",
+        r"line 3: the id 'x' is taken by other images \(.*line 2\)",
+    ),
+    "two splits": (
+        "before,after,caption,split\nbefore/1.png,after/1.png,a,train\nbefore/1.png,after/1.png,b,test\n",
+        "line 3: pair 'before/1' has the split 'test', but 'train' in .*line 2",
+    ),
+    "empty": (
+        "before,after,caption\n" + ROW + "before/2.png,after/2.png,  \n",
+        r"1 of 2 train pairs .* empty.*before/2.*line 3",
+    ),
+    "captions": ('before,after,captions\nbefore/1.png,after/1.png,"[""a"""\n', "line 2: captions is no JSON list"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_TABLES)
+def test_bad_tables_are_told(root: Path, name: str) -> None:
+    text, told = BAD_TABLES[name]
+    (root / "pairs.csv").write_text(text)
+    with pytest.raises(PairError, match=told):
+        captions(root)
+
+
+BAD_LINES = {
+    "cut": (b'{"before": "bef', "line 2: not readable as JSON"),
+    "list": (b"[1, 2]", "line 2: expected one object per line"),
+    "number": (b'{"before": 1.5, "after": "a", "caption": "c"}', "line 2: before is 1.5; expected text"),
+    "caption": (b'{"before": "before/2.png", "after": "after/2.png", "caption": 3}', "line 2: a caption is 3"),
+    "latin": ('{"before": "é"}'.encode("latin-1"), "line 2: byte 0xe9 is not UTF-8"),
+    "nul": (b'{"before": "a\\u0000", "after": "b", "caption": "c"}', "line 2: before holds a character"),
+    "surrogate": (
+        b'{"before": "before/2.png", "after": "after/2.png", "caption": "\\ud800"}',
+        "line 2: a caption holds",
+    ),
+    "deep": (b"[" * 100_000, "line 2: not readable as JSON"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_bad_lines_are_told(root: Path, name: str) -> None:
+    line, told = BAD_LINES[name]
+    good = json.dumps(dict(zip(("before", "after", "caption"), pairs(1)[0], strict=True))).encode()
+    (root / "pairs.jsonl").write_bytes(good + b"\n" + line + b"\n")
+    with pytest.raises(PairError, match=told):
+        captions(root)
+
+
+def test_empty_captions_are_left_out_when_asked(root: Path) -> None:
+    rows = pairs(4)
+    rows[1][2] = ""
+    rows.append([*rows[2][:2], " "])
+    (root / "pairs.csv").write_text(table("before,after,caption", rows))
+    with pytest.warns(
+        UserWarning, match=r"2 of 4 train pairs have an empty caption: .*before/1.*before/2.*Left out: 1 pairs"
+    ):
+        found = captions(root, on_empty="skip")
+    assert found == {f"before/{i}": [f"caption {i}"] for i in (0, 2, 3)}
+
+
+def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (root / "before/2.png").write_text("<html>")
+    whole = (root / "after/4.png").read_bytes()
+    (root / "after/4.png").write_bytes(whole[: len(whole) // 2])
+    (root / "after/6.png").unlink()
+    (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
+    opened: list[str] = []
+
+    def read(path: str | Path, record: str | None = None) -> Any:
+        opened.append(str(path))
+        return images.read_image(path, record)
+
+    monkeypatch.setattr(folder_module, "read_image", read)
+    with pytest.warns(UserWarning) as told:
+        found = captions(root, on_bad="skip")
+    (message,) = [str(w.message) for w in told]
+    assert message.startswith("left out 3 of 10 train pairs: ")
+    assert all(part in message for part in ("'before/2'", "web page", "'before/4'", "'before/6'", "there is no image"))
+    assert list(found) == [f"before/{i}" for i in range(10) if i not in (2, 4, 6)]
+    assert len(opened) == len(set(opened))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        captions(root, on_bad="skip")
+    assert len(opened) == len(set(opened)), "a second data module knows what the first one saw"
+
+
+def test_check_names_all_that_is_wrong(root: Path) -> None:
+    (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
+    assert FolderPairs(root, shares=(0.4, 0.3, 0.3)).check() == []
+    (root / "before/2.png").write_bytes(b"")
+    image(root / "after/5.png", size=(9, 9))
+    problems = "\n".join(FolderPairs(root, shares=(0.4, 0.3, 0.3)).check())
+    assert "pair 'before/2'" in problems and "line 4" in problems and "the file is empty" in problems
+    assert "pair 'before/5': before is (3, 4, 6) and after is (3, 9, 9)" in problems
+
+
+def test_image_size_mends_mixed_sizes(root: Path) -> None:
+    image(root / "after/5.png", size=(9, 9))
+    (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
+    batch = next(iter(FolderPairs(root, shares=ALL_TRAIN, image_size=(8, 10)).train_dataloader()))
+    assert batch["images"].shape == (10, 2, 3, 8, 10)
+
+
+@pytest.mark.parametrize("make", [lambda root: None, lambda root: (root / "before").mkdir()])
+def test_nothing_there_shows_what_is_expected(tmp_path: Path, make: Any) -> None:
+    make(tmp_path)
+    for folder in (tmp_path, tmp_path / "nowhere"):
+        with pytest.raises(PairError, match=r"Expected one of:(.|\n)*before/NAME\.png(.|\n)*train\.csv"):
+            captions(folder)
+
+
+def test_several_tables_need_a_name(root: Path) -> None:
+    for name in ("a.csv", "b.jsonl"):
+        (root / name).write_text(table("before,after,caption", pairs(1)))
+    with pytest.raises(PairError, match=r"several tables \(a\.csv, b\.jsonl\)"):
+        captions(root)
+    assert list(captions(root, annotations="a.csv")) == ["before/0"]
+    with pytest.raises(PairError, match="leaves the data folder"):
+        captions(root, annotations="../a.csv")
+
+
+# ---- whatever a file holds, only PairError comes out ----------------------------------------------------------
+
+strange = ["before/1.png", "after/1.png", "../a", "", "train", "a\0b", "\ud800", "x" * 300, '["a"', '["a", 1]']
+values = st.one_of(
+    st.sampled_from(strange),
+    st.text(max_size=8),
+    st.none(),
+    st.integers(),
+    st.floats(),
+    st.booleans(),
+    st.lists(st.text(max_size=4), max_size=2),
+)
+names = st.sampled_from(["before", "after", "id", "split", "captions", "caption", "caption_1", "change_type", "other"])
+objects = st.lists(st.dictionaries(names, values, max_size=9), max_size=4)
+
+
+def unquoted(rows: list[dict[str, Any]]) -> bytes:
+    """A CSV as someone writes who knows nothing of quotation marks."""
+    columns = ("before", "after", "id", "captions")
+    lines = [",".join(str(row.get(column, "")) for column in columns) for row in rows]
+    return "\n".join([",".join(columns), *lines]).encode("utf-8", "surrogatepass")
+
+
+contents = st.one_of(
+    st.binary(max_size=60),
+    st.text(max_size=60).map(lambda text: text.encode("utf-8", "surrogatepass")),
+    st.text(alphabet='ab,"\r\n\0;{}[]:', max_size=60).map(lambda text: ("before,after,caption\n" + text).encode()),
+    objects.map(lambda rows: "\n".join(map(json.dumps, rows)).encode()),
+    objects.map(unquoted),
+)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(raw=contents)
+def test_only_pair_errors_come_out(root: Path, kind: str, raw: bytes) -> None:
+    (root / f"pairs.{kind}").write_bytes(raw)
+    for split in ("train", "predict"):
+        try:
+            source = FolderPairs(root, shares=ALL_TRAIN).pairs_of(split)  # type: ignore[arg-type]
+            for index in range(len(source)):
+                source.load(index)
+                assert split == "predict" or all(source.captions(index))
+        except PairError as error:
+            str(error).encode()  # can be printed
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.tuples(st.text(), st.text()), min_size=1))
+def test_tables_give_back_what_was_written(root: Path, rows: list[tuple[str, str]]) -> None:
+    rows = [("x" + a.replace("\0", ""), b.replace("\0", "")) for a, b in rows]  # "x": a blank line is no row
+    text = io.StringIO(newline="")
+    csv.writer(text, quoting=csv.QUOTE_ALL).writerows([("before", "caption"), *rows])
+    (root / "t.csv").write_bytes(text.getvalue().encode())
+    (root / "t.jsonl").write_text("\n".join(json.dumps({"before": a, "caption": b}) for a, b in rows))
+    for name in ("t.csv", "t.jsonl"):
+        assert [tuple(row.values.values()) for row in read_table(root / name)[1]] == rows
