@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,12 @@ class ShowResults(Callback):
 
     Args:
         examples: number of pairs that are shown, spread over the types of change.
-        main_fact: fact that colours a caption green or red on the sheet; the score decides nothing there.
+        main_facts: facts that colour a caption on the sheet: green if all that apply are right, red if one is wrong.
     """
 
-    def __init__(self, examples: int = 12, main_fact: str = "attributes") -> None:
+    def __init__(self, examples: int = 12, main_facts: Sequence[str] = ("type", "attributes")) -> None:
         self.examples = examples
-        self.main_fact = main_fact
+        self.main_facts = list(main_facts)
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not isinstance(pl_module, PairCaptioner):
@@ -76,7 +77,8 @@ class ShowResults(Callback):
         cards = []
         for record in chosen:
             sample = source.load(place[record["id"]])
-            right = facts.get(record["id"], {}).get(self.main_fact)
+            known = [facts.get(record["id"], {}).get(name) for name in self.main_facts]
+            right = all(known) if (known := [fact for fact in known if fact is not None]) else None
             title = f"{record['id']}  {record['change_type'] or ''}"
             cards.append(Card(sample.before, sample.after, title, record["caption"], record["references"][0], right))
         partial = target.with_suffix(".partial")
