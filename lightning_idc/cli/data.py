@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
-import time
-from typing import TYPE_CHECKING
 
 from lightning_idc.errors import PairError
-
-if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule, Split
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
     "folder": "lightning_idc.data.folder.FolderPairs",
     "deeppcb": "lightning_idc.data.deeppcb.DeepPCB",
 }
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
-MOST_PROBLEMS = 50
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
 
@@ -68,54 +61,10 @@ def _check(name: str, arguments: list[str]) -> int:
     ]
     if missing:
         raise PairError(f"data check {name} needs --{missing[0]} VALUE")
-    problems = problems_of(kind(**given))
-    for problem in problems[:MOST_PROBLEMS]:
+    data = kind(**given)
+    data.prepare_data()
+    problems = data.check()
+    for problem in problems:
         print(f"problem: {problem}")
-    if len(problems) > MOST_PROBLEMS:
-        print(f"... and {len(problems) - MOST_PROBLEMS} more")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
     return 1 if problems else 0
-
-
-def problems_of(data: PairDataModule) -> list[str]:
-    """Read every pair of every split once, and say what is wrong with which."""
-    problems: list[str] = []
-    try:
-        data.prepare_data()
-    except PairError as error:
-        return [str(error)]
-    for split in SPLITS:
-        try:
-            source = data.pairs_of(split)
-        except PairError as error:
-            problems.append(f"{split}: {error}")
-            continue
-        sizes: dict[tuple[int, ...], int] = {}
-        captions, last = 0, time.monotonic()
-        for index in range(len(source)):
-            try:
-                sample = source.load(index)
-            except PairError as error:
-                problems.append(f"{split}: {error}")
-                continue
-            captions += len(sample.captions)
-            size = tuple(sample.before.shape[1:])
-            sizes[size] = sizes.get(size, 0) + 1
-            if not sample.captions and split != "test":
-                problems.append(f"{split}: {sample.id}: it has no caption")
-            if time.monotonic() - last > 10:
-                last = time.monotonic()
-                print(f"{split}: {index + 1} of {len(source)} read", flush=True)
-        print(f"{split}: {_count(len(source), 'pair')}, {_count(captions, 'caption')}; {_sizes(sizes)}", flush=True)
-    return problems
-
-
-def _sizes(sizes: dict[tuple[int, ...], int]) -> str:
-    commonest = sorted(sizes.items(), key=lambda entry: -entry[1])
-    shown = ", ".join(f"{number} of {height}x{width}" for (height, width), number in commonest[:3])
-    more = len(commonest) - 3
-    return shown + (f" and {_count(more, 'other size')}" if more > 0 else "") or "nothing could be read"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -107,7 +107,11 @@ def _check_class(value: Any, where: str) -> None:
     if extra:
         raise PairError(f"{where}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
     arguments = value.get("init_args") or {}
-    check_names(arguments, class_of(value["class_path"]), where)
+    try:
+        kind = class_of(value["class_path"])
+    except PairError as error:
+        raise PairError(f"{where}: {error}") from error
+    check_names(arguments, kind, where)
     for key, inner in arguments.items():
         _check_nested(inner, f"{where}.{key}")
 

@@ -1,0 +1,167 @@
+"""fit, test and their like, run in this process; checkpoints come from the toy model itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from lightning.pytorch import Trainer
+
+from lightning_idc.callbacks.progress import PlainProgress, duration
+from lightning_idc.cli import main
+from lightning_idc.cli.training import RESULT, PairCLI, gather
+from lightning_idc.errors import PairError
+
+TRAINER = {"max_epochs": 1, "logger": False, "enable_model_summary": False, "accelerator": "cpu"}
+
+
+@pytest.fixture
+def write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    """Write a configuration of the toy and return its path."""
+    monkeypatch.chdir(tmp_path)
+
+    def _write(name: str = "toy.yaml", trainer: Any = None, **model: Any) -> str:
+        config = {
+            "trainer": {**TRAINER, "default_root_dir": str(tmp_path), **(trainer or {})},
+            "model": {"class_path": "toy_idc.Toy", "init_args": model},
+            "data": {"class_path": "toy_idc.Numbers"},
+        }
+        (tmp_path / name).write_text(yaml.safe_dump(config), encoding="utf-8")
+        return name
+
+    return _write
+
+
+def trained(folder: Path) -> Path:
+    (found,) = folder.rglob("*.ckpt")
+    return found
+
+
+def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any, tmp_path: Path) -> None:
+    assert main(["fit", "--config", write()]) == 0
+    assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 2
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["class_path"] == "toy_idc.Toy"
+
+
+def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
+    assert main(["fit", "--config", write(width=3), "--model.width", "5"]) == 0
+    assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 5
+
+
+def test_what_was_not_asked_for_comes_from_the_checkpoint(write: Any, tmp_path: Path) -> None:
+    assert main(["fit", "--config", write(width=5)]) == 0
+    # width 2 is the default of the class, and the weights would not fit it
+    assert main(["test", "--config", write(name="bare.yaml"), "--ckpt_path", str(trained(tmp_path))]) == 0
+
+
+@pytest.mark.parametrize("place", ["file", "command line"])
+def test_what_was_asked_for_beats_the_checkpoint(write: Any, tmp_path: Path, place: str) -> None:
+    assert main(["fit", "--config", write(pause=0.001)]) == 0
+    path = str(trained(tmp_path))
+    asked = {"pause": 0.002} if place == "file" else {}
+    more = [] if place == "file" else ["--model.pause", "0.002"]
+    given = ["test", "--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
+    assert PairCLI(given, gather(given[1:])).model.pause == 0.002
+
+
+def test_a_checkpoint_of_another_class_lends_no_arguments(write: Any, tmp_path: Path) -> None:
+    assert main(["fit", "--config", write(width=5)]) == 0
+    text = Path(write(name="other.yaml", width=5)).read_text().replace("toy_idc.Toy", "toy_idc.Other")
+    Path("other.yaml").write_text(text)
+    given = ["test", "--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
+    assert type(PairCLI(given, gather(given[1:])).model).__name__ == "Other"
+
+
+def test_a_missing_checkpoint_is_an_error(write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", write(), "--ckpt_path", "gone.ckpt"]) == 1
+    assert "there is no checkpoint 'gone.ckpt'" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("*.ckpt")), "it must not start afresh"
+
+
+def test_files_are_merged_and_callbacks_plus_appends(write: Any, tmp_path: Path) -> None:
+    base = write(trainer={"callbacks": [{"class_path": "lightning.pytorch.callbacks.ModelCheckpoint"}]})
+    more = {"trainer": {"callbacks+": [{"class_path": "lightning.pytorch.callbacks.LambdaCallback"}]}}
+    Path("more.yaml").write_text(yaml.safe_dump({**more, "model": {"init_args": {"width": 7}}}))
+    given = ["fit", "--config", base, "--config", "more.yaml"]
+    assert len(gather(given[1:])["trainer"]["callbacks"]) == 2
+    assert main(given) == 0
+    assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--model.widht", "3"], "did you mean 'width'"),
+        (["--trainer.max_epoch=3"], "did you mean 'max_epochs'"),
+        (["--model.width", "wide"], "model.width: expected int, found 'wide'"),
+        (["--optimizer", "SGD"], "never be trained"),
+        (["--config", "gone.yaml"], "there is no file 'gone.yaml'"),
+    ],
+)
+def test_bad_arguments_end_in_one_message(
+    write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["fit", "--config", write(), *arguments]) == 1
+    said = capsys.readouterr().err
+    assert says in said and "Traceback" not in said and len(said.strip().splitlines()) == 1
+    assert not list(tmp_path.rglob("*.ckpt"))
+
+
+def test_bad_input_while_training_ends_in_one_message_and_a_traceback_on_request(
+    write: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = write(fail_at=2)
+    assert main(["fit", "--config", config]) == 1
+    assert capsys.readouterr().err.strip().splitlines()[-1] == "error: the training loss became nan at step 2"
+    monkeypatch.setenv("LIGHTNING_IDC_TRACEBACK", "")  # so that it is put back
+    with pytest.raises(PairError):
+        main(["fit", "--config", config, "--traceback"])
+
+
+def test_an_interrupt_leaves_with_130(write: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def stop(*unused: Any) -> None:
+        raise KeyboardInterrupt
+
+    import toy_idc
+
+    monkeypatch.setattr(toy_idc.Toy, "training_step", stop)
+    assert main(["fit", "--config", write()]) == 130
+
+
+def test_a_stage_tells_its_best_checkpoint_and_scores(
+    write: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(RESULT, str(tmp_path / "result.json"))
+    assert main(["fit", "--config", write()]) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert Path(result["best"]) == trained(tmp_path) and result["metrics"]["train/loss"] >= 0
+
+
+def test_plain_progress_prints_seldom_and_with_the_time_left(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import toy_idc
+
+    now = [100.0]
+
+    class Clock(PlainProgress):
+        def on_train_batch_start(self, *unused: Any) -> None:
+            now[0] += 4.0  # seconds per step
+
+    monkeypatch.setattr("lightning_idc.callbacks.progress.time.monotonic", lambda: now[0])
+    settings: dict[str, Any] = {**TRAINER, "enable_progress_bar": False, "enable_checkpointing": False}
+    model, data = toy_idc.Toy(optimizer=lambda p: torch.optim.SGD(p, 0.1)), toy_idc.Numbers(items=20)
+    Trainer(**settings, callbacks=[Clock(10.0)]).fit(model, datamodule=data)
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("step")]
+    # ten steps of 4 s, a line at the first one past each 10 s: after 3, 6 and 9 steps
+    assert [line.split(" left")[0] for line in lines] == ["step 3/10, 0:28", "step 6/10, 0:16", "step 9/10, 0:04"]
+    assert all("train/loss" in line for line in lines)
+
+
+def test_durations() -> None:
+    assert [duration(s) for s in (0, 61, 3723.4)] == ["0:00", "1:01", "1:02:03"]

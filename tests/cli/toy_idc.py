@@ -1,0 +1,70 @@
+"""A model and data that train in milliseconds, named by the configurations of the tests here."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from lightning_idc.errors import PairError
+
+
+class Base(LightningModule):
+    def __init__(self, width: int = 2, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer"])
+        self.optimizer = optimizer
+        self.net = nn.Sequential(nn.Linear(3, width), nn.Dropout(0.2), nn.Linear(width, 1))
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        loss = self.net(batch[0]).square().mean()
+        self.log("train/loss", loss, prog_bar=True)
+        return loss
+
+    def test_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("test/loss", self.net(batch[0]).square().mean())
+
+    def configure_optimizers(self) -> Any:
+        return self.optimizer(self.parameters())
+
+
+class Toy(Base):
+    """Passes what it does not know on to its parent.
+
+    Args:
+        fail_at: step at which bad input is found.
+        pause: seconds each step takes.
+        kwargs: of Base.
+    """
+
+    def __init__(self, fail_at: int = -1, pause: float = 0.0, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.fail_at, self.pause = fail_at, pause
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.global_step == self.fail_at:
+            raise PairError(f"the training loss became nan at step {self.fail_at}")
+        time.sleep(self.pause)
+        return super().training_step(batch, batch_idx)
+
+
+class Other(Base):
+    """Another class, which no other stage trains."""
+
+
+class Numbers(LightningDataModule):
+    def __init__(self, items: int = 8, batch_size: int = 2, hook: Callable[[], None] | None = None) -> None:
+        super().__init__()
+        self.items, self.batch_size = items, batch_size
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        values = torch.linspace(-1, 1, self.items * 3).view(-1, 3)
+        return DataLoader(TensorDataset(values), self.batch_size)
+
+    test_dataloader = val_dataloader = train_dataloader
