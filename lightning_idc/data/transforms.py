@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,26 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_idc.data.sides import swap_sides
 from lightning_idc.images import resize
 from lightning_idc.pairs import PairSample
-
-_SIDES = {"left": "right", "right": "left"}
-# "the left image" names one of the two pictures, which a flip does not exchange
-_SIDE = re.compile(
-    r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)(?![-\s]+(?:image|picture|photo|frame|view|panel)\b)",
-    re.IGNORECASE,
-)
-
-
-def swap_sides(text: str) -> str:
-    """Exchange left and right in a sentence, also in "leftmost" and "right-hand", keeping the case."""
-
-    def swap(match: re.Match[str]) -> str:
-        word = match.group(1)
-        other = _SIDES[word.lower()]
-        return other.upper() if word.isupper() else other.capitalize() if word[0].isupper() else other
-
-    return _SIDE.sub(swap, text)
 
 
 class PairTransform(ABC):

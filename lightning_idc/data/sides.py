@@ -1,0 +1,52 @@
+"""Left and right in captions: which words follow when a pair is mirrored, and which do not."""
+
+from __future__ import annotations
+
+import re
+
+_OTHER = {"left": "right", "right": "left"}
+_SIDE = re.compile(r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)", re.IGNORECASE)
+# "the left image" and "the picture on the right" name one of the two pictures, which a flip does not exchange
+_PICTURE = r"(?:image|picture|photo|photograph|pic|frame|view|panel|shot)s?"
+_NAMES_PICTURE = re.compile(rf"(?:[-\s]*(?:most|hand|side))*[-\s]+{_PICTURE}\b", re.IGNORECASE)
+_OF_PICTURE = re.compile(rf"\b{_PICTURE} (?:on|at|to) (?:the )?$", re.IGNORECASE)
+# "has left", "left the scene" and "is left." are verbs; "right next to" and "left behind" name no side either
+_HAS = re.compile(r"(?:\b(?:has|have|had|having|been|being|already|just|who)|['’]ve) $", re.IGNORECASE)
+_IS = re.compile(r"\b(?:is|are|was|were) $", re.IGNORECASE)
+_CLAUSE_ENDS = re.compile(r"\s*(?:[.,;:!?]|$)")
+_NO_SIDE = re.compile(
+    r" (?:the|a|an|his|her|their|its|this|next|above|below|behind|beside|under|underneath|beneath|after|before|by|near|"
+    r"now|away|there|here|where|inside|outside|between|across|in front|in the middle|on top)\b",
+    re.IGNORECASE,
+)
+_POINTS = re.compile(
+    r"\b(?:the|to|on|at|in|from|far|very|more|further|farther|bottom|top|upper|lower|middle|cent(?:er|re)|front|back|rear|"
+    r"and|or|(?:mov|turn|shift|slid|fac|driv|walk|go|runn?|look|point|head|rotat|push)\w*) $",
+    re.IGNORECASE,
+)
+
+
+def swap_sides(text: str) -> str:
+    """Exchange left and right where they are directions, also in "leftmost" and "right-hand", keeping the case.
+
+    Words are judged by their neighbours, none of which is changed, so that swapping twice gives the text back.
+    """
+
+    def swap(match: re.Match[str]) -> str:
+        word = match.group(1)
+        if not _is_direction(text[: match.start()], text[match.end() :]):
+            return word
+        other = _OTHER[word.lower()]
+        return other.upper() if word.isupper() else other.capitalize() if word[0].isupper() else other
+
+    return _SIDE.sub(swap, text)
+
+
+def _is_direction(before: str, after: str) -> bool:
+    """Whether a "left" or "right" between two texts is a direction in the picture."""
+    if _NAMES_PICTURE.match(after) or _OF_PICTURE.search(before):
+        return False
+    if after[:4].lower() == " of ":
+        return True
+    verb = _HAS.search(before) or (_IS.search(before) and _CLAUSE_ENDS.match(after))
+    return not verb and not (_NO_SIDE.match(after) and not _POINTS.search(before))
