@@ -352,6 +352,26 @@ def _box(camera, focal, x, y, z, bound, height, width, box):
 
 
 @_compiled
+def _patch(camera, cx, cy, x, y, near, far, half, height, width, box):
+    """The same of a rectangle on the ground: `near` to `far` from a point in a direction, `half` to both sides."""
+    left, right, top, bottom = FAR, -FAR, FAR, -FAR
+    for corner in range(4):
+        along, aside = near if corner < 2 else far, half if corner % 2 else -half
+        px, py, pz = cx + along * x - aside * y - camera[0], cy + along * y + aside * x - camera[1], -camera[2]
+        depth = px * camera[9] + py * camera[10] + pz * camera[11]  # times the focal length
+        if depth < _f(0.1):
+            return
+        scale = HALF * _f(width) / depth * (camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
+        column = HALF * _f(width) + scale * (px * camera[3] + py * camera[4] + pz * camera[5])
+        row = HALF * _f(height) - scale * (px * camera[6] + py * camera[7] + pz * camera[8])
+        left, right = min(left, column), max(right, column)
+        top, bottom = min(top, row), max(bottom, row)
+    limit = _f(1 << 20)  # an integer can hold it
+    box[0], box[1] = max(int(max(left, -limit)) - 2, 0), min(int(min(right, limit)) + 2, width - 1)
+    box[2], box[3] = max(int(max(top, -limit)) - 2, 0), min(int(min(bottom, limit)) + 2, height - 1)
+
+
+@_compiled
 def _bounds(things, count, lights, light_count, camera, height, width, boxes):
     """Where in the picture things and their shadows on the ground can be."""
     focal = sqrt(camera[9] * camera[9] + camera[10] * camera[10] + camera[11] * camera[11])
@@ -383,10 +403,8 @@ def _bounds(things, count, lights, light_count, camera, height, width, boxes):
                     continue
                 far = slant * run
                 near = lights[n, 2] * (flat * cosine - z * sine) / (z * cosine + flat * sine)
-                half = max(HALF * (far - near), slant * sine / cosine)
-                middle = HALF * (far + near) / max(flat, TINY)
-                x, y = lights[n, 0] + x * middle, lights[n, 1] + y * middle
-                _box(camera, focal, x, y, ZERO, half, height, width, box)
+                x, y = (x / flat, y / flat) if flat > NEAR else (ONE, ZERO)
+                _patch(camera, lights[n, 0], lights[n, 1], x, y, near, far, slant * sine / cosine, height, width, box)
 
 
 @_compiled
