@@ -181,7 +181,7 @@ class FolderPairs(PairDataModule):
     def _read(self) -> dict[str, list[Record]]:
         """Records by split; read once."""
         if self._records is None:
-            records = self._records_of_tables() if (tables := self._tables()) is None else self._from(tables)
+            records = self._two_folders() if (tables := self._tables()) is None else self._from_tables(tables)
             self._records = {split: [] for split in SPLITS}
             for record in records:
                 self._records[record.split or _drawn(record.id, self.shares)].append(record)
@@ -211,7 +211,7 @@ class FolderPairs(PairDataModule):
             raise PairError(f"{self.root} holds neither a table nor the folders before/ and after/.{_EXPECTED}")
         return None
 
-    def _from(self, tables: list[tuple[Path, str | None]]) -> list[Record]:
+    def _from_tables(self, tables: list[tuple[Path, str | None]]) -> list[Record]:
         records: list[Record] = []
         captioned = False
         for path, split in tables:
@@ -260,7 +260,7 @@ class FolderPairs(PairDataModule):
             raise PairError(f"{row.where}: {side} is empty; expected the path of an image, relative to {self.root}")
         return inside(self.root, relative, row.where)
 
-    def _records_of_tables(self) -> list[Record]:
+    def _two_folders(self) -> list[Record]:
         """Pairs of two folders, with what a table of captions says of them."""
         sides = [_images_in(self.root / side) for side in ("before", "after")]
         lonely = sorted(sides[0].keys() ^ sides[1].keys())
@@ -270,14 +270,11 @@ class FolderPairs(PairDataModule):
                 f"{len(lonely)} images in {self.root} have no partner of the same name on the other side: {shown}"
                 f"{', ...' if len(lonely) > _SHOWN else ''}"
             )
-        paths = {
-            name: tuple(
-                inside(self.root, f"{s}/{found[name]}", name)
-                for s, found in zip(("before", "after"), sides, strict=True)
-            )
-            for name in sorted(sides[0])
-        }
-        records = {name: Record(name, f"{self.root}", *pair) for name, pair in paths.items()}
+        before, after = (
+            {name: inside(self.root, f"{side}/{file}", name) for name, file in sorted(found.items())}
+            for side, found in zip(("before", "after"), sides, strict=True)
+        )
+        records = {name: Record(name, str(self.root), before[name], after[name]) for name in before}
         table = next((path for kind in KINDS if (path := self.root / f"captions{kind}").is_file()), None)
         if table is None:
             self._no_captions = (
@@ -325,9 +322,8 @@ def _images_in(folder: Path) -> dict[str, str]:
 def _id_of(before: str, after: str) -> str:
     """Id of a pair without one; made of its own paths only, so that other pairs never change it."""
     first, second = PurePosixPath(before), PurePosixPath(after)
-    return str(
-        first.with_suffix("") if first.stem == second.stem else f"{first.with_suffix('')}..{second.with_suffix('')}"
-    )
+    name = str(first.parent / first.stem)
+    return name if first.stem == second.stem else f"{name}..{second.parent / second.stem}"
 
 
 def _split(row: Row) -> str | None:

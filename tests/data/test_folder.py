@@ -221,6 +221,7 @@ def test_bad_tables_are_told(root: Path, name: str) -> None:
 BAD_LINES = {
     "cut": (b'{"before": "bef', "line 2: not readable as JSON"),
     "list": (b"[1, 2]", "line 2: expected one object per line"),
+    "folder": (b'{"before": ".", "after": "after", "caption": "c"}', "2 images .* not there: .*line 2"),
     "number": (b'{"before": 1.5, "after": "a", "caption": "c"}', "line 2: before is 1.5; expected text"),
     "caption": (b'{"before": "before/2.png", "after": "after/2.png", "caption": 3}', "line 2: a caption is 3"),
     "latin": ('{"before": "é"}'.encode("latin-1"), "line 2: byte 0xe9 is not UTF-8"),
