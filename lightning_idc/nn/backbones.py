@@ -26,7 +26,9 @@ class GridBackbone(nn.Module):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD) -> None:
+    def __init__(
+        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+    ) -> None:
         super().__init__()
         self.width = width
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
@@ -51,18 +53,17 @@ class SmallCNN(GridBackbone):
         super().__init__(width)
 
         def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
-            return [nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False), nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+            return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
-        self.layers = nn.Sequential(
-            *block(3, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1)
-        )
+        self.layers = nn.Sequential(*block(3, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1))
 
     def grid(self, images: Tensor) -> Tensor:
         return self.layers(images.contiguous(memory_format=torch.channels_last))
 
 
 class TimmGrid(GridBackbone):
-    """Any timm model as a grid of features.
+    """Any timm model as a grid of features; layers after the chosen feature map are left out.
 
     Args:
         name: of the timm model.
@@ -70,7 +71,7 @@ class TimmGrid(GridBackbone):
         stage: which feature map, counted as timm does; -1 is the last.
 
     Raises:
-        PairError: timm knows no such model, or its weights cannot be had.
+        PairError: timm knows no such model, its weights cannot be had, or it has no grid of features.
     """
 
     def __init__(self, name: str, pretrained: bool = False, stage: int = -1) -> None:
@@ -78,7 +79,10 @@ class TimmGrid(GridBackbone):
 
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
-            raise PairError(f"timm knows no model {name!r}; expected 'cnn' or a timm name, for example {', '.join(near) or 'resnet18'}")
+            raise PairError(
+                f"timm knows no model {name!r}; expected 'cnn' or a timm name, for example "
+                f"{', '.join(near) or 'resnet18'}"
+            )
         try:
             model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
         except Exception as error:
@@ -88,17 +92,23 @@ class TimmGrid(GridBackbone):
                 f"the weights of {name!r} cannot be had ({error}); put them in the Hugging Face cache, or set "
                 "pretrained_backbone to false"
             ) from error
-        # normalised so that timm's own mean and std apply
+        try:
+            # a layer that never runs would get no gradient, which distributed training refuses
+            index = model.prune_intermediate_layers([stage], prune_norm=True, prune_head=True)[-1]
+        except (AttributeError, NotImplementedError) as error:
+            raise PairError(f"timm's {name!r} gives no grid of features; choose another model") from error
         config = model.pretrained_cfg
-        super().__init__(model.feature_info[stage]["num_chs"], tuple(config["mean"]), tuple(config["std"]))
-        self.model, self.stage = model, stage
+        super().__init__(model.feature_info[index]["num_chs"], tuple(config["mean"]), tuple(config["std"]))
+        self.model, self.name, self.index = model, name, index
 
     def grid(self, images: Tensor) -> Tensor:
-        maps = self.model.forward_intermediates(images, indices=[self._index()], intermediates_only=True)
-        return maps[0]
-
-    def _index(self) -> int:
-        return self.stage % len(self.model.feature_info)
+        try:
+            return self.model.forward_intermediates(images, indices=[self.index], intermediates_only=True)[0]
+        except AssertionError as error:  # timm's way to refuse a size
+            height, width = images.shape[-2:]
+            raise PairError(
+                f"{self.name!r} does not take images of {height}x{width} ({error}); set the data module's `image_size`"
+            ) from error
 
 
 def build_backbone(name: str, pretrained: bool = False) -> GridBackbone:
@@ -123,4 +133,7 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
             except RuntimeError as error:
                 raise PairError(f"{str(checkpoint)!r} holds another backbone: {error}") from error
             return
-    raise PairError(f"{str(checkpoint)!r} holds no weights under 'backbone.'; expected a checkpoint of ObjectNaming or PairTransformer")
+    raise PairError(
+        f"{str(checkpoint)!r} holds no weights under 'backbone.'; expected a checkpoint of ObjectNaming or "
+        "PairTransformer"
+    )

@@ -194,7 +194,8 @@ def _beam_search(
                 if t == EOS or length == max_length:
                     # an end token only counts among the best `beams` candidates, as if the beam held it
                     if rank < beams:
-                        finished[owner].append((s / length**length_penalty, s / length, [*known[group * width + p][1:], t]))
+                        said = [*known[group * width + p][1:], t]
+                        finished[owner].append((s / length**length_penalty, s / length, said))
                 elif len(kept) < beams:
                     kept.append((group * width + p, t, s))
             best_open = kept[0][2] / length**length_penalty if kept else float("-inf")

@@ -46,14 +46,12 @@ class PairTransformerNet(nn.Module):
         if freeze_backbone:
             backbone.requires_grad_(False).eval()
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
-        self.fuse = nn.Sequential(
-            nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width)
-        )
+        self.fuse = nn.Sequential(nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
         self.bias = GridBias(heads, grid)
-        self.encoder = nn.ModuleList(EncoderLayer(width, heads, 4 * width, dropout) for _ in range(encoder_layers))
+        self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
-        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 4 * width, dropout)
+        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
 
     def train(self, mode: bool = True) -> PairTransformerNet:
         super().train(mode)

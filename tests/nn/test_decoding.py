@@ -1,0 +1,148 @@
+"""Cached decoding against the path that recomputes every prefix, and against searching everything."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from lightning_idc.nn.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.nn.transformer import Decoder, DecoderState
+from lightning_idc.nn.vocabulary import BOS, EOS
+from lightning_idc.pairs import PairFeatures
+
+
+class TextNet:
+    """A decoder alone; features are given."""
+
+    def __init__(self, words: int, end: float, sharpness: float = 3.0, seed: int = 0) -> None:
+        torch.manual_seed(seed)
+        self.decoder = Decoder(words, width=32, layers=2, heads=4, hidden=64, dropout=0.1, max_length=32).eval()
+        torch.nn.init.normal_(self.decoder.position, std=1.0)
+        self.decoder.norm.weight.data *= sharpness
+        self.decoder.bias.data[EOS] = end
+
+    def logits(self, features: PairFeatures, tokens: torch.Tensor) -> torch.Tensor:
+        return self.decoder(features.memory, features.mask, tokens)
+
+    def start(self, features: PairFeatures) -> DecoderState:
+        return self.decoder.start(features.memory, features.mask)
+
+    def step(self, state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
+        return self.decoder.step(state, tokens)
+
+
+def look(pairs: int, seed: int = 1) -> PairFeatures:
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(pairs, 9, generator=generator) > 0.3
+    mask[:, 0] = True
+    return PairFeatures(2 * torch.randn(pairs, 9, 32, generator=generator), mask)
+
+
+def teacher_forced(net: TextNet, features: PairFeatures, decoded: Decoded) -> list[float]:
+    means = []
+    for row, ids in enumerate(decoded.ids):
+        one = PairFeatures(features.memory[row : row + 1], features.mask[row : row + 1])  # type: ignore[index]
+        logits = net.logits(one, torch.tensor([[[BOS, *ids[:-1]]]]))[0, 0]
+        means.append(logits.log_softmax(-1)[torch.arange(len(ids)), ids].mean().item())
+    return means
+
+
+def ragged(decoded: Decoded) -> bool:
+    return len({len(ids) for ids in decoded.ids}) >= 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+@torch.no_grad()
+def test_cached_greedy_equals_uncached_token_for_token(seed: int) -> None:
+    net, features = TextNet(30, end=2.0, seed=seed), look(40, seed)
+    cached, reference = greedy(net, features, 14), greedy_uncached(net, features, 14)
+    assert ragged(cached)
+    assert len({tuple(ids) for ids in cached.ids}) >= 8
+    assert cached.ids == reference.ids
+    assert cached.mean_log_probs == pytest.approx(reference.mean_log_probs, abs=1e-5)
+    assert cached.mean_log_probs == pytest.approx(teacher_forced(net, features, cached), abs=1e-5)
+
+
+@pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 1.0), (4, 0.0), (5, 0.6)])
+@torch.no_grad()
+def test_cached_beams_equal_uncached_token_for_token(beams: int, penalty: float) -> None:
+    # without a penalty short sentences win, so the end must be less likely for lengths to differ
+    net, features = TextNet(30, end=2.0 if penalty else -1.0), look(20)
+    cached = beam_search(net, features, 12, beams, penalty)
+    reference = beam_search_uncached(net, features, 12, beams, penalty)
+    assert ragged(cached)
+    assert cached.ids == reference.ids
+    assert cached.mean_log_probs == pytest.approx(reference.mean_log_probs, abs=1e-5)
+    assert cached.mean_log_probs == pytest.approx(teacher_forced(net, features, cached), abs=1e-5)
+
+
+@torch.no_grad()
+def test_one_beam_is_greedy() -> None:
+    for seed in range(4):
+        net, features = TextNet(30, end=3.0, seed=seed), look(20, seed)
+        one, best = beam_search(net, features, 10, 1), greedy(net, features, 10)
+        assert one.ids == best.ids
+        assert one.mean_log_probs == pytest.approx(best.mean_log_probs, abs=1e-5)
+
+
+@pytest.mark.parametrize("penalty", [0.0, 1.0])
+@torch.no_grad()
+def test_wide_beams_find_the_best_of_all_sentences(penalty: float) -> None:
+    # oracle: every sentence of at most four tokens over three words
+    words, longest = [4, 5, 6], 4
+    net, features = TextNet(7, end=0.5, sharpness=1.0), look(6)
+    sentences = [[*body, EOS] for n in range(longest) for body in itertools.product(words, repeat=n)]
+    sentences += [list(body) for body in itertools.product(words, repeat=longest)]  # cut off at the longest
+    found = beam_search(net, features, longest, beams=200, length_penalty=penalty)
+    for row, ids in enumerate(found.ids):
+        one = PairFeatures(features.memory[row : row + 1].expand(len(sentences), -1, -1))
+        one.mask = features.mask[row : row + 1].expand(len(sentences), -1)  # type: ignore[index]
+        means = torch.tensor(teacher_forced(net, one, Decoded(sentences, [])))
+        lengths = torch.tensor([len(sentence) for sentence in sentences])
+        scores = means * lengths / lengths**penalty
+        assert ids == sentences[int(scores.argmax())]
+
+
+@torch.no_grad()
+def test_more_beams_are_never_less_likely_here() -> None:
+    # without a length penalty a wider beam may only lose by pruning; on these weights it does not
+    net, features = TextNet(30, end=1.0), look(20)
+    totals = []
+    for beams in (1, 8):
+        found = beam_search(net, features, 8, beams, length_penalty=0.0)
+        totals.append(sum(m * len(ids) for m, ids in zip(found.mean_log_probs, found.ids, strict=True)))
+    assert totals[1] > totals[0]
+
+
+@torch.no_grad()
+def test_padding_begin_and_unknown_are_never_said() -> None:
+    net, features = TextNet(12, end=0.0), look(16)
+    net.decoder.bias.data[list(NEVER_SAID)] = 50.0
+    for found in (greedy(net, features, 8), beam_search(net, features, 8, 3)):
+        assert not {index for ids in found.ids for index in ids} & set(NEVER_SAID)
+
+
+@torch.no_grad()
+def test_finished_rows_leave_the_batch() -> None:
+    net, features = TextNet(30, end=3.0), look(40)
+    sizes: list[int] = []
+    step = net.step
+
+    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(tokens))
+        return step(state, tokens)
+
+    net.step = spy  # type: ignore[method-assign]
+    found = greedy(net, features, 14)
+    longest = max(map(len, found.ids))
+    assert ragged(found) and sizes == [sum(len(ids) > position for ids in found.ids) for position in range(longest)]
+
+
+@torch.no_grad()
+def test_decoding_stops_when_all_have_ended() -> None:
+    net, features = TextNet(30, end=100.0), look(3)
+    for found in (greedy(net, features, 14), greedy_uncached(net, features, 14), beam_search(net, features, 14, 3)):
+        assert found.ids == [[EOS]] * 3
+        assert found.mean_log_probs == pytest.approx([0.0] * 3, abs=1e-4)

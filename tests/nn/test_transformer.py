@@ -1,0 +1,112 @@
+"""Blocks of the transformer."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer, GridBias
+from lightning_idc.pairs import PairError
+
+
+def test_encoder_layer_equals_attention_written_out() -> None:
+    torch.manual_seed(0)
+    layer = EncoderLayer(width=16, heads=2, hidden=32, dropout=0.0)
+    x, bias = torch.randn(3, 6, 16), torch.randn(2, 6, 6)
+    q, k, v = (part.view(3, 6, 2, 8).transpose(1, 2) for part in layer.qkv(layer.norm_attention(x)).chunk(3, -1))
+    weights = (q @ k.mT / 8**0.5 + bias).softmax(-1)
+    expected = x + layer.out((weights @ v).transpose(1, 2).reshape(3, 6, 16))
+    expected = expected + layer.feed(layer.norm_feed(expected))
+    torch.testing.assert_close(layer(x, bias), expected)
+
+
+def test_decoder_layer_sees_only_the_past_and_the_memory_that_counts() -> None:
+    torch.manual_seed(0)
+    layer = DecoderLayer(width=16, heads=2, hidden=32, dropout=0.0)
+    x, memory = torch.randn(2, 3, 5, 16), torch.randn(2, 7, 16)
+    mask = torch.ones(2, 7, dtype=torch.bool)
+    mask[1, 4:] = False
+    first = layer(x, layer.memory(memory), mask)
+    later, hidden = x.clone(), memory.clone()
+    later[:, :, 3:] += 1.0
+    hidden[1, 4:] = 100.0
+    second = layer(later, layer.memory(hidden), mask)
+    torch.testing.assert_close(first[:, :, :3], second[:, :, :3])
+    assert not torch.allclose(first[:, :, 3:], second[:, :, 3:])
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
+    bias = GridBias(heads=2, grid=(3, 4), groups=groups)
+    torch.nn.init.normal_(bias.table)
+    table = bias()
+    cells = [(g, y, x) for g in range(groups) for y in range(3) for x in range(4)]
+    assert table.shape == (2, len(cells), len(cells))
+    seen: dict[tuple[int, ...], torch.Tensor] = {}
+    for i, (g, y, x) in enumerate(cells):
+        for j, (h, v, u) in enumerate(cells):
+            value = seen.setdefault((g, h, y - v, x - u), table[:, i, j])
+            assert torch.equal(value, table[:, i, j])
+    assert len({tuple(value.tolist()) for value in seen.values()}) == len(seen) == groups**2 * 5 * 7
+
+
+def make_decoder() -> Decoder:
+    torch.manual_seed(0)
+    return Decoder(vocabulary=20, width=16, layers=2, heads=2, hidden=32, dropout=0.0, max_length=9).eval()
+
+
+def test_k_captions_on_one_memory_equal_k_copies_of_it() -> None:
+    decoder = make_decoder()
+    memory, tokens = torch.randn(3, 5, 16), torch.randint(4, 20, (3, 4, 8))
+    mask = torch.rand(3, 5) > 0.4
+    mask[:, 0] = True
+    copies = decoder(memory.repeat_interleave(4, 0), mask.repeat_interleave(4, 0), tokens.view(12, 1, 8))
+    torch.testing.assert_close(decoder(memory, mask, tokens), copies.view(3, 4, 8, 20))
+
+
+def test_memory_is_not_copied_for_more_captions(monkeypatch: pytest.MonkeyPatch) -> None:
+    decoder = make_decoder()
+    sizes = []
+    attend = F.scaled_dot_product_attention
+
+    def spy(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: object) -> torch.Tensor:
+        sizes.append((q.shape[0], q.shape[2], k.shape[2]))
+        return attend(q, k, v, **options)
+
+    monkeypatch.setattr(F, "scaled_dot_product_attention", spy)
+    decoder(torch.randn(3, 5, 16), None, torch.zeros(3, 4, 8, dtype=torch.long))
+    assert sizes == [(12, 8, 8), (3, 32, 5)] * 2
+
+
+def test_padding_after_a_caption_changes_nothing() -> None:
+    decoder = make_decoder()
+    memory, tokens = torch.randn(2, 5, 16), torch.randint(4, 20, (2, 2, 6))
+    padded = F.pad(tokens, (0, 3))
+    torch.testing.assert_close(decoder(memory, None, padded)[:, :, :6], decoder(memory, None, tokens))
+
+
+def test_steps_equal_the_whole_even_after_reordering_rows() -> None:
+    decoder = make_decoder()
+    memory, tokens = torch.randn(4, 5, 16), torch.randint(4, 20, (4, 1, 8))
+    mask = torch.rand(4, 5) > 0.4
+    mask[:, 0] = True
+    whole = decoder(memory, mask, tokens)[:, 0]
+    state = decoder.start(memory, mask)
+    rows = torch.arange(4)
+    for position in range(8):
+        if position in (3, 6):
+            picked = torch.tensor([2, 0, 2])
+            rows, state = rows[picked], state.select(picked)
+        torch.testing.assert_close(decoder.step(state, tokens[rows, 0, position]), whole[rows, position])
+
+
+def test_captions_longer_than_the_decoder_are_refused() -> None:
+    decoder = make_decoder()
+    with pytest.raises(PairError, match="10 tokens does not fit a decoder of 9"):
+        decoder(torch.randn(1, 5, 16), None, torch.zeros(1, 1, 10, dtype=torch.long))
+    state = decoder.start(torch.randn(1, 5, 16), None)
+    for _ in range(9):
+        decoder.step(state, torch.tensor([4]))
+    with pytest.raises(PairError, match="10 tokens"):
+        decoder.step(state, torch.tensor([4]))
