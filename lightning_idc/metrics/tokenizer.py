@@ -1,84 +1,222 @@
 """Penn Treebank tokens as caption scoring uses them, without Java.
 
 Follows what Stanford's PTBTokenizer (3.4.1, ``-lowerCase``) makes of captions, minus the punctuation tokens that
-COCO's evaluation removes. Each caption is one unit: a carriage return or U+2028 inside it cannot move the captions
-after it to another image, as it does when captions are passed to Java line by line.
+COCO's evaluation removes; written from that program's answers, see README.md here. Each caption is one unit: a carriage
+return or U+2028 inside it cannot move the captions after it to another image, as it does when captions are passed to
+Java line by line.
 """
 
 from __future__ import annotations
 
 import re
-from functools import lru_cache
 
 # tokens that COCO's evaluation removes; it compares after lower-casing, so -lrb- and its kin stay
-PUNCTUATION = frozenset(
-    ["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", "-", ";", "…", "“", "”", "‘", "’", "–", "—"]
-)
-_BRACKETS = {"(": "-lrb-", ")": "-rrb-", "[": "-lsb-", "]": "-rsb-", "{": "-lcb-", "}": "-rcb-"}
-
-# words of two tokens that are written as one
-_JOINED = {
+_REMOVED = frozenset(["''", "'", "``", "`", '"', ".", "?", "!", ",", ":", ";", "-", "--", "---", "----"])
+_REWRITTEN = {
+    "(": "-lrb-",
+    ")": "-rrb-",
+    "[": "-lsb-",
+    "]": "-rsb-",
+    "{": "-lcb-",
+    "}": "-rcb-",
+    "£": "#",
+    "€": "$",
+    "¢": "cents",
+    "½": "1/2",
+    "¼": "1/4",
+    "¾": "3/4",
+    "⅓": "1/3",
+    "⅔": "2/3",
+    "&amp;": "&",
+    "&lt;": "<",
+    "&gt;": ">",
+}
+# within longer tokens: smileys, rows of quotes
+_INSIDE = str.maketrans({"(": "-lrb-", ")": "-rrb-", "“": "``", "”": "''", "‘": "`"})
+_SPLIT = {
     "cannot": ("can", "not"),
     "gonna": ("gon", "na"),
     "gotta": ("got", "ta"),
     "wanna": ("wan", "na"),
     "lemme": ("lem", "me"),
     "gimme": ("gim", "me"),
+    "'tis": ("'t", "is"),
+    "'twas": ("'t", "was"),
 }
-# abbreviations keep their full stop, at the end of a sentence too
+_REWRITTEN_SIGNS = [sign for sign in _REWRITTEN if not sign.isascii()]
+# these keep their full stop wherever they stand
 _ABBREVIATIONS = (
-    "mr|mrs|ms|dr|drs|prof|sr|jr|st|ste|mt|ft|gen|gov|sen|rep|rev|hon|lt|col|sgt|capt|cmdr|messrs|mme|mlle|"
-    "jan|feb|mar|apr|jun|jul|aug|sep|sept|oct|nov|dec|inc|ltd|corp|bros|co|cos|univ|dept|est|ph|"
-    "etc|vs|v|al|cf|ave|blvd|rd|ct|bldg|penn|ariz|calif|colo|conn|fla|ind|mich|minn|okla|tenn|tex|va|wis|ky"
+    "adj|adm|adv|al|alex|apr|ariz|assoc|asst|aug|ave|bancorp|bhd|bldg|blvd|brig|bros|calif|capt|cf|cie|cmdr|co|col|"
+    "colo|comdr|conn|corp|cos|cpl|ct|dak|dec|dept|det|dr|drs|esq|est|etc|ext|feb|fla|fri|ft|ga|gen|gov|hon|inc|ind|"
+    "insp|jan|jos|jr|jul|jun|kan|kans|ky|lieut|lt|ltd|maj|mar|md|messrs|mich|minn|mlle|mme|mo|mon|mont|mr|mrs|ms|"
+    "msgr|mt|neb|nev|nov|oct|okla|penn|pfc|ph|plc|pres|prof|pvt|rd|rep|reps|rev|rt|sen|sens|sep|sept|sgt|sq|sr|st|"
+    "ste|supt|tel|tenn|thu|thurs|tue|tues|univ|va|vs|vt|wed|wis|wisc|wm|wyo"
 )
-
-_TOKEN = re.compile(
-    rf"""
-      (?P<url>(?:https?://|www\.)[^\s"]*[\w/])
-    | (?P<acronym>(?<![\w.])[a-z](?:\.[a-z])+\.?(?!\w))                 # u.s.  t.v  p.m.
-    | (?P<short>\b(?:{_ABBREVIATIONS})\.(?!\w))
-    | (?P<initial>\b(?-i:[A-Z])\.(?!\w)(?=.*\w))                                # J. Fox, a sign with a P.
-    | (?P<numbered>\bno\.(?=\s*\d))
-    | (?P<price>\$(?=\.?\d))
-    | (?P<time>\d+:\d+(?=[ap]m\b))
-    | (?P<number>[-+]?(?:\d+(?:[,.:/]\d+)*|\.\d+(?:[,.]\d+)*)(?:-\d+)*(?!\w|-\w|['’]))
-    | (?P<elided>['’](?:till?|n|em)\b['’]?)
-    | (?P<french>\b[dlo]['’](?=\w)\w+(?:-\w+)*|\bdunkin['’](?!\w))
-    | (?P<company>\b(?-i:[A-Z]{{1,2}}&[A-Z])\b|\bm&m\b(?!['’]))
-    | (?P<not>n['’]t\b)
-    | (?P<clitic>['’](?:s|m|d|re|ve|ll)\b)
-    | (?P<word>(?:(?!n['’]t\b)[^\W])+(?:[-/.@](?=[^\W_])(?:(?!n['’]t\b)\w)+)*(?:\.(?=[;,]))?)
-    | (?P<marks>[?!]{{2,}}|>+|<+)
-    | (?P<runs>\.{{2,}}|-{{2,}})
-    | (?P<other>\S)
-    """,
-    re.VERBOSE | re.IGNORECASE,
+# these only where a capital tells them from a common word
+_CAPITAL_ABBREVIATIONS = "Ark|ARK|Del|DEL|Ill|ILL|La|LA|Mass|MASS|Miss|MISS|Ore|ORE|Pa|PA|Tex|TEX|Wash|WASH"
+# these before a number
+_NUMBERED = "art|ca|fig|figs|no|nos|op|pp|prop"
+# a single letter's full stop ends the sentence before these, otherwise it belongs to the letter
+_SENTENCE_STARTS = (
+    "A|About|According|After|An|As|At|But|Earlier|He|Her|Here|However|If|In|It|Last|Many|More|Now|Once|One|Other|"
+    "Our|She|Since|So|Some|Such|That|The|Their|Then|There|These|They|This|We|What|When|While|Yet|You"
 )
-_PLAIN = re.compile(r"[A-Za-z ]*[a-z]\.?\Z")
-_SHORT_WORDS = frozenset(_ABBREVIATIONS.split("|"))
+_STARTERS = frozenset(_SENTENCE_STARTS.split("|"))
+
+# Python's \w takes fractions and raised digits for letters, and takes combining accents for none
+_NEITHER = r"\u00b2\u00b3\u00b9\u00bc-\u00be\u2070-\u209c\u2150-\u218b"
+_LETTER = rf"[^\W\d_{_NEITHER}]"
+_LETTERS = rf"(?:[^\W\d_{_NEITHER}]|[\u0300-\u036f\u00ad])+"
+_SIGN = rf"(?:[^\W_{_NEITHER}]|[\u0300-\u036f\u00ad])"
+_ALNUM = rf"{_SIGN}+"
+# signs that Stanford's lexer knows; what it does not know, emoji among it, it drops
+_KNOWN_SIGN = (
+    r"[!-~\u00a1\u00a5-\u00a9\u00ac\u00ae-\u00b9\u00bf\u00d7\u00f7\u02c2-\u02df\u0384-\u0387\u2016\u2017\u201a"
+    r"\u201e-\u2023\u2030-\u2038\u203b\u203e-\u2042\u2044\u2070-\u208e\u20a4\u2100-\u2426\u2440-\u2bff\u3001\u3002"
+    r"\u3012\u30fb\uff01-\uffee]"
+)
+_WORD = rf"{_LETTER}{_SIGN}*"
+_DASHED = r"(?:-[A-Za-z]+){0,2}"
+_APOS = r"['’]"
 
 
-def _scan(text: str) -> list[str]:
+def _rules() -> list[re.Pattern[str]]:
+    """What tokens look like: one group each; what follows it in the match is context and counts towards the length."""
+    sources = [
+        rf"(?i:((?:{'|'.join(_SPLIT)})))(?!{_LETTER})",
+        # do n't, and what is left when a word stands before it
+        rf"(?i:((?:{_LETTERS})?(?!n)[^\W\d_])n['’`]t)",
+        rf"(?i:(n['’`]t))(?!{_LETTER})",
+        # dog 's
+        rf"(?i:({_LETTERS}){_APOS}(?:[sdm]|re|ve|ll))",
+        r"(?i:('(?:[sdm]|re|ve|ll))(?:[^A-Za-z]|\Z)|(’(?:[sdm]|re|ve|ll)))",
+        rf"({_ALNUM}(?:_{_ALNUM})*)",
+        # abbreviations, initials, U.S., and words run together at a full stop
+        rf"((?i:{_ABBREVIATIONS})\.|(?:{_CAPITAL_ABBREVIATIONS})\.|pty\.|Pty\.|mfg\.|Mfg\.|[A-Za-z]\.)",
+        rf"((?i:{_NUMBERED})\.)\d",
+        rf"({_WORD}(?:\.{_WORD})*\.)[,;:]",
+        r"([A-Za-z](?:\.[A-Za-z])+\.)(?![A-Za-z])",
+        rf"({_WORD}(?:[.!?]{_WORD})+)",
+        # numbers
+        r"([-+]?(?:\d*(?:[.,:]\d+)+|\d+))",
+        # two-story, 3,000-foot, and/or
+        rf"((?:[dolDOL]{_APOS})?{_SIGN}(?:{_SIGN}|[_.,]){{0,60}}(?:-(?:(?:[A-Za-z]\.){{2,}}|(?:{_SIGN}|_(?={_SIGN}))+))+)",
+        rf"({_ALNUM}{_DASHED}(?:/{_ALNUM}{_DASHED}){{1,2}})",
+        # words with an apostrophe inside or at an end
+        rf"([A-HJ-XZndlo]{_APOS}{_LETTER}{_WORD})",
+        rf"({_LETTERS}(?<=[aeiouyAEIOUY])(?<={_LETTER}{_LETTER}){_APOS}[aeiouA-Z](?:{_LETTERS})?)",
+        rf"(?i:({_APOS}n{_APOS}|'n\Z|’n|[ldj]{_APOS}|dunkin{_APOS}|somethin{_APOS}|ol{_APOS}|{_APOS}em|{_APOS}till?|{_APOS}cause))",
+        rf"(?i:(c{_APOS}mon|e{_APOS}er|s{_APOS}mores|ev{_APOS}ry|li{_APOS}l|nat{_APOS}l|nor{_APOS}easter|o{_APOS}o))",
+        rf"({_APOS}[2-9]0s)",
+        r"(')[A-Za-z]\S",
+        rf"([yY]{_APOS}){_LETTER}",
+        # addresses and tags
+        r"(https?://[^\s\"<>|(){}]+[^\s\"<>|.!?(){},-])",
+        r"((?:www\.(?:[^\s\"<>|.!?(){},]+\.)+[A-Za-z]{2,4}|(?:[^\s\"`'<>|!?(){},-_$]{1,60}\.){1,9}(?:com|net|org|edu))"
+        r"(?:/[^\s\"<>|()]+[^\s\"<>|.!?(){},-])?)",
+        r"([A-Za-z0-9][^\s\"<>|()]{0,60}@(?:[^\s\"<>|().]+\.)*[^\s\"<>|().]+)",
+        r"([A-Za-z0-9]+(?:\.[A-Za-z0-9]+)*\.(?i:png|jpe?g|gif|bmp|html?|txt|pdf|docx?|zip|xml|csv|py|java|mp3|mov|exe))",
+        r"(@[A-Za-z_][A-Za-z0-9_]*|\#[A-Za-z]+)",
+        # M&M; C++; US$
+        r"([A-Z]+(?:(?:[+&]|&amp;)[A-Z]+)+|[cC]\+\+|[cCfF]\#|[A-Z]*\$)",
+        r"([<>]?[:;=][-o*']?[()DPdpO\\{@|\[\]])(?![A-Za-z0-9])",
+        r"(&(?i:amp|lt|gt|quot|\#\d+|[a-z]+);|\(\d{2,3}\)-?\d{3,4}-?\d{3,5}|</?[A-Za-z!?][^>\s]*>)",
+        r"([?!]+|-+|''|``|<+|>+|_+|\*+|\#+|@+|\.+|[“”‘’]+)",
+        # a sign that is a token, or one that is not and is passed over
+        rf"({_KNOWN_SIGN}|[{''.join(_REWRITTEN_SIGNS)}])|.",
+    ]
+    return [re.compile(source) for source in sources]
+
+
+_RULES = _rules()
+# words with at most a comma or a full stop are nearly everything
+_EASY = re.compile(r"([A-Za-z]{2,})[.,]?\Z")
+_TAG = re.compile(r"</?[A-Za-z!?][^>]*>")
+_INITIAL = re.compile(r"(?<![A-Za-z0-9.])[A-Za-z]\.\Z")
+_FIXED = frozenset([*_ABBREVIATIONS.split("|"), *_CAPITAL_ABBREVIATIONS.lower().split("|"), "pty", "mfg", *_SPLIT])
+_BEFORE_NUMBERS = frozenset(_NUMBERED.split("|"))
+_MOST_KNOWN, _LONGEST_KNOWN = 1 << 18, 40
+_known: dict[str, tuple[str, ...]] = {}
+
+
+def _tokens(chunk: str) -> tuple[str, ...]:
+    """Tokens of a text without spaces: at each place the longest that any rule finds, the earlier rule of equals."""
+    easy = _EASY.match(chunk)
+    if easy and (word := easy.group(1).lower()) not in _FIXED:
+        return (word,)
     tokens: list[str] = []
-    for match in _TOKEN.finditer(text):
-        token = match.group().lower().replace("’", "'")
-        if match.lastgroup == "runs" or token in PUNCTUATION:
+    place = 0
+    while place < len(chunk):  # rules look a bounded way ahead, so long garbage takes linear time
+        matches = [match for rule in _RULES if (match := rule.match(chunk, place))]
+        best = max(matches, key=re.Match.end)
+        if best.lastindex is None:
+            place = best.end()
             continue
-        tokens.extend(_JOINED.get(token) or (_BRACKETS.get(token, token),))
+        token, place = best.group(best.lastindex).lower(), best.end(best.lastindex)
+        if token in _SPLIT:
+            tokens.extend(_SPLIT[token])
+            continue
+        token = _REWRITTEN.get(token, token.replace("\u00ad", ""))
+        if token and not token[0].isalnum():
+            token = token.translate(_INSIDE)
+        if token.endswith(("’s", "’d", "’m", "’re", "’ve", "’ll", "n’t")) or not token.strip("’'`"):
+            token = token.replace("’", "'")
+        if token and token not in _REMOVED and token.strip("."):
+            tokens.append(token)
+    return tuple(tokens)
+
+
+def _remember(chunk: str) -> tuple[str, ...]:
+    tokens = _tokens(chunk)
+    if len(chunk) <= _LONGEST_KNOWN:
+        if len(_known) >= _MOST_KNOWN:
+            _known.clear()
+        _known[chunk] = tokens
     return tokens
 
 
-@lru_cache(maxsize=1 << 18)
-def _cached(text: str) -> tuple[str, ...]:
-    text = text.strip()
-    # nearly all captions are plain words with one full stop at the end
-    if _PLAIN.match(text):
-        words = text.removesuffix(".").lower().split()
-        if words[-1] not in _SHORT_WORDS and _JOINED.keys().isdisjoint(words):
-            return tuple(words)
-    return tuple(_scan(text))
+def forget() -> None:
+    """Empty the memory of words seen, for measurements of speed."""
+    _known.clear()
+
+
+def _with_neighbours(chunks: list[str]) -> list[str]:
+    """Tokens where a chunk's full stop depends on the next chunk."""
+    tokens: list[str] = []
+    for chunk, following in zip(chunks, [*chunks[1:], ""], strict=True):
+        found = _known.get(chunk)
+        if found is None:
+            found = _remember(chunk)
+        if chunk[-1] == "." and found:
+            if _INITIAL.search(chunk) and (not following or following in _STARTERS):
+                found = (*found[:-1], found[-1].rstrip("."))
+            elif chunk[:-1].lower() in _BEFORE_NUMBERS and following[:1].isdigit():
+                found = (chunk.lower(),)
+        tokens += found
+    return tokens
+
+
+def _without_tags(text: str) -> list[str]:
+    tokens: list[str] = []
+    chunks = text.split()
+    if "." in text and (chunks[-1][-1] != "." or len(chunks[-1]) < 4 or text.count(".") > 1):
+        return _with_neighbours(chunks)
+    for chunk in chunks:
+        found = _known.get(chunk)
+        tokens += _remember(chunk) if found is None else found
+    return tokens
 
 
 def ptb_tokenize(text: str) -> list[str]:
     """Lower-cased tokens of a caption without punctuation."""
-    return list(_cached(text))
+    if "\u200b" in text:
+        text = text.replace("\u200b", " ")
+    if "<" not in text:
+        return _without_tags(text)
+    tokens: list[str] = []
+    place = 0
+    for tag in _TAG.finditer(text):
+        tokens += _without_tags(text[place : tag.start()])
+        tokens += tag.group().lower().split()
+        place = tag.end()
+    return tokens + _without_tags(text[place:])
