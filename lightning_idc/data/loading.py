@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -38,7 +39,8 @@ class PairDataset(Dataset[PairSample]):
         for transform in self.transforms:
             sample = transform(sample, generator)
         if self.drawn:
-            sample.meta["seed"] = seed
+            # a copy: what a source keeps must not be drawn in evaluation
+            sample = replace(sample, meta={**sample.meta, "seed": seed})
         return sample
 
 

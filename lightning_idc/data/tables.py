@@ -16,6 +16,7 @@ from lightning_idc.errors import PairError
 
 KINDS = (".csv", ".jsonl")
 _NUMBERED = re.compile(r"caption_(\d+)")
+_LIST = re.compile(r"""\s*\[\s*["'\]]""")
 
 
 @dataclass(slots=True)
@@ -52,11 +53,14 @@ class Row:
         """
         found: list[Any] = []
         given = self.values.get("captions")
-        if isinstance(given, str) and given.lstrip().startswith('["'):
+        if isinstance(given, str) and _LIST.match(given):
             try:
                 given = json.loads(given)
             except (ValueError, RecursionError) as error:
-                raise PairError(f"{self.where}: captions is no JSON list ({error}): {_short(given)}") from None
+                raise PairError(
+                    f"{self.where}: captions is no JSON list ({error}): {_short(given)}; "
+                    "its texts must stand in double quotes"
+                ) from None
         found += given if isinstance(given, list) else [] if given is None else [given]
         if "caption" in self.values:
             found.append(self.values["caption"])
@@ -85,6 +89,8 @@ def require(columns: Sequence[str], needed: str, path: Path, why: str) -> str:
 def read_table(path: Path) -> tuple[list[str], list[Row]]:
     """Columns and rows of a CSV or JSONL file in UTF-8, with or without a byte order mark.
 
+    Fields of a CSV are separated by whichever of comma, semicolon and tab is commonest in its first line.
+
     Raises:
         PairError: the file cannot be read, with the line that is to blame.
     """
@@ -107,7 +113,10 @@ def read_table(path: Path) -> tuple[list[str], list[Row]]:
 
 
 def _csv_rows(path: Path, text: str) -> Iterator[Row]:
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    # spreadsheets write what their country uses; names of columns hold none of the three
+    top = text.lstrip("\r\n").split("\n", 1)[0]
+    delimiter = max(",;\t", key=top.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     header: list[str] | None = None
     began = 1
     try:
@@ -124,7 +133,7 @@ def _csv_rows(path: Path, text: str) -> Iterator[Row]:
             if len(fields) != len(header):
                 raise PairError(
                     f"{where}: {len(fields)} fields, but the first line names {len(header)}; "
-                    "texts with commas must stand in double quotes"
+                    f"texts that hold a {delimiter!r} must stand in double quotes"
                 )
             yield Row(where, dict(zip(header, fields, strict=True)))
     except csv.Error as error:

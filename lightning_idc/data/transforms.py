@@ -96,7 +96,9 @@ class Flip(PairTransform):
 
 
 class RandomCrop(PairTransform):
-    """The same random window of both images, scaled back to their size.
+    """The same random window of both images, scaled back to their size; captions stay.
+
+    Boxes that it cuts away become NaN. Keep most of the images where captions name places or small things.
 
     Args:
         least: smallest share of each side that stays.
@@ -118,6 +120,8 @@ class RandomCrop(PairTransform):
         if boxes is not None:
             limits = torch.tensor([wide, tall] * 2, dtype=boxes.dtype)
             boxes = (boxes - torch.tensor([left, top] * 2)).clamp(min=torch.zeros(4), max=limits)
+            outside = (boxes[..., 2:] <= boxes[..., :2]).any(-1, keepdim=True)
+            boxes = boxes.masked_fill(outside, torch.nan)  # nothing of it is left in the window
         cropped = replace(
             sample,
             before=window(sample.before),

@@ -98,3 +98,15 @@ def test_light_differs_between_the_images_and_leaves_the_rest() -> None:
 def test_flip_happens_as_often_as_asked() -> None:
     flips = sum(Flip(0.25)(painted(), seeded(seed)).captions == ["the right thing"] for seed in range(400))
     assert 70 <= flips <= 130  # 100 expected; three and a half standard deviations
+
+
+def test_a_box_that_is_cut_away_is_absent() -> None:
+    """Oracle: what is left of the white box in the cropped picture."""
+    seen = set()
+    for seed in range(60):
+        cropped = RandomCrop(0.3)(painted(), seeded(seed))
+        gone = bool(cropped.boxes.isnan().all())
+        assert gone or not cropped.boxes.isnan().any()
+        assert gone == (cropped.before.max() == 0)
+        seen.add(gone)
+    assert seen == {True, False}

@@ -1,0 +1,172 @@
+"""Data in a Trainer. Oracle: a run that nothing interrupts, and one process that loads everything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from lightning_idc.data.datamodule import PairDataModule, Split, stack_samples
+from lightning_idc.data.loading import PairDataset, PairLoader
+from lightning_idc.data.sampling import Draw, PairSampler, sample_seed
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.transforms import Compose, Flip, Jitter, RandomCrop
+from lightning_idc.pairs import PairSample
+
+QUIET: dict[str, Any] = {
+    "logger": False,
+    "enable_progress_bar": False,
+    "enable_model_summary": False,
+    "accelerator": "cpu",
+    "devices": 1,
+    "max_epochs": 3,
+}
+TRANSFORMS = Compose([Flip(), RandomCrop(0.5), Jitter()])
+
+
+class Grey(PairSource):
+    """Pairs of grey images with one bright column, by which a flip can be told."""
+
+    def __init__(self, size: int) -> None:
+        self.ids = [f"pair-{index}" for index in range(size)]
+
+    def captions(self, index: int) -> list[str]:
+        return [f"left {index}", f"right {index}"]
+
+    def change_type(self, index: int) -> None:
+        return None
+
+    def load(self, index: int) -> PairSample:
+        image = torch.full((3, 8, 8), index, dtype=torch.uint8)
+        image[:, :, 0] = 255
+        return PairSample(self.ids[index], image, image.clone(), self.captions(index))
+
+
+class GreyPairs(PairDataModule):
+    def source(self, split: Split) -> Grey:
+        return Grey({"train": 23, "val": 5}[split])
+
+
+class Watching(LightningModule):
+    """Learns one number from the pixels and notes which pairs it saw."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen: list[tuple[str, list[str]]] = []
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
+        self.seen.append(("train", batch["ids"]))
+        return (self.weight - batch["images"].float().mean() / 255) ** 2
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.seen.append(("val", batch["ids"]))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+class BreakOff(Callback):
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_end(self, trainer: Trainer, *unused: Any) -> None:
+        if trainer.global_step == self.step:
+            raise InterruptedError
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(("step", "workers"), [(4, 0), (4, 1), (6, 0), (9, 0), (9, 1)])
+def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers: int) -> None:
+    """6 batches per epoch: in the middle of the first, after its last batch, and in the middle of the second."""
+
+    def data() -> GreyPairs:
+        return GreyPairs(batch_size=4, num_workers=workers, transform=TRANSFORMS)
+
+    straight, first, second = Watching(), Watching(), Watching()
+    Trainer(enable_checkpointing=False, num_sanity_val_steps=0, **QUIET).fit(straight, data())
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    with pytest.raises(InterruptedError):
+        Trainer(num_sanity_val_steps=0, callbacks=[keep, BreakOff(step + 1)], **QUIET).fit(first, data())
+    # with the sanity check, whose validation must not move the training data
+    trainer = Trainer(enable_checkpointing=False, num_sanity_val_steps=1, **QUIET)
+    trainer.fit(second, data(), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
+
+    def trained(module: Watching) -> list[list[str]]:
+        return [ids for kind, ids in module.seen if kind == "train"]
+
+    assert len(trained(straight)) == 18
+    assert trained(first)[:step] + trained(second) == trained(straight)
+    assert torch.equal(second.weight, straight.weight)  # the same pixels, too
+
+
+def with_seeds(samples: list[PairSample]) -> dict[str, Any]:
+    return stack_samples(samples) | {"seeds": [sample.meta["seed"] for sample in samples]}
+
+
+def loader(workers: int = 0, batch: int = 4, rank: int = 0, world: int = 1) -> PairLoader:
+    dataset = PairDataset(Grey(24), [TRANSFORMS], seed=7, drawn=True)
+    sampler = PairSampler(24, shuffle=True, seed=7, rank=rank, world_size=world)
+    return PairLoader(
+        dataset, sampler, batch, num_workers=workers, collate_fn=with_seeds, persistent_workers=workers > 0
+    )
+
+
+def test_what_a_source_keeps_is_not_marked() -> None:
+    """A sample that a source keeps and gives again must not be drawn in evaluation."""
+
+    class Kept(Grey):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.sample = super().load(0)
+
+        def load(self, index: int) -> PairSample:
+            return self.sample
+
+    source = Kept()
+    assert "seed" in PairDataset(source, [], seed=0, drawn=True)[Draw(0, 0)].meta
+    assert "seed" not in PairDataset(source, [], seed=0, drawn=False)[Draw(0, 0)].meta
+
+
+def epoch_of(given: PairLoader, epoch: int) -> list[dict[str, Any]]:
+    given.pair_sampler.set_epoch(epoch)
+    return list(given)
+
+
+def test_living_workers_make_the_same_pixels_in_every_epoch() -> None:
+    alone, helped = loader(), loader(2)
+    processes = set()
+    seeds = []
+    for epoch in (0, 1, 5):
+        for one, other in zip(epoch_of(alone, epoch), epoch_of(helped, epoch), strict=True):
+            assert torch.equal(one["images"], other["images"])
+            assert [one[key] for key in ("ids", "captions", "seeds")] == [
+                other[key] for key in ("ids", "captions", "seeds")
+            ]
+            seeds += one["seeds"]
+        processes.add(tuple(worker.pid for worker in helped._iterator._workers))  # type: ignore[union-attr]
+    assert len(processes) == 1
+    assert len(set(seeds)) == 3 * 24  # every visit draws anew
+
+
+def test_two_processes_load_the_pixels_of_one() -> None:
+    """A batch of 4 is what two processes with batches of 2 load together, interleaved."""
+    ranks = [epoch_of(loader(batch=2, rank=rank, world=2), 2) for rank in range(2)]
+    for whole, *parts in zip(epoch_of(loader(), 2), *ranks, strict=True):
+        assert torch.equal(torch.stack([part["images"] for part in parts], 1).flatten(0, 1), whole["images"])
+        assert [name for both in zip(*(part["ids"] for part in parts), strict=True) for name in both] == whole["ids"]
+
+
+def test_seeds_of_neighbours_are_unlike() -> None:
+    """Generators seeded with neighbouring numbers must not draw alike."""
+    bits = [(sample_seed(0, 0, i) ^ sample_seed(0, 0, i + 1)).bit_count() for i in range(2000)]
+    assert 29 < sum(bits) / 2000 < 34  # half of 63
+    draws = torch.stack(
+        [torch.rand(2, generator=torch.Generator().manual_seed(sample_seed(0, 0, i))) for i in range(2000)]
+    )
+    assert abs(float(draws.mean()) - 0.5) < 0.03
+    assert abs(float(torch.corrcoef(torch.stack([draws[:-1, 0], draws[1:, 0]]))[0, 1])) < 0.1
