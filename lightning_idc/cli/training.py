@@ -12,7 +12,7 @@ from typing import Any
 
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
@@ -29,6 +29,9 @@ RESULT = "LIGHTNING_IDC_RESULT"
 def run(given: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
     _quieten()
+    if given[0] != "fit":
+        # callbacks that watch training are loaded with the checkpoint and have nothing to do
+        warnings.filterwarnings("ignore", message="The dirpath has changed from")
     if any(name in ("--help_all", "--print_config") or name.endswith(".help") for name in given):
         PairCLI(["--help" if name == "--help_all" else name for name in given])
         return 0
@@ -95,6 +98,11 @@ class PairCLI(LightningCLI):
             )
         except ArgumentError as error:
             raise PairError(parse_error(str(error))) from error
+
+    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
+        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
+        parser.set_defaults({"weights_only": True})  # a checkpoint must not run code
+        return parser
 
     def _parse_ckpt_path(self) -> None:
         """Take the checkpoint's hyper-parameters where nothing was asked for; Lightning would let them win always."""
@@ -193,7 +201,8 @@ def _write_result(cli: PairCLI) -> None:
     saver = trainer.checkpoint_callback
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     best = ""
-    if isinstance(saver, ModelCheckpoint):
+    # a test takes over what its checkpoint says of the best one, which is not its own
+    if isinstance(saver, ModelCheckpoint) and cli.subcommand == "fit":
         best = saver.best_model_path or saver.last_model_path
         if saver.monitor is not None and not saver.best_model_path and best:
             print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)

@@ -1,0 +1,195 @@
+"""Running recipes: what stages hand on, what resuming skips, what is left after a stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from lightning_idc.cli import main, stages
+from lightning_idc.cli.training import RESULT
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPE = """
+recipe: {title: Toy, smallest: {data.items: 4}}
+base:
+  trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0}
+  model: {class_path: toy_idc.Toy, init_args: {width: 3}}
+  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
+stages:
+  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}
+  - name: second
+    run: fit
+  - name: test
+    run: test
+"""
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
+    """Stages run in this process, and are noted with their configuration: a process of its own costs seconds."""
+    import yaml
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(RECIPE, encoding="utf-8")
+    noted: list[tuple[str, dict[str, Any]]] = []
+
+    def run_here(verb: str, config: Path, result: Path) -> int:
+        noted.append((config.parent.name, yaml.safe_load(config.read_text(encoding="utf-8"))))
+        monkeypatch.setenv(RESULT, str(result))
+        return main([verb, "--config", str(config)])
+
+    monkeypatch.setattr(stages, "_run_process", run_here)
+    return noted
+
+
+def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
+    return [name for name, _ in runs]
+
+
+def test_every_stage_runs_once_and_the_test_gets_the_best_of_its_own_class(runs: Any, tmp_path: Path) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert names(runs) == ["first", "second", "test"]
+    # the fit before it is `second`; were the last fit another class, its weights would not be handed on
+    assert Path(runs[-1][1]["ckpt_path"]).is_relative_to(tmp_path / "out" / "second")
+    record = json.loads((tmp_path / "out" / "test" / stages.DONE).read_text())
+    assert record["metrics"]["test/loss"] >= 0
+
+
+def test_a_test_never_takes_the_weights_of_another_class(runs: Any) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.second.model.class_path", "toy_idc.Other"]) == 0
+    assert "ckpt_path" not in runs[-1][1]
+
+
+def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.second.trainer.enable_checkpointing", "false"]) == 1
+    assert "stage second learned, which left no checkpoint" in capsys.readouterr().err
+
+
+def test_the_smallest_size_and_the_command_line_both_count(runs: Any) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--smallest", "--trainer.max_epochs", "1"]) == 0
+    assert {run["data"]["init_args"]["items"] for _, run in runs} == {4}
+    assert {run["trainer"]["max_epochs"] for _, run in runs} == {1}
+
+
+def test_nothing_runs_when_a_later_stage_is_wrong(
+    runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 1
+    assert "toy.yaml, stage test: model.width: expected int" in capsys.readouterr().err
+    assert runs == [] and not (tmp_path / "runs").exists()
+
+
+def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_keys(
+    runs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    keys = ["--stages.second.model.fail_at", "5", "--model.width", "4"]
+    assert main(["run", "toy.yaml", "--run_dir", "out", *keys]) == 1
+    said = capsys.readouterr().err
+    assert "became nan at step 5" in said and "lightning-idc run toy.yaml --resume out" in said
+    assert names(runs) == ["first", "second"]
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out", "--stages.second.model.fail_at", "-1"]) == 0
+    assert names(runs) == ["second", "test"], "what is finished is not run again"
+    assert runs[0][1]["model"]["init_args"]["width"] == 4, "the keys that the run was started with still hold"
+    assert "/second/checkpoints/" in runs[0][1]["ckpt_path"], "it continues after the first epoch"
+    state = torch.load(sorted(Path("out/second").rglob("*.ckpt"))[-1], weights_only=True)
+    assert state["global_step"] == 8
+
+
+def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.test.trainer.limit_test_batches", "0"]) == 0
+    (tmp_path / "out" / "test" / stages.DONE).unlink()
+    (tmp_path / "out").rename(tmp_path / "moved")
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "moved"]) == 0
+    assert names(runs) == ["test"] and "/moved/second/" in runs[0][1]["ckpt_path"]
+
+
+@pytest.mark.parametrize(
+    ("break_it", "says"),
+    [
+        (lambda: Path("out/run.json").unlink(), "there is no run in 'out' to resume"),
+        (lambda: next(Path("out/second").rglob("*.ckpt")).unlink(), "stage second is finished but its checkpoint"),
+        (lambda: Path("toy.yaml").rename("other.yaml"), "holds a run of toy.yaml, not of other.yaml"),
+    ],
+)
+def test_resuming_what_is_not_there_is_an_error(
+    runs: Any, capsys: pytest.CaptureFixture[str], break_it: Callable[[], Any], says: str
+) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    runs.clear()
+    break_it()
+    recipe = "toy.yaml" if Path("toy.yaml").exists() else "other.yaml"
+    assert main(["run", recipe, "--resume", "out"]) == 1
+    assert says in capsys.readouterr().err and runs == []
+
+
+def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 1
+    assert "holds a run already" in capsys.readouterr().err
+
+
+def test_a_changed_recipe_is_told_when_resuming(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    Path("toy.yaml").write_text(RECIPE + "# changed\n")
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 0
+    assert "was changed after this run began" in capsys.readouterr().out
+
+
+def test_an_unknown_recipe_is_refused_with_the_nearest(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "quickstrat"]) == 1
+    assert "did you mean 'quickstart'?" in capsys.readouterr().err
+
+
+def stop_in_the_second_epoch(folder: Path, *arguments: str) -> str:
+    """Start a run in processes of its own, press Ctrl-C, and return what it printed."""
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
+        cwd=folder.parent,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    began = time.monotonic()
+    while not list(folder.rglob("*.ckpt")) and process.poll() is None and time.monotonic() - began < 240:
+        time.sleep(0.1)
+    time.sleep(0.7)  # past the first step of the second epoch
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, said
+    return said
+
+
+@pytest.mark.dist
+def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: Any, tmp_path: Path) -> None:
+    """A real signal to real processes; the oracle is the run that nothing interrupted."""
+    Path("toy.yaml").write_text(RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n")
+    said = stop_in_the_second_epoch(
+        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16"
+    )
+    assert "--resume stopped" in said
+    (saved,) = (tmp_path / "stopped").rglob("interrupted.ckpt")
+    assert 8 < torch.load(saved, weights_only=True)["global_step"] < 16, "in the middle of the second epoch"
+    assert main(["run", "toy.yaml", "--resume", "stopped", "--model.pause", "0.0"]) == 0
+    assert main(["run", "toy.yaml", "--run_dir", "whole", "--data.items", "16"]) == 0
+    assert runs[0][1]["ckpt_path"] == str(saved)
+    stopped, whole = (
+        torch.load(next((tmp_path / run / "second").rglob("epoch=1-*.ckpt")), weights_only=True)
+        for run in ("stopped", "whole")
+    )
+    assert stopped["global_step"] == whole["global_step"] == 16
+    assert stopped["state_dict"].keys() == whole["state_dict"].keys()
+    assert all(torch.equal(value, whole["state_dict"][name]) for name, value in stopped["state_dict"].items())
