@@ -14,7 +14,6 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.pairs import PairError, PairSample, stack_images
 
 Split = Literal["train", "val", "test", "predict"]
-LABELLED: tuple[Split, ...] = ("train", "val", "test")
 NO_CHANGE = "no_change"
 MOST_NO_CHANGE_SENTENCES = 64
 
@@ -88,35 +87,10 @@ class PairDataModule(LightningDataModule):
         return {}
 
     def check(self) -> list[str]:
-        """Read every pair of every split once and tell all that is wrong; nothing found is []."""
-        from tqdm.auto import tqdm
+        """Read every pair of every split once, print what there is, and return all that is wrong."""
+        from lightning_idc.data.checking import look_through
 
-        problems: dict[str, None] = {}  # one table may fail all splits in the same words
-        home: dict[str, str] = {}
-        for split in LABELLED:
-            try:
-                source = self.pairs_of(split)
-            except PairError as error:
-                problems[str(error)] = None
-                continue
-            broken = []
-            for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False):
-                try:
-                    source.load(index)
-                except PairError as error:
-                    broken.append(str(error))
-            mute = [
-                source.ids[index] for index in range(len(source)) if not any(map(str.strip, source.captions(index)))
-            ]
-            shared = [name for name in source.ids if home.setdefault(name, split) != split]
-            if broken:
-                problems[f"{split}: {len(broken)} of {len(source)} pairs cannot be read: {_some(broken, '; ')}"] = None
-            if mute:
-                problems[f"{split}: {len(mute)} of {len(source)} pairs have no caption: {_some(mute)}"] = None
-            if shared:
-                other = ", ".join(sorted({home[name] for name in shared}))
-                problems[f"{split}: {len(shared)} ids are also in {other}: {_some(shared)}"] = None
-        return list(problems)
+        return look_through(self)
 
     def loader(self, split: Split) -> PairLoader:
         """Loader of a split; batches come from the captioner's ``collate``."""
@@ -154,10 +128,6 @@ class PairDataModule(LightningDataModule):
 
     def predict_dataloader(self) -> PairLoader:
         return self.loader("predict")
-
-
-def _some(names: Sequence[str], between: str = ", ") -> str:
-    return between.join(names[:5]) + (f"{between}..." if len(names) > 5 else "")
 
 
 class FirstPairs(PairSource):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -17,7 +18,7 @@ from lightning_idc.pairs import PairError, PairSample
 
 
 class Numbers(PairSource):
-    """Pair i is filled with i."""
+    """Pair i is filled with i, but for one pixel that tells its id."""
 
     def __init__(self, ids: list[str]) -> None:
         self.ids = ids
@@ -26,6 +27,7 @@ class Numbers(PairSource):
         if self.ids[index] == "broken":
             raise PairError("pair 'broken' is damaged")
         image = torch.full((3, 2, 2), index, dtype=torch.uint8)
+        image[:, 0, 0] = torch.tensor([zlib.crc32(self.ids[index].encode()) >> shift & 255 for shift in (0, 8, 16)])
         return PairSample(self.ids[index], image, image.clone(), self.captions(index), self.change_type(index))
 
     def captions(self, index: int) -> list[str]:
@@ -138,7 +140,7 @@ def test_check_counts_what_is_wrong() -> None:
     assert data.check() == [
         "train: 1 of 3 pairs cannot be read: pair 'broken' is damaged",
         "val: 1 of 3 pairs have no caption: mute",
-        "val: 1 ids are also in train: a",
+        "val: 1 of 3 ids are also in train: a",
         "Counting: the split 'test' has no pairs",
     ]
 

@@ -1,0 +1,81 @@
+"""Looking through all pairs of a data module: what is there, and what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from lightning_idc.pairs import PairError, PairSample
+
+if TYPE_CHECKING:
+    from lightning_idc.data.datamodule import PairDataModule, Split
+
+LABELLED: tuple[Split, ...] = ("train", "val", "test")
+_SHOWN = 5
+
+
+def look_through(data: PairDataModule) -> list[str]:
+    """Read every pair of every split once, print what there is of each split, and return all that is wrong.
+
+    Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
+    or images that two splits share.
+    """
+    from tqdm.auto import tqdm
+
+    problems: dict[str, None] = {}  # one table may fail all splits in the same words
+    home: dict[str, str] = {}
+    looks: dict[bytes, tuple[str, str]] = {}
+    sizes: Counter[str] = Counter()
+    for split in LABELLED:
+        try:
+            source = data.pairs_of(split)
+        except PairError as error:
+            problems[str(error)] = None
+            continue
+        found: dict[str, list[str]] = {}
+        own_sizes: Counter[str] = Counter()
+        for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
+            name = source.ids[index]
+            if home.setdefault(name, split) != split:
+                found.setdefault(f"ids are also in {home[name]}", []).append(name)
+            if not any(map(str.strip, source.captions(index))):
+                found.setdefault("pairs have no caption", []).append(name)
+            try:
+                sample = source.load(index)
+            except PairError as error:
+                found.setdefault("pairs cannot be read", []).append(str(error))
+                continue
+            own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
+            twin, place = looks.setdefault(_look(sample), (name, split))
+            if place != split and home[name] == split:  # a pair whose id is shared has been told
+                found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
+        for what, names in found.items():
+            told = _some(names, "; " if what.endswith("read") else ", ")
+            problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
+        captions = sum(len(source.captions(index)) for index in range(len(source)))
+        print(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}", flush=True)
+        sizes += own_sizes
+    if len(sizes) > 1 and data.image_size is None:
+        problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
+    return list(problems)
+
+
+def _look(sample: PairSample) -> bytes:
+    """Digest of both images."""
+    digest = hashlib.blake2b(repr(tuple(sample.before.shape)).encode(), digest_size=16)
+    for image in (sample.before, sample.after):
+        digest.update(image.contiguous().numpy().data)
+    return digest.digest()
+
+
+def _counted(sizes: Counter[str]) -> str:
+    if len(sizes) == 1:
+        return next(iter(sizes))
+    shown = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(_SHOWN))
+    return (shown or "unknown size") + (", ..." if len(sizes) > _SHOWN else "")
+
+
+def _some(names: Sequence[str], between: str) -> str:
+    return between.join(names[:_SHOWN]) + (f"{between}..." if len(names) > _SHOWN else "")

@@ -1,0 +1,75 @@
+"""Looking through data. Oracle: a folder of pairs in which every fault was made by hand."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_idc.data.folder import FolderPairs
+
+
+def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
+    """Pairs of a split; pair i is filled with first + i and 100 + first + i."""
+    rows = []
+    for number in range(first, first + count):
+        row = {"id": f"{split}-{number}", "caption": "a cup", **more}
+        for side, value in (("before", number), ("after", 100 + number)):
+            row[side] = f"{split}-{number}-{side}.png"
+            Image.fromarray(np.full((size[1], size[0], 3), value, np.uint8)).save(root / row[side])
+        rows.append(row)
+    (root / f"{split}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    for first, split in ((0, "train"), (20, "val"), (40, "test")):
+        write(tmp_path, split, 3, first)
+    return tmp_path
+
+
+def test_sound_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert FolderPairs(root).check() == []
+    told = [f"{split}: 3 pairs, 3 captions, images of 4x6" for split in ("train", "val", "test")]
+    assert capsys.readouterr().out.splitlines() == told
+
+
+def test_images_that_two_splits_share(root: Path) -> None:
+    for side in ("before", "after"):
+        (root / f"test-41-{side}.png").write_bytes((root / f"train-2-{side}.png").read_bytes())
+    # one shared image alone is no fault: boards of one template have it
+    (root / "test-40-before.png").write_bytes((root / "train-0-before.png").read_bytes())
+    assert FolderPairs(root).check() == ["test: 1 of 3 pairs have the same images as one in train: test-41 = train-2"]
+
+
+def test_ids_that_two_splits_share(root: Path) -> None:
+    text = (root / "val.jsonl").read_text().replace('"id": "val-20"', '"id": "train-1"')
+    (root / "val.jsonl").write_text(text)
+    assert FolderPairs(root).check() == ["val: 1 of 3 ids are also in train: train-1"]
+
+
+def test_several_sizes_need_image_size(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(root, "val", 2, 20, size=(8, 8))
+    (problem,) = FolderPairs(root).check()
+    assert problem == "no batch can hold images of several sizes (4x6 (6), 8x8 (2)); set image_size"
+    assert FolderPairs(root, image_size=5).check() == []
+    assert "images of 5x5" in capsys.readouterr().out
+
+
+def test_all_faults_are_told_at_once(root: Path) -> None:
+    (root / "train-0-after.png").write_bytes(b"")
+    (root / "train-1-before.png").write_text("<html>")
+    (root / "test.jsonl").write_text(json.dumps({"before": "../x.png", "after": "a.png", "caption": "c"}))
+    (root / "val.jsonl").unlink()
+    problems = FolderPairs(root).check()
+    assert problems == [
+        f"{root / 'test.jsonl'}, line 1: the path '../x.png' leaves the data folder; only files below it are read"
+    ]
+    (root / "test.jsonl").unlink()
+    first, *rest = FolderPairs(root).check()
+    assert first.startswith("train: 2 of 3 pairs cannot be read: pair 'train-0'") and "'train-1'" in first
+    assert len(rest) == 2 and all("has no pairs" in problem for problem in rest)
