@@ -22,8 +22,9 @@ SPLITS = ("train", "val", "test", "predict")
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
 _SHOWN = 5
-# (path, time, size) of every image that was scanned to what is wrong with it; a process opens each once
-_scanned: dict[tuple[str, int, int], str | None] = {}
+_Seen = tuple[int, int] | str
+# (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
+_scanned: dict[tuple[str, int, int], _Seen] = {}
 
 
 @dataclass(slots=True)
@@ -141,7 +142,14 @@ class FolderPairs(PairDataModule):
             if self._no_captions and by_split[split]:
                 raise PairError(self._no_captions)
             records = self._with_captions(by_split[split], split)
-        return FileSource(self._with_images(records, split), self.image_size)
+        records = self._with_images(records, split)
+        if not records:
+            there = ", ".join(f"{len(found)} {name}" for name, found in by_split.items() if found) or "none at all"
+            raise PairError(
+                f"{self.root}: the split {split!r} has no pairs left to use; read were {there}. Name it in a column "
+                f"split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
+            )
+        return FileSource(records, self.image_size)
 
     # ---- what may be wrong with records -----------------------------------------------------------------
 
@@ -168,7 +176,8 @@ class FolderPairs(PairDataModule):
                     f"{'; ...' if len(absent) > _SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
                 )
             return records
-        faults = [(record, _fault(record)) for record in _progress(records, f"looking at the {split} images")]
+        sized = self.image_size is not None
+        faults = [(record, _fault(record, sized)) for record in _progress(records, f"looking at the {split} images")]
         bad = [(record, fault) for record, fault in faults if fault is not None]
         if bad:
             shown = "; ".join(f"{record.name}: {fault}" for record, fault in bad[:_SHOWN])
@@ -353,20 +362,28 @@ def _progress(records: list[Record], title: str) -> Sequence[Record]:
     return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
 
 
-def _fault(record: Record) -> str | None:
-    """What is wrong with the images of a pair."""
-    for path in (record.before, record.after):
+def _fault(record: Record, sized: bool) -> str | None:
+    """What is wrong with the images of a pair; they may differ in size where both are resized."""
+    before, after = _scan(record.before), _scan(record.after)
+    for told in (before, after):
+        if isinstance(told, str):
+            return told
+    if before == after or sized:
+        return None
+    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; image_size would mend it"
+
+
+def _scan(path: Path) -> _Seen:
+    """Height and width of an image, or what is wrong with it."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return f"there is no image {str(path)!r}"
+    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    if key not in _scanned:
         try:
-            stat = os.stat(path)
-        except OSError:
-            return f"there is no image {str(path)!r}"
-        key = (str(path), stat.st_mtime_ns, stat.st_size)
-        if key not in _scanned:
-            try:
-                read_image(path)
-                _scanned[key] = None
-            except PairError as error:
-                _scanned[key] = str(error)
-        if _scanned[key] is not None:
-            return _scanned[key]
-    return None
+            height, width = read_image(path).shape[1:]
+            _scanned[key] = height, width
+        except PairError as error:
+            _scanned[key] = str(error)
+    return _scanned[key]

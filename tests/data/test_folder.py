@@ -281,6 +281,20 @@ def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypa
     assert len(opened) == len(set(opened)), "a second data module knows what the first one saw"
 
 
+def test_pairs_of_two_sizes_are_left_out_unless_resized(root: Path) -> None:
+    image(root / "after/5.png", size=(9, 9))
+    (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
+    with pytest.warns(UserWarning, match=r"left out 1 of 10 .*'before/5' .*: before is 4x6 and after is 9x9"):
+        assert "before/5" not in captions(root, on_bad="skip")
+    assert "before/5" in captions(root, on_bad="skip", image_size=5)
+
+
+def test_an_empty_split_says_what_there_is(root: Path) -> None:
+    (root / "train.csv").write_text(table("before,after,caption", pairs(3)))
+    with pytest.raises(PairError, match=r"'val' has no pairs left to use; read were 3 train\. .*val\.csv"):
+        captions(root, "val")
+
+
 def test_check_names_all_that_is_wrong(root: Path) -> None:
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
     assert FolderPairs(root, shares=(0.4, 0.3, 0.3)).check() == []
