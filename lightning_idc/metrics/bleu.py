@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, Ints
+from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, Ints, find
 
 # as in pycocoevalcap, so that an empty candidate scores almost 0 instead of failing
 _SMALL, _TINY = 1e-9, 1e-15
@@ -12,15 +12,12 @@ _SMALL, _TINY = 1e-9, 1e-15
 
 def bleu(corpus: Corpus) -> tuple[Floats, Floats]:
     """BLEU-1 to 4 of the corpus ``(4,)`` and of every pair ``(4, P)``."""
-    lengths = corpus.lengths[: corpus.pairs]
+    lengths = corpus.lengths
     correct = np.zeros((MOST_WORDS, corpus.pairs))
-    for n, grams in enumerate(corpus.grams):
-        own = grams.caption < corpus.pairs
-        keys = corpus.owner[grams.caption] * grams.total + grams.gram
-        reference_keys, highest = _greatest(keys[~own], grams.count[~own])
-        allowed = _lookup(reference_keys, highest, keys[own])
-        clipped = np.minimum(grams.count[own], allowed)
-        correct[n] = np.bincount(grams.caption[own], weights=clipped, minlength=corpus.pairs)
+    for n, (grams, known) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
+        place, seen = find(known.pair_key, grams.key)
+        clipped = np.minimum(grams.count[seen], known.most[place[seen]])
+        correct[n] = np.bincount(grams.caption[seen], weights=clipped, minlength=corpus.pairs)
     guesses = np.maximum(lengths[None] - np.arange(MOST_WORDS)[:, None], 0)
     closest = _closest_lengths(corpus, lengths)
     whole = _score(correct.sum(1), guesses.sum(1), lengths.sum(), closest.sum())
@@ -38,24 +35,7 @@ def _score(correct: Floats, guesses: Floats | Ints, length: Floats | Ints, refer
 
 def _closest_lengths(corpus: Corpus, lengths: Ints) -> Floats:
     """Per pair the reference length closest to the candidate's, the shorter one of two equally close."""
-    references = corpus.lengths[corpus.pairs :]
-    owner = corpus.owner[corpus.pairs :]
+    references, owner = corpus.references.lengths, corpus.references.owner
     order = np.lexsort((references, np.abs(references - lengths[owner]), owner))
-    first = np.cumsum(corpus.reference_counts) - corpus.reference_counts
+    first = np.cumsum(corpus.references.per_pair) - corpus.references.per_pair
     return references[order][first].astype(np.float64)
-
-
-def _greatest(keys: Ints, values: Ints) -> tuple[Ints, Ints]:
-    """Distinct keys, sorted, with the greatest value of each."""
-    order = np.argsort(keys, kind="stable")
-    keys, values = keys[order], values[order]
-    starts = np.flatnonzero(np.r_[True, keys[1:] != keys[:-1]]) if len(keys) else np.zeros(0, dtype=np.int64)
-    return keys[starts], np.maximum.reduceat(values, starts) if len(keys) else values
-
-
-def _lookup(keys: Ints, values: Ints, wanted: Ints) -> Ints:
-    """Value of each wanted key, 0 where it is absent."""
-    if not len(keys):
-        return np.zeros(len(wanted), dtype=np.int64)
-    place = np.minimum(np.searchsorted(keys, wanted), len(keys) - 1)
-    return np.where(keys[place] == wanted, values[place], 0)

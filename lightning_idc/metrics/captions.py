@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 
 from lightning_idc.metrics.bleu import bleu
 from lightning_idc.metrics.cider import cider_d
-from lightning_idc.metrics.corpus import Corpus, Floats
+from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
 from lightning_idc.metrics.meteor import NotComputed, meteor_scores
 from lightning_idc.metrics.rouge import rouge_l
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.pairs import PairError
 
-METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L", "CIDEr-D")
+T = TypeVar("T")
 
 
 @dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
 class Scores:
-    """Scores on the scale that papers print: times 100, with CIDEr-D's own factor of 10 taken out first.
+    """Scores on the scale that papers print: pycocoevalcap's values times 100, so that CIDEr-D ends at 1000.
 
     Args:
         values: corpus score by metric.
@@ -51,55 +52,98 @@ class Scores:
         return {metric: float(values[place]) for metric, values in self.per_pair.items()}
 
 
+class References:
+    """References of a corpus, tokenised and counted once; scoring against them again is several times cheaper.
+
+    Args:
+        references: texts by pair id, or (id, texts).
+
+    Raises:
+        PairError: an id comes twice, a pair has no reference, or one is not text.
+    """
+
+    def __init__(self, references: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]]) -> None:
+        texts = _by_id(references, "references")
+        empty = [id for id, of_pair in texts.items() if isinstance(of_pair, str) or not len(of_pair)]
+        if empty:
+            raise PairError(
+                f"{len(empty)} of {len(texts)} pairs have no list of references: {_some(empty)}; "
+                "give each pair a list with at least one text"
+            )
+        self.ids = list(texts)
+        self.counts = ReferenceCounts(
+            [[_tokens(id, text, "reference") for text in of_pair] for id, of_pair in texts.items()]
+        )
+
+
 def score_captions(
-    candidates: Mapping[str, str], references: Mapping[str, Sequence[str]], meteor: bool = False
+    candidates: Mapping[str, str] | Iterable[tuple[str, str]],
+    references: Mapping[str, Sequence[str]] | References,
+    meteor: bool = False,
 ) -> Scores:
     """Score one caption per pair against all references of the pair.
 
-    BLEU, ROUGE-L and CIDEr-D equal pycocoevalcap's given the same tokens. CIDEr-D is printed as papers do:
-    pycocoevalcap's value (0 to 10) times 100.
+    BLEU, ROUGE-L and CIDEr-D equal pycocoevalcap's given the same tokens. Pairs come in the order of the references.
 
     Args:
-        candidates: caption by pair id.
+        candidates: caption by pair id, or (id, caption); an empty caption is one that says nothing.
         references: references by pair id; the same ids.
         meteor: also run METEOR in Java.
 
     Raises:
-        PairError: ids differ, a pair has no reference, or there is nothing to score.
+        PairError: ids differ or come twice, a pair has no reference, or there is nothing to score.
     """
-    if not candidates:
+    texts = _by_id(candidates, "captions")
+    if not texts:
         raise PairError("there are no captions to score")
-    for name, have, lack in (("reference", candidates, references), ("caption", references, candidates)):
+    known: Mapping[str, object] = dict.fromkeys(references.ids) if isinstance(references, References) else references
+    for name, have, lack in (("reference", texts, known), ("caption", known, texts)):
         absent = [id for id in have if id not in lack]
         if absent:
             raise PairError(
-                f"{len(absent)} of {len(have)} pairs have no {name}: {', '.join(map(repr, absent[:5]))}; "
+                f"{len(absent)} of {len(have)} pairs have no {name}: {_some(absent)}; "
                 "captions and references must name the same pairs"
             )
-    empty = [id for id, texts in references.items() if isinstance(texts, str) or not len(texts)]
-    if empty:
-        raise PairError(f"{len(empty)} pairs have no list of references: {', '.join(map(repr, empty[:5]))}")
-    ids = list(candidates)
-    said = [ptb_tokenize(candidates[id]) for id in ids]
-    expected = [[ptb_tokenize(text) for text in references[id]] for id in ids]
-    corpus = Corpus(said, expected)
+    expected = references if isinstance(references, References) else References(references)
+    said = [_tokens(id, texts[id], "caption") for id in expected.ids]
+    corpus = Corpus(said, expected.counts)
     whole, each = bleu(corpus)
     rouge, rouge_each = rouge_l(corpus)
     cider, cider_each = cider_d(corpus)
-    values = {f"BLEU-{n + 1}": 100 * float(whole[n]) for n in range(4)} | {
-        "ROUGE-L": 100 * rouge,
-        "CIDEr-D": 100 * cider,
-    }
-    per_pair = {f"BLEU-{n + 1}": 100 * each[n] for n in range(4)} | {
-        "ROUGE-L": 100 * rouge_each,
-        "CIDEr-D": 100 * cider_each,
-    }
+    values = {f"BLEU-{n + 1}": float(whole[n]) for n in range(4)} | {"ROUGE-L": rouge, "CIDEr-D": cider}
+    per_pair = {f"BLEU-{n + 1}": each[n] for n in range(4)} | {"ROUGE-L": rouge_each, "CIDEr-D": cider_each}
     missing: dict[str, str] = {}
     if meteor:
-        outcome = meteor_scores(said, expected)
+        outcome = meteor_scores(said, expected.counts.tokens)
         if isinstance(outcome, NotComputed):
             missing["METEOR"] = str(outcome)
         else:
-            values["METEOR"] = 100 * outcome[0]
-            per_pair["METEOR"] = 100 * np.array(outcome[1])
-    return Scores(values, per_pair, ids, sum(map(len, expected)), missing)
+            values["METEOR"], per_pair["METEOR"] = outcome[0], np.array(outcome[1])
+    return Scores(
+        {metric: 100 * value for metric, value in values.items()},
+        {metric: 100 * value for metric, value in per_pair.items()},
+        list(expected.ids),
+        int(expected.counts.per_pair.sum()),
+        missing,
+    )
+
+
+def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], what: str) -> dict[str, T]:
+    if isinstance(items, Mapping):
+        return dict(items)
+    found: dict[str, T] = {}
+    for id, item in items:
+        if id in found:
+            raise PairError(f"pair {id!r} has {what} twice; give each id once")
+        found[id] = item
+    return found
+
+
+def _tokens(id: str, text: str, what: str) -> list[str]:
+    if not isinstance(text, str):
+        raise PairError(f"pair {id!r}: a {what} is {text!r}, which is no text; leave the pair out or give it text")
+    return ptb_tokenize(text)
+
+
+def _some(ids: Sequence[str]) -> str:
+    return ", ".join(map(repr, ids[:5])) + (", ..." if len(ids) > 5 else "")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats
+from lightning_idc.metrics.corpus import MOST_WORDS, Corpus, Floats, find
 
 _SIGMA = 6.0
 
@@ -15,35 +15,23 @@ def cider_d(corpus: Corpus) -> tuple[float, Floats]:
     Document frequencies come from the references of the corpus itself, so the scores of a subset differ from those
     of the whole. A corpus of one pair scores 0, since every n-gram is in all its documents.
     """
-    log_pairs = np.log(float(max(corpus.pairs, 1)))
-    captions = len(corpus.lengths)
-    reference_number = np.arange(captions) - corpus.pairs
-    similarity = np.zeros(captions - corpus.pairs)
+    references = corpus.references
+    owner = references.owner
     # the penalty compares lengths counted in bigrams, as pycocoevalcap does
-    bigrams = np.maximum(corpus.lengths - 1, 0).astype(np.float64)
-    owner = corpus.owner
-    delta = bigrams[owner[corpus.pairs :]] - bigrams[corpus.pairs :]
+    bigrams = np.maximum(corpus.lengths - 1, 0) - 0.0
+    delta = bigrams[owner] - np.maximum(references.lengths - 1, 0)
     penalty = np.exp(-(delta**2) / (2 * _SIGMA**2))
-    for grams in corpus.grams:
-        own = grams.caption < corpus.pairs
-        keys = owner[grams.caption] * grams.total + grams.gram
-        documents = np.bincount(np.unique(keys[~own]) % grams.total, minlength=grams.total)
-        weights = grams.count * (log_pairs - np.log(np.maximum(1.0, documents)))[grams.gram]
-        norms = np.sqrt(np.bincount(grams.caption, weights=weights**2, minlength=captions))
-        # candidates are sorted by caption and so by key
-        own_keys, own_weights = keys[own], weights[own]
-        if not len(own_keys):
-            continue
-        place = np.minimum(np.searchsorted(own_keys, keys[~own]), len(own_keys) - 1)
-        shared = np.where(own_keys[place] == keys[~own], own_weights[place], 0.0)
-        # an n-gram that the candidate lacks has weight 0 there and adds nothing
-        product = np.where(own_keys[place] == keys[~own], np.minimum(shared, weights[~own]) * weights[~own], 0.0)
+    similarity = np.zeros(len(owner))
+    for grams, known in zip(corpus.grams, references.grams, strict=True):
+        # n-grams that no reference has are as rare as can be
+        rarity = np.append(known.rarity, np.log(float(max(corpus.pairs, 1))))
+        weights = grams.count * rarity[np.minimum(grams.gram, len(known.rarity))]
+        norms = np.sqrt(np.bincount(grams.caption, weights=weights**2, minlength=corpus.pairs))
+        place, shared = find(grams.key, known.key)
+        products = np.minimum(weights[place[shared]], known.weight[shared]) * known.weight[shared]
         # of nothing bincount makes integers, weights or not
-        dots = np.bincount(reference_number[grams.caption[~own]], weights=product, minlength=len(similarity)).astype(
-            np.float64
-        )
-        scale = norms[owner[corpus.pairs :]] * norms[corpus.pairs :]
+        dots = np.bincount(known.caption[shared], weights=products, minlength=len(owner)).astype(np.float64)
+        scale = norms[owner] * known.norm
         similarity += np.divide(dots, scale, out=dots.copy(), where=scale != 0) * penalty
-    sums = np.bincount(owner[corpus.pairs :], weights=similarity, minlength=corpus.pairs)
-    scores = 10.0 * sums / MOST_WORDS / corpus.reference_counts
+    scores = 10.0 / MOST_WORDS * np.bincount(owner, weights=similarity, minlength=corpus.pairs) / references.per_pair
     return float(scores.mean()), scores

@@ -1,4 +1,8 @@
-"""A corpus of candidates and references as arrays of n-grams, counted once for all metrics."""
+"""A corpus of candidates and references as arrays of n-grams, counted once for all metrics.
+
+What only depends on the references is counted once for any number of candidates: a validation scores the same
+references after every epoch.
+"""
 
 from __future__ import annotations
 
@@ -13,23 +17,98 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Tokens = Sequence[str]
 MOST_WORDS = 4
+# an n-gram is one number, the rank of its first n-1 words times _WORDS plus its last word; with a pair it is that pair
+# times _GRAMS plus the rank of the n-gram
+_WORDS, _GRAMS = 1 << 24, 1 << 36
 
 
 @dataclass(frozen=True)
 class Grams:
-    """Distinct n-grams of every caption for one n, sorted by caption.
+    """Distinct n-grams of every caption for one n, sorted by caption and n-gram.
 
     Args:
-        caption: number of the caption, ``(E,)``; candidates come first, then references.
-        gram: id of the n-gram, ``(E,)``.
+        caption: number of the caption, ``(E,)``.
+        gram: rank of the n-gram among those of the references, ``(E,)``; n-grams that no reference has come after.
         count: how often the caption has it, ``(E,)``.
-        total: number of distinct n-grams in the corpus.
+        key: pair and n-gram in one number, ``(E,)``; for candidates it is sorted.
     """
 
     caption: Ints
     gram: Ints
     count: Ints
-    total: int
+    key: Ints
+
+
+@dataclass(frozen=True)
+class ReferenceGrams(Grams):
+    """N-grams of the references, and what metrics derive from them alone.
+
+    Args:
+        table: all distinct n-grams as numbers, sorted, ``(G,)``.
+        pair_key: distinct pairs and n-grams, sorted, ``(Q,)``.
+        most: highest count of the n-gram in any one reference of the pair, ``(Q,)``.
+        rarity: log of pairs over pairs whose references have the n-gram, ``(G,)``.
+        weight: count times rarity, ``(E,)``.
+        norm: length of the vector of weights by reference, ``(R,)``.
+    """
+
+    table: Ints
+    pair_key: Ints
+    most: Ints
+    rarity: Floats
+    weight: Floats
+    norm: Floats
+
+
+class ReferenceCounts:
+    """Tokenised references of P pairs.
+
+    Args:
+        references: at least one token list per pair.
+    """
+
+    def __init__(self, references: Sequence[Sequence[Tokens]]) -> None:
+        self.tokens = references
+        self.pairs = len(references)
+        self.per_pair: Ints = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
+        self.owner: Ints = np.repeat(np.arange(self.pairs), self.per_pair)
+        self.words: dict[str, int] = {}
+        self._ids, self.lengths = _number([tokens for of_pair in references for tokens in of_pair], self.words)
+
+    @cached_property
+    def grams(self) -> list[ReferenceGrams]:
+        """N-grams for n = 1 to 4."""
+        found, ranks = [], np.zeros_like(self._ids)
+        for n in range(1, MOST_WORDS + 1):
+            caption, start = _starts(self.lengths, n)
+            table, inverse = np.unique(_numbers(ranks, self._ids, start, n), return_inverse=True)
+            ranks[start] = inverse
+            counted = _count(caption, inverse, self.owner)
+            order = np.argsort(counted.key, kind="stable")
+            key = counted.key[order]
+            first = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]])) if len(key) else np.zeros(0, np.int64)
+            most = np.maximum.reduceat(counted.count[order], first) if len(key) else np.zeros(0, np.int64)
+            documents = np.bincount(key[first] % _GRAMS, minlength=len(table))
+            rarity = np.log(float(max(self.pairs, 1))) - np.log(np.maximum(1.0, documents))
+            weight = counted.count * rarity[counted.gram]
+            norm = np.sqrt(
+                np.bincount(counted.caption, weights=weight**2, minlength=len(self.lengths)).astype(np.float64)
+            )
+            found.append(
+                ReferenceGrams(
+                    counted.caption,
+                    counted.gram,
+                    counted.count,
+                    counted.key,
+                    table,
+                    key[first],
+                    most,
+                    rarity,
+                    weight,
+                    norm,
+                )
+            )
+        return found
 
 
 class Corpus:
@@ -37,44 +116,56 @@ class Corpus:
 
     Args:
         candidates: one token list per pair.
-        references: at least one token list per pair.
+        references: at least one token list per pair, or what was counted of them before.
     """
 
-    def __init__(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> None:
-        self.candidates, self.references = candidates, references
+    def __init__(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]] | ReferenceCounts) -> None:
+        self.candidates = candidates
+        self.references = references if isinstance(references, ReferenceCounts) else ReferenceCounts(references)
         self.pairs = len(candidates)
-        self.reference_counts: Ints = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
-        captions = [*candidates, *(tokens for of_pair in references for tokens in of_pair)]
-        self.lengths: Ints = np.array([len(tokens) for tokens in captions], dtype=np.int64)
-        ids: dict[str, int] = {}
-        self._words: Ints = np.array(
-            [ids.setdefault(word, len(ids)) for tokens in captions for word in tokens], dtype=np.int64
-        )
-        self._vocabulary = max(len(ids), 1)
-        # pair of each caption, candidates first
-        self.owner: Ints = np.concatenate(
-            [np.arange(self.pairs), np.repeat(np.arange(self.pairs), self.reference_counts)]
-        )
+        self._ids, self.lengths = _number(candidates, dict(self.references.words))
 
     @cached_property
     def grams(self) -> list[Grams]:
-        """N-grams for n = 1 to 4."""
-        caption = np.repeat(np.arange(len(self.lengths)), self.lengths)
-        position = np.arange(len(self._words)) - np.repeat(np.cumsum(self.lengths) - self.lengths, self.lengths)
-        left = self.lengths[caption] - position  # words from here to the end of the caption
-        ids, found = self._words, []
-        for n in range(1, MOST_WORDS + 1):
-            keep = left >= n
-            if n > 1:
-                longer = np.zeros_like(ids)
-                count = max(len(ids) - n + 1, 0)
-                longer[:count] = ids[:count] * self._vocabulary + self._words[n - 1 :][:count]
-                distinct, inverse = np.unique(longer[keep], return_inverse=True)
-                ids = np.zeros_like(ids)
-                ids[keep] = inverse
-                total = max(len(distinct), 1)
-            else:
-                total = self._vocabulary
-            keys, counts = np.unique(caption[keep] * total + ids[keep], return_counts=True)
-            found.append(Grams(keys // total, keys % total, counts.astype(np.int64), total))
+        """N-grams of the candidates for n = 1 to 4."""
+        found, ranks = [], np.zeros_like(self._ids)
+        for n, known in enumerate(self.references.grams, 1):
+            caption, start = _starts(self.lengths, n)
+            numbers = _numbers(ranks, self._ids, start, n)
+            rank, seen = find(known.table, numbers)
+            rank[~seen] = len(known.table) + np.unique(numbers[~seen], return_inverse=True)[1]
+            ranks[start] = rank
+            found.append(_count(caption, rank, np.arange(self.pairs)))
         return found
+
+
+def find(table: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+    """Place of each wanted number in a sorted table, and whether it is there."""
+    if not len(table):
+        return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
+    place = np.minimum(np.searchsorted(table, wanted), len(table) - 1)
+    return place, table[place] == wanted
+
+
+def _number(captions: Sequence[Tokens], words: dict[str, int]) -> tuple[Ints, Ints]:
+    """Numbers of all words in one row, new words added, and the lengths of the captions."""
+    numbers = [words.setdefault(word, len(words)) for tokens in captions for word in tokens]
+    return np.array(numbers, dtype=np.int64), np.array([len(tokens) for tokens in captions], dtype=np.int64)
+
+
+def _starts(lengths: Ints, n: int) -> tuple[Ints, Ints]:
+    """Caption and place of every word from which n words are left in its caption."""
+    caption = np.repeat(np.arange(len(lengths)), lengths)
+    start = np.flatnonzero(np.cumsum(lengths)[caption] - np.arange(len(caption)) >= n)
+    return caption[start], start
+
+
+def _numbers(ranks: Ints, words: Ints, start: Ints, n: int) -> Ints:
+    """The n-grams that start at these places, each as the rank of its first n-1 words and its last word."""
+    return words[start] if n == 1 else ranks[start] * _WORDS + words[start + n - 1]
+
+
+def _count(caption: Ints, gram: Ints, owner: Ints) -> Grams:
+    keys, counts = np.unique(caption * _GRAMS + gram, return_counts=True)
+    caption, gram = keys // _GRAMS, keys % _GRAMS
+    return Grams(caption, gram, counts.astype(np.int64), owner[caption] * _GRAMS + gram)

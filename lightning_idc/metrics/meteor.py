@@ -7,6 +7,8 @@ There is no equal without Java, and look-alikes differ by many points, so withou
 from __future__ import annotations
 
 import atexit
+import contextlib
+import os
 import shutil
 import subprocess
 import threading
@@ -50,12 +52,21 @@ class Meteor:
             encoding="utf-8",
         )
         self._lock = threading.Lock()
+        self._owner = os.getpid()
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; in a fork of the process that started it, leave it alone."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._owner:
+            return
         self._process.kill()
         self._process.wait()
+        for pipe in (self._process.stdin, self._process.stdout):
+            # what was not sent when Java died cannot be sent any more
+            with contextlib.suppress(OSError):
+                if pipe is not None:
+                    pipe.close()
 
     def _ask(self, line: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
@@ -67,9 +78,7 @@ class Meteor:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(
-                f"METEOR's Java process ended with code {self._process.wait()}; {MEMORY} may be too much here"
-            )
+            raise RuntimeError(f"it ended with code {self._process.wait()}; {MEMORY} of memory may be too much here")
         return line.strip()
 
     def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> tuple[float, list[float]]:
@@ -108,6 +117,14 @@ def meteor_scores(
     try:
         return meteor.score(candidates, references)
     except (RuntimeError, OSError, ValueError) as error:
-        meteor.close()
-        _running.cache_clear()
-        return NotComputed(str(error))
+        _stop(meteor)
+        return NotComputed(f"METEOR's program failed ({error})")
+    except BaseException:
+        # Ctrl-C between question and answer: the next question would get this answer
+        _stop(meteor)
+        raise
+
+
+def _stop(meteor: Meteor) -> None:
+    meteor.close()
+    _running.cache_clear()

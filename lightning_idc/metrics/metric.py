@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_idc.metrics.captions import Scores, score_captions
+from lightning_idc.metrics.captions import References, Scores, score_captions
 
 
 class CaptionScores(Metric):
@@ -30,6 +30,8 @@ class CaptionScores(Metric):
     def __init__(self, meteor: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self.meteor = meteor
+        # a validation scores the same references after every epoch
+        self._prepared: tuple[dict[str, list[str]], References] | None = None
         # torchmetrics gathers tensors only, so records travel as bytes, one JSON document a line
         self.add_state("payload", default=[], dist_reduce_fx="cat")
 
@@ -40,6 +42,12 @@ class CaptionScores(Metric):
             torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
         )
         self.payload.append(data.to(self.device))
+
+    def sync(self, *args: Any, **options: Any) -> None:
+        """Gather over processes; one that saw no pair takes part with no bytes, not with torchmetrics' float tensor."""
+        if isinstance(self.payload, list) and not self.payload:
+            self.payload.append(torch.zeros(0, dtype=torch.uint8, device=self.device))
+        super().sync(*args, **options)
 
     def records(self) -> list[dict[str, Any]]:
         """Records by id, sorted; of all processes when called from :meth:`compute`."""
@@ -58,4 +66,6 @@ class CaptionScores(Metric):
             return records, None
         captions = {record["id"]: record["caption"] for record in scored}
         references = {record["id"]: record["references"] for record in scored}
-        return records, score_captions(captions, references, self.meteor)
+        if self._prepared is None or self._prepared[0] != references:
+            self._prepared = references, References(references)
+        return records, score_captions(captions, self._prepared[1], self.meteor)

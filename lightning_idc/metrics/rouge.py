@@ -28,7 +28,7 @@ def longest_common_subsequence(masks: dict[str, int], length: int, reference: To
 def rouge_l(corpus: Corpus) -> tuple[float, Floats]:
     """ROUGE-L of the corpus, the mean over pairs, and of every pair ``(P,)``."""
     scores = np.zeros(corpus.pairs)
-    for number, (candidate, references) in enumerate(zip(corpus.candidates, corpus.references, strict=True)):
+    for number, (candidate, references) in enumerate(zip(corpus.candidates, corpus.references.tokens, strict=True)):
         # COCO's evaluation sees an empty caption as one empty word
         candidate = candidate or [""]
         masks: dict[str, int] = {}

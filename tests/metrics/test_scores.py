@@ -7,6 +7,8 @@ import io
 import random
 import shutil
 from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,9 +17,9 @@ from hypothesis import strategies as st
 
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.bleu import bleu
-from lightning_idc.metrics.captions import score_captions
+from lightning_idc.metrics.captions import References, score_captions
 from lightning_idc.metrics.cider import cider_d
-from lightning_idc.metrics.corpus import Corpus
+from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.metrics.rouge import rouge_l
 from lightning_idc.pairs import PairError
@@ -88,7 +90,6 @@ def test_real_references_score_equal_end_to_end(shared: object) -> None:
     if shutil.which("java") is None:
         pytest.skip("needs Java")
     import json
-    from pathlib import Path
 
     from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
 
@@ -118,14 +119,49 @@ def test_mismatched_ids_are_named() -> None:
         score_captions({}, {})
 
 
+def test_ids_that_come_twice_and_captions_that_are_no_text_are_named() -> None:
+    with pytest.raises(PairError, match="pair 'a' has captions twice"):
+        score_captions([("a", "x"), ("a", "y")], {"a": ["x"]})
+    with pytest.raises(PairError, match="pair 'a' has references twice"):
+        References([("a", ["x"]), ("a", ["y"])])
+    with pytest.raises(PairError, match="pair 'a': a caption is None"):
+        score_captions({"a": None}, {"a": ["x"]})  # type: ignore[dict-item]
+    with pytest.raises(PairError, match="pair 'b': a reference is 3"):
+        References({"b": [3]})  # type: ignore[list-item]
+
+
+def test_prepared_references_serve_many_candidates() -> None:
+    """Also candidates with words that no reference has, which must count in lengths and norms all the same."""
+    _, expected = corpus_of(30, 4, seed=8)
+    counts = ReferenceCounts(expected)
+    generator = random.Random(0)
+    for _ in range(3):
+        candidates = [generator.choices([*WORDS, "new", "unseen"], k=generator.randint(0, 9)) for _ in expected]
+        candidates[3] = ["unseen"] * 6
+        truth = oracle(candidates, expected)
+        corpus = Corpus(candidates, counts)
+        for name, found in (("bleu", bleu(corpus)), ("rouge", rouge_l(corpus)), ("cider", cider_d(corpus))):
+            np.testing.assert_allclose(found[0], truth[name][0], atol=1e-9, err_msg=name)
+            np.testing.assert_allclose(found[1], np.array(truth[name][1]), atol=1e-9, err_msg=name)
+
+
+def test_pairs_come_in_the_order_of_the_references() -> None:
+    scores = score_captions({"b": "red cube", "a": "blue ball"}, References({"a": ["blue ball"], "b": ["green"]}))
+    assert scores.ids == ["a", "b"]
+    assert scores.of_pair("a")["BLEU-1"] == pytest.approx(100, abs=1e-4)
+    assert scores.of_pair("b")["BLEU-1"] == pytest.approx(0, abs=1e-4)
+    assert (scores.pairs, scores.references) == (2, 2)
+
+
 @needs_java
 def test_meteor_equals_its_java_program_and_is_reused() -> None:
     from pycocoevalcap.meteor.meteor import Meteor
 
     candidates, references = corpus_of(5, 3, seed=1)
+    candidates[1] = []  # one that says nothing
+    program = Meteor()  # both load their tables, for seconds, at the same time
     found = meteor.meteor_scores(candidates, references)
     assert not isinstance(found, meteor.NotComputed)
-    program = Meteor()
     said = {n: [" ".join(tokens)] for n, tokens in enumerate(candidates)}
     expected = {n: [" ".join(tokens) for tokens in of_pair] for n, of_pair in enumerate(references)}
     score, each = program.compute_score(expected, said)
@@ -145,6 +181,23 @@ def test_meteor_without_java_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
         meteor._running.cache_clear()
     assert scores.missing == {"METEOR": "not computed: no Java"}
     assert "METEOR" not in scores.values
+
+
+def test_meteor_that_answers_nonsense_is_ended_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A program in Java's place that answers every question with words; then one that ends at once."""
+    for script, message in (
+        ("while read line; do echo nonsense; done", "not computed: METEOR's program failed (could not"),
+        ("exit 3", "code 3"),
+    ):
+        java = tmp_path / "java"
+        java.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        java.chmod(0o755)
+        running = meteor.Meteor(str(java), tmp_path / "meteor.jar")
+        monkeypatch.setattr(meteor, "_running", cache(lambda running=running: running))
+        outcome = meteor.meteor_scores([["a"]], [[["a"]]])
+        assert isinstance(outcome, meteor.NotComputed)
+        assert message in str(outcome)
+        assert running._process.returncode is not None
 
 
 def test_the_metric_scores_once_and_resets() -> None:

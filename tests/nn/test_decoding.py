@@ -126,7 +126,7 @@ def test_padding_begin_and_unknown_are_never_said() -> None:
 
 @torch.no_grad()
 def test_finished_rows_leave_the_batch() -> None:
-    net, features = TextNet(30, end=3.0), look(40)
+    net, features = TextNet(30, end=2.0), look(40)
     sizes: list[int] = []
     step = net.step
 

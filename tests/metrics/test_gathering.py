@@ -1,0 +1,75 @@
+"""CaptionScores over two gloo processes against one call of score_captions on everything."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from lightning_idc.metrics.captions import score_captions
+from lightning_idc.metrics.metric import CaptionScores
+
+HERE = Path(__file__).parent
+RECORDS = [
+    {"id": "a", "caption": "the red cube moved", "references": ["the red cube has moved", "a cube moved"]},
+    {"id": "b", "caption": "nothing\u2028changed\r", "references": ["nothing changed", "no change was made"]},
+    {"id": "c", "caption": "", "references": ["the ball is gone"]},
+    {"id": "d", "caption": "a café (new) appeared ½", "references": ["a new café appeared"]},
+]
+
+
+def scores_of(records: list[dict]) -> dict[str, float]:
+    captions = {r["id"]: r["caption"] for r in records}
+    return score_captions(captions, {r["id"]: r["references"] for r in records}).as_dict()
+
+
+@pytest.mark.dist
+def test_two_processes_see_every_pair_once(tmp_path: Path) -> None:
+    (tmp_path / "records.json").write_text(json.dumps(RECORDS), encoding="utf-8")
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "OMP_NUM_THREADS": "1"}
+    processes = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / "two_ranks.py"), str(rank), str(tmp_path)],
+            env=environment,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        for process in processes:
+            assert process.wait(timeout=240) == 0, process.stderr and process.stderr.read()
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    ids, captions = [r["id"] for r in RECORDS], [r["caption"] for r in RECORDS]
+    for rank in range(2):
+        shared, lopsided, empty = json.loads((tmp_path / f"found{rank}.json").read_text(encoding="utf-8"))
+        assert shared == lopsided == [ids, captions, scores_of(RECORDS)]
+        assert empty == [[], [], None]
+
+
+def test_pickles_and_copies_with_its_captions() -> None:
+    metric = CaptionScores()
+    metric.update(RECORDS[:2])
+    metric.compute()
+    metric.update(RECORDS[2:])
+    for twin in (pickle.loads(pickle.dumps(metric)), copy.deepcopy(metric)):
+        _, scores = twin.compute()
+        assert scores is not None and scores.as_dict() == scores_of(RECORDS)
+
+
+def test_prepared_references_follow_the_references() -> None:
+    metric = CaptionScores()
+    for records in (RECORDS, RECORDS[:2], [{**RECORDS[0], "references": ["something else"]}, RECORDS[1]]):
+        metric.update(records)
+        _, scores = metric.compute()
+        assert scores is not None and scores.as_dict() == scores_of(records)
+        metric.reset()

@@ -1,0 +1,91 @@
+"""Networks that turn an image into a grid of features."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_idc.nn.backbones import GridBackbone, SmallCNN, TimmGrid, build_backbone, load_backbone
+from lightning_idc.pairs import PairError
+
+
+def noise(height: int, width: int, count: int = 2) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+
+
+def test_the_small_one_is_small_and_takes_any_size() -> None:
+    backbone = SmallCNN()
+    assert 150_000 < sum(p.numel() for p in backbone.parameters()) < 170_000
+    assert backbone(noise(64, 64)).shape == (2, 96, 8, 8)
+    assert backbone(noise(96, 136)).shape == (2, 96, 12, 17)
+
+
+def test_images_are_normalised_by_mean_and_deviation() -> None:
+    class Nothing(GridBackbone):
+        def grid(self, images: torch.Tensor) -> torch.Tensor:
+            return images
+
+    backbone = Nothing(3, mean=(0.5, 0.25, 0.0), std=(0.5, 0.25, 1.0))
+    pixels = torch.tensor([255, 255, 51], dtype=torch.uint8).view(1, 3, 1, 1)
+    torch.testing.assert_close(backbone(pixels).flatten(), torch.tensor([1.0, 3.0, 0.2]))
+
+
+# these are random weights of a few thousand parameters; the families differ in what follows the last feature map
+@pytest.mark.parametrize("name", ["test_resnet", "test_vit", "test_convnext", "test_efficientnet"])
+@pytest.mark.parametrize("stage", [-1, 1])
+def test_timm_models_give_grids_and_every_parameter_learns(name: str, stage: int) -> None:
+    backbone = TimmGrid(name, stage=stage)
+    grid = backbone(noise(96, 64))
+    assert grid.shape[:2] == (2, backbone.width) and grid.ndim == 4
+    assert grid.shape[2] * 2 == grid.shape[3] * 3
+    grid.square().sum().backward()
+    assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
+
+
+def test_timm_models_use_their_own_mean_and_deviation() -> None:
+    import timm
+
+    backbone = TimmGrid("test_vit")
+    config = timm.create_model("test_vit").pretrained_cfg
+    torch.testing.assert_close(backbone.mean.flatten(), 255 * torch.tensor(config["mean"]))
+    torch.testing.assert_close(backbone.std.flatten(), 255 * torch.tensor(config["std"]))
+
+
+def test_unknown_names_are_refused_with_a_near_one() -> None:
+    with pytest.raises(PairError, match=r"timm knows no model 'resnet19x'.*'cnn' or a timm name"):
+        build_backbone("resnet19x")
+
+
+def test_weights_that_cannot_be_had_say_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    import timm
+
+    def offline(*args: object, **options: object) -> None:
+        raise OSError("no connection")
+
+    monkeypatch.setattr(timm, "create_model", offline)
+    with pytest.raises(PairError, match=r"cannot be had \(no connection\).*pretrained_backbone to false"):
+        build_backbone("test_resnet", pretrained=True)
+
+
+def test_sizes_that_a_model_cannot_take_are_named() -> None:
+    with pytest.raises(PairError, match=r"does not take images of 96x64.*image_size"):
+        build_backbone("vit_tiny_patch16_224")(noise(96, 64))
+
+
+def test_weights_are_loaded_strictly(tmp_path: Path) -> None:
+    source, target = SmallCNN(), SmallCNN()
+    for prefix in ("backbone.", "net.backbone."):
+        state = {f"{prefix}{key}": value for key, value in source.state_dict().items()} | {"head.weight": torch.ones(1)}
+        torch.save({"state_dict": state}, tmp_path / "a.ckpt")
+        load_backbone(target, tmp_path / "a.ckpt")
+        assert all(torch.equal(value, target.state_dict()[key]) for key, value in source.state_dict().items())
+        torch.nn.init.zeros_(target.layers[0].weight)  # type: ignore[arg-type]
+    with pytest.raises(PairError, match="holds another backbone"):
+        load_backbone(SmallCNN(width=48), tmp_path / "a.ckpt")
+    torch.save({"state_dict": {"head.weight": torch.ones(1)}}, tmp_path / "b.ckpt")
+    with pytest.raises(PairError, match=r"no weights under 'backbone\.'"):
+        load_backbone(target, tmp_path / "b.ckpt")
+    with pytest.raises(PairError, match="there is no checkpoint"):
+        load_backbone(target, tmp_path / "nowhere.ckpt")
