@@ -1,11 +1,19 @@
 # make demo   environment, then renders a world, trains a captioner on it and shows what it says
 # make test   environment, then all tests
-# Both use one environment in .venv; nothing but python3 and make is needed.
+# make lint   ruff
+# make types  mypy
+# make clean  removes the environment and what was made by running
+#
+# All use one environment in .venv, made anew when the lock changes; nothing but python3 (3.10 or later) and make is
+# needed, and about 7 GB of disk.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+
+# Python's compiled files make the second start of a process twice as fast as the first
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: help demo test lint types clean
 
@@ -14,17 +22,22 @@ help:
 
 # uv installs in half a minute what takes pip minutes; where it cannot be had, pip does the same.
 # The lock brings its own torch and a torchvision that fits: a system torch is never used.
-$(READY): requirements.lock setup.cfg pyproject.toml
-	@echo "Making the environment in $(VENV) ..."
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@if $(BIN)/python -m pip install --quiet uv 2>/dev/null; then \
-	    $(BIN)/uv pip install --quiet --python $(BIN)/python -r requirements.lock && \
-	    $(BIN)/uv pip install --quiet --python $(BIN)/python --no-deps -e . ; \
+$(READY): requirements.lock setup.cfg setup.py pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || \
+	    { echo "Python 3.10 or later is needed; $(PYTHON) is $$($(PYTHON) --version 2>&1). Try: make PYTHON=python3.12"; exit 1; }
+	@echo "Making the environment in $(VENV); the packages are about 3 GB to download ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
+	    { rm -rf $(VENV); echo "$(PYTHON) cannot make environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
+	@if command -v uv >/dev/null; then uv=uv; \
+	elif $(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null; then uv=$(BIN)/uv; fi; \
+	if [ -n "$$uv" ]; then \
+	    $$uv pip install --python $(BIN)/python --quiet -r requirements.lock && \
+	    $$uv pip install --python $(BIN)/python --quiet --no-deps -e . ; \
 	else \
 	    echo "uv cannot be had; installing with pip, which takes a few minutes ..." ; \
-	    $(BIN)/python -m pip install --quiet -r requirements.lock && \
-	    $(BIN)/python -m pip install --quiet --no-deps -e . ; \
-	fi
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . ; \
+	fi || { echo "Installing failed; what is there is kept, and the same command goes on from it."; exit 1; }
 	@touch $@
 	@echo "The environment is ready."
 
@@ -42,4 +55,4 @@ types: $(READY)
 	$(BIN)/mypy
 
 clean:
-	rm -rf $(VENV) runs .pytest_cache .ruff_cache .mypy_cache
+	rm -rf $(VENV) build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

@@ -40,9 +40,20 @@ A later file is merged over an earlier one, `callbacks+:` appends to a list, and
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        status = _dispatch(given)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # the reader of a pipe, such as `head`, has seen enough; Python would complain once more when it flushes
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _dispatch(given: list[str]) -> int:
     from lightning_idc import __version__
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--version"]:
         print(__version__)
         return 0
@@ -81,9 +92,7 @@ def guarded(given: list[str]) -> int:
             return 130  # Lightning has shut down already and would leave with 1
         raise
     except BrokenPipeError:
-        # the reader of a pipe, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+        raise
     except Exception as error:
         from lightning_idc.cli.errors import readable
 
