@@ -177,7 +177,9 @@ def _run_process(verb: str, config: Path, result: Path) -> int:
 
     command = [sys.executable, "-m", "lightning_idc", verb, "--config", str(config)]
     # a group of its own: Ctrl-C reaches the stage and its workers once, through us
-    process = subprocess.Popen(command, env={**os.environ, RESULT: str(result)}, start_new_session=True)
+    # threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one
+    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, RESULT: str(result)}
+    process = subprocess.Popen(command, env=environment, start_new_session=True)
     with _stopping_is_an_interrupt():
         try:
             status = process.wait()
