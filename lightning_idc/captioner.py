@@ -97,7 +97,7 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
     # ---- what a subclass writes -------------------------------------------------------------------------
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
-        """Make the network of a small captioner; ``nn/protocol.py`` says what it must offer."""
+        """Make the network of a small captioner; ``nn/decoding.py`` says what it must offer (CaptionNet)."""
         raise PairError(f"{type(self).__name__} has no build_net; write it, or override encode, log_probs and generate")
 
     def encode(self, batch: PairBatch) -> PairFeatures:

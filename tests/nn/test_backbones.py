@@ -12,7 +12,9 @@ from lightning_idc.pairs import PairError
 
 
 def noise(height: int, width: int, count: int = 2) -> torch.Tensor:
-    return torch.randint(0, 256, (count, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    return torch.randint(
+        0, 256, (count, 3, height, width), dtype=torch.uint8, generator=torch.Generator().manual_seed(0)
+    )
 
 
 def test_the_small_one_is_small_and_takes_any_size() -> None:

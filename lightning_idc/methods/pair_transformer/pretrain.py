@@ -15,6 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
 from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.pairs import PairError
 from lightning_idc.schedules import Schedule, WarmupLinear
 
 IGNORED = -100
@@ -22,6 +23,8 @@ IGNORED = -100
 
 class ObjectNaming(LightningModule):
     """Names attributes per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
+
+    Label 0 says that nothing stands in the cell, -100 that nobody knows.
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.
@@ -50,26 +53,37 @@ class ObjectNaming(LightningModule):
         """Logits per attribute, ``(N, classes, g, g)``."""
         return list(self.head(self.backbone(images)).split(self.classes, 1))
 
-    def _losses(self, batch: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        images, cells = batch
+    def _logits(self, images: Tensor, cells: Tensor) -> list[Tensor]:
         logits = self(images)
-        loss = torch.stack(
-            [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
-        ).sum()
-        guesses = torch.stack([part.argmax(1) for part in logits], 1)
-        objects = cells[:, 0] > 0
-        right = (guesses == cells).all(1)[objects].float().mean()
-        return loss, right
+        found, expected = tuple(cells.shape[-2:]), tuple(logits[0].shape[-2:])
+        if cells.shape[1] != len(logits):
+            raise PairError(f"the labels name {cells.shape[1]} attributes; `classes` names {len(logits)}")
+        if found != expected:
+            raise PairError(
+                f"the labels of a {found[0]}x{found[1]} grid meet a backbone that gives {expected[0]}x{expected[1]} "
+                f"for images of {images.shape[-2]}x{images.shape[-1]}; set the data module's `grid`"
+            )
+        return logits
+
+    def _loss(self, logits: list[Tensor], cells: Tensor) -> Tensor:
+        parts = [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
+        return torch.stack(parts).sum()
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        loss, _ = self._losses(batch)
-        self.log("train/loss", loss.detach(), prog_bar=True)
+        images, cells = batch
+        loss = self._loss(self._logits(images, cells), cells)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        loss, right = self._losses(batch)
-        self.log("val/loss", loss, sync_dist=True)
-        self.log("val/cells_named", 100 * right, prog_bar=True, sync_dist=True)
+        images, cells = batch
+        logits = self._logits(images, cells)
+        guesses = torch.stack([part.argmax(1) for part in logits], 1)
+        named = ((guesses == cells) | (cells == IGNORED)).all(1)[cells[:, 0] > 0]
+        # a mean over cells, not over batches: a batch may hold no object at all
+        right = 100 * named.float().sum() / max(1, len(named))
+        self.log("val/loss", self._loss(logits, cells), sync_dist=True, batch_size=len(images))
+        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=len(named))
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())

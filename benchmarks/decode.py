@@ -1,0 +1,145 @@
+"""How many captions a second does cached decoding write, and does it write what the uncached path does?
+
+    python benchmarks/decode.py [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--out results/decode.json]
+
+The default PairTransformer with random weights, its features given: encoding costs both paths the same. The end token
+is made so likely that captions have the asked-for length on average, but end where they like. Lengths are those of the
+synthetic modes: 14 words in clevr_change, 73 in omnidiff. Figures are CPU seconds of one thread, the paths by turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import torch  # noqa: E402 - after the number of threads is set
+
+from lightning_idc.methods.pair_transformer.net import PairTransformerNet  # noqa: E402
+from lightning_idc.nn.backbones import SmallCNN  # noqa: E402
+from lightning_idc.nn.decoding import (  # noqa: E402
+    Decoded,
+    beam_search,
+    beam_search_uncached,
+    greedy,
+    greedy_uncached,
+)
+from lightning_idc.nn.vocabulary import EOS  # noqa: E402
+from lightning_idc.pairs import PairFeatures  # noqa: E402
+
+TARGET, WORDS, CELLS, WIDTH = 5.0, 80, 64, 128
+Search = Callable[[PairTransformerNet, PairFeatures, int], Decoded]
+
+
+def sharpened(seed: int = 0) -> PairTransformerNet:
+    """A network whose captions differ from pair to pair and from word to word without any training."""
+    torch.manual_seed(seed)
+    net = PairTransformerNet(SmallCNN(), (8, 8), WORDS).eval()
+    torch.nn.init.normal_(net.decoder.position)
+    net.decoder.norm.weight.data *= 3
+    return net
+
+
+def set_mean_length(net: PairTransformerNet, features: PairFeatures, wanted: int) -> None:
+    """Move the bias of the end token until captions of at most twice the wanted length have it on average."""
+    low, high = -40.0, 40.0
+    for _ in range(10):
+        net.decoder.bias.data[EOS] = middle = (low + high) / 2
+        ids = greedy(net, features, 2 * wanted).ids
+        low, high = (middle, high) if sum(map(len, ids)) > wanted * len(ids) else (low, middle)
+
+
+def timed(search: Search, net: PairTransformerNet, batches: list[PairFeatures], longest: int) -> tuple[float, Decoded]:
+    """CPU seconds and all captions."""
+    began = time.process_time()
+    parts = [search(net, batch, longest) for batch in batches]
+    seconds = time.process_time() - began
+    ids = [row for part in parts for row in part.ids]
+    return seconds, Decoded(ids, [mean for part in parts for mean in part.mean_log_probs])
+
+
+def compare(
+    cached: Search, uncached: Search, net: PairTransformerNet, batches: list[PairFeatures], longest: int, runs: int
+) -> dict[str, Any]:
+    """Captions a second of both paths and whether they agree."""
+    seconds: dict[str, list[float]] = {"cached": [], "uncached": []}
+    found = {}
+    for path, search in (("cached", cached), ("uncached", uncached)):  # once unmeasured
+        search(net, batches[0], longest)
+        _, found[path] = timed(search, net, batches, longest)
+    for _ in range(runs):
+        for path, search in (("cached", cached), ("uncached", uncached)):
+            seconds[path].append(timed(search, net, batches, longest)[0])
+    captions = len(found["cached"].ids)
+    differences = zip(found["cached"].mean_log_probs, found["uncached"].mean_log_probs, strict=True)
+    lengths = [len(ids) for ids in found["cached"].ids]
+    return {
+        "captions_per_s": {path: captions / min(values) for path, values in seconds.items()},
+        "median_captions_per_s": {path: captions / statistics.median(values) for path, values in seconds.items()},
+        "times_faster": min(seconds["uncached"]) / min(seconds["cached"]),
+        "same_ids": found["cached"].ids == found["uncached"].ids,
+        "log_prob_differs_at_most": max(abs(a - b) for a, b in differences),
+        "tokens_mean": statistics.fmean(lengths),
+        "tokens_range": [min(lengths), max(lengths)],
+        "distinct": len({tuple(ids) for ids in found["cached"].ids}),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--pairs", type=int, default=256)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--beams", type=int, default=4)
+    parser.add_argument("--lengths", type=int, nargs="+", default=[14, 73])
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    from environment import describe
+
+    torch.set_num_threads(1)
+    net = sharpened()
+    generator = torch.Generator().manual_seed(1)
+    memory = torch.randn(options.pairs, CELLS, WIDTH, generator=generator)
+    memory *= 4 * torch.rand(options.pairs, 1, WIDTH, generator=generator)
+    batches = [PairFeatures(part) for part in memory.split(options.batch)]
+
+    def beams(net: PairTransformerNet, features: PairFeatures, longest: int) -> Decoded:
+        return beam_search(net, features, longest, options.beams)
+
+    def beams_uncached(net: PairTransformerNet, features: PairFeatures, longest: int) -> Decoded:
+        return beam_search_uncached(net, features, longest, options.beams)
+
+    result: dict[str, Any] = {
+        "question": "captions per CPU second of one thread, features given: cached decoding against every prefix anew",
+        "pairs": options.pairs,
+        "batch": options.batch,
+        "beams": options.beams,
+        "parameters": sum(p.numel() for p in net.parameters()),
+        "runs": options.runs,
+        "target_times_faster": TARGET,
+    }
+    for length in options.lengths:
+        set_mean_length(net, batches[0], length)
+        few = batches[: max(1, len(batches) // 4)]
+        result[f"{length}_tokens"] = {
+            "greedy": compare(greedy, greedy_uncached, net, batches, 2 * length, options.runs),
+            # the uncached search of long captions takes minutes: one run on a quarter of the pairs
+            "beam_search": compare(beams, beams_uncached, net, few, 2 * length, 1),
+        }
+    result["environment"] = describe()
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
