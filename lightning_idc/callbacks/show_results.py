@@ -1,9 +1,10 @@
-"""ShowResults: at the end of a test a table, examples, a contact sheet, and the predictions as JSON."""
+"""ShowResults: after an evaluation a table, examples, a contact sheet, a report, and the predictions as JSON."""
 
 from __future__ import annotations
 
-import json
-import os
+import platform
+import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,101 +13,214 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.captioner import PairCaptioner
-from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.pairs import PairError
-from lightning_idc.report.sheet import Card, contact_sheet
-from lightning_idc.report.table import as_rich, summarise
+from lightning_idc.report.files import save, save_json
+from lightning_idc.report.html import write_report
+from lightning_idc.report.results import Results, spread
+from lightning_idc.report.sheet import contact_sheet
+from lightning_idc.report.table import as_markdown, as_rich
+from lightning_idc.report.text import plain
 
 
 class ShowResults(Callback):
-    """Shows a person what a captioner says. Writes into the trainer's ``default_root_dir``.
+    """Shows a person what a captioner says, after ``test``, ``validate`` and ``predict``.
 
-    ``predictions.json``: id, caption, log_prob, references, change_type and facts of every pair; ``scores.json``: the
-    table; ``contact_sheet.png``: the examples with their pictures.
+    Writes into the trainer's ``default_root_dir``: ``predictions.json`` (id, caption, log_prob, references,
+    change_type, scores and facts of every pair), ``scores.json`` and ``scores.md`` (the table), ``contact_sheet.png``
+    (the examples with their pictures) and ``report.html`` (all pairs, to be sorted and searched in a browser). Facts
+    that the data module judges are logged as ``test/fact/<name>``.
 
     Args:
-        examples: number of pairs that are shown, spread over the types of change.
+        examples: number of pairs that are shown, spread over the types of change; 0 for none.
         main_facts: facts that colour a caption on the sheet: green if all that apply are right, red if one is wrong.
+        report_pairs: most pairs in the report, spread over the types of change; 0 for no report.
+        difference: also draw the difference of the two pictures on the sheet.
     """
 
-    def __init__(self, examples: int = 12, main_facts: Sequence[str] = ("type", "attributes")) -> None:
+    def __init__(
+        self,
+        examples: int = 12,
+        main_facts: Sequence[str] = ("type", "attributes"),
+        report_pairs: int = 2000,
+        difference: bool = False,
+    ) -> None:
         self.examples = examples
         self.main_facts = list(main_facts)
+        self.report_pairs = report_pairs
+        self.difference = difference
+        self._said: list[dict[str, Any]] = []
 
-    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
             raise PairError(f"ShowResults shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
-        if not trainer.is_global_zero:
-            return
-        data = trainer.datamodule  # type: ignore[attr-defined]
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.is_global_zero:
+            self._show(trainer, results_of(trainer, pl_module, "test"))
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # within training LogPairs shows how it goes
+        if trainer.state.fn == "validate" and trainer.is_global_zero:
+            self._show(trainer, results_of(trainer, pl_module, "val"))
+
+    def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._said = []
+
+    def on_predict_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        labels = zip(outputs, batch.references, batch.change_types, strict=True)
+        self._said += [{**said, "references": texts, "change_type": kind} for said, texts, kind in labels]
+
+    def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        parts = [self._said]
+        if trainer.world_size > 1:
+            parts = [[]] * trainer.world_size
+            torch.distributed.all_gather_object(parts, self._said)
+        self._said = []
+        unique = {record["id"]: record for part in parts for record in part}
+        if trainer.is_global_zero:
+            records = [unique[id] for id in sorted(unique)]
+            self._show(trainer, results_of(trainer, pl_module, "predict", records))
+
+    def _show(self, trainer: Trainer, results: Results) -> None:
         folder = Path(trainer.default_root_dir)
-        folder.mkdir(parents=True, exist_ok=True)
-        records = pl_module.predictions
-        ours = isinstance(data, PairDataModule)
-        facts = {r["id"]: data.facts("test", r["id"], r["caption"]) for r in records} if ours else {}
-        write_json(folder / "predictions.json", [{**r, "facts": facts.get(r["id"], {})} for r in records])
-        if pl_module.scores is None:
-            print("no pair has references, so nothing was scored; the captions are in predictions.json", flush=True)
+        records = results.records
+        if not records:
+            say("no pair was captioned, so there is nothing to show; look at the data's split and at trainer.limit_*")
             return
-        summary = summarise(records, pl_module.scores, facts)
-        write_json(folder / "scores.json", summary.as_dict())
-        self._print(summary, type(pl_module).__name__)
+        name = type(trainer.lightning_module).__name__
+        self._table(name, results)
         chosen = spread(records, self.examples)
         for record in chosen:
-            print(f"  {record['id']} ({record['change_type']})")
-            print(f"    says  {record['caption']}\n    truth {record['references'][0]}")
-        if ours and chosen:
-            target = folder / "contact_sheet.png"
-            self._sheet(data, chosen, facts, target)
-            print(f"\npictures of these: {target}", flush=True)
+            say(f"  {record['id']}" + (f" ({record['change_type']})" if record["change_type"] else ""))
+            say(f"    says  {record['caption'] or '(nothing)'}")
+            if record["references"]:
+                say(f"    truth {record['references'][0]}")
+        save_json(folder / "predictions.json", results.predictions())
+        if results.summary is not None:
+            log_facts(trainer, results)
+            table = results.summary.as_dict()
+            save_json(folder / "scores.json", {**table, "confusion": confusion_dict(results)})
+            save(folder / "scores.md", lambda path: path.write_text(as_markdown(results.summary), encoding="utf-8"))  # type: ignore[arg-type]
+        if chosen and results.data is not None:
+            sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
+            if save(folder / "contact_sheet.png", lambda path: sheet.save(path, format="PNG")):
+                say(f"\npictures of these: {shown(folder / 'contact_sheet.png')}")
+        if self.report_pairs:
+            self._report(trainer, name, results, folder / "report.html")
 
-    def _print(self, summary: Any, name: str) -> None:
+    def _table(self, name: str, results: Results) -> None:
         from rich.console import Console
 
-        console = Console(width=None if os.isatty(1) else 110, highlight=False)
+        if results.summary is None:
+            say("\nno pair has references, so nothing was scored\n")
+            return
+        width = max(shutil.get_terminal_size().columns, 60)
+        console = Console(width=width, highlight=False)
+        total = f"{results.summary.counts['all']} pairs, {results.summary.references} references, scores x100"
         console.print()
-        total = f"{summary.counts['all']} pairs, {summary.references} references, scores x100"
-        console.print(as_rich(summary, f"{name} on the test split: {total}"))
-        for metric, reason in summary.notes.items():
-            console.print(f"  {metric}: {reason}")
+        console.print(as_rich(results.summary, f"{name} on the {results.split} split: {total}", width))
+        if results.confusion is not None:
+            console.print(f"  {results.confusion}", soft_wrap=True)
         console.print()
 
-    def _sheet(self, data: PairDataModule, chosen: list[dict[str, Any]], facts: dict[str, Any], target: Path) -> None:
-        source = data.pairs_of("test")
-        place = {id: index for index, id in enumerate(source.ids)}
-        cards = []
-        for record in chosen:
-            sample = source.load(place[record["id"]])
-            known = [facts.get(record["id"], {}).get(name) for name in self.main_facts]
-            right = all(known) if (known := [fact for fact in known if fact is not None]) else None
-            title = f"{record['id']}  {record['change_type'] or ''}"
-            cards.append(Card(sample.before, sample.after, title, record["caption"], record["references"][0], right))
-        partial = target.with_suffix(".partial")
-        contact_sheet(cards).save(partial, format="PNG")
-        os.replace(partial, target)
+    def _report(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
+        records = results.records
+        total = f"{len(records):,} pairs"
+        if len(records) > self.report_pairs:
+            picked = {record["id"] for record in spread(records, self.report_pairs)}
+            records = [record for record in records if record["id"] in picked]
+            total = f"{len(records):,} of {total}; all are in predictions.json"
+        data = "" if results.data is None else f" on {type(results.data).__name__}"
+
+        def write(path: Path) -> None:
+            write_report(
+                path,
+                f"{name}{data}, {results.split} split",
+                results.entries(records),
+                results.summary,
+                about(trainer, results),
+                results.confusion,
+                total,
+                # pictures that can be looked into while they are few, and a file that opens while they are many
+                thumbnail=256 if len(records) <= 600 else 176,
+            )
+
+        if save(target, write):
+            say(f"all pairs, to be sorted and searched in a browser: {shown(target)}")
 
 
-def spread(records: list[dict[str, Any]], count: int) -> list[dict[str, Any]]:
-    """``count`` records with references, taken in turn from each type of change, the same ones every time."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for record in records:
-        if record["references"]:
-            groups.setdefault(str(record["change_type"]), []).append(record)
-    generator = torch.Generator().manual_seed(0)
-    queues = [
-        [group[i] for i in torch.randperm(len(group), generator=generator).tolist()]
-        for _, group in sorted(groups.items())
-    ]
-    chosen: list[dict[str, Any]] = []
-    while len(chosen) < count and any(queues):
-        for queue in queues:
-            if queue and len(chosen) < count:
-                chosen.append(queue.pop())
-    return chosen
+def results_of(
+    trainer: Trainer, captioner: Any, split: Split, records: Sequence[dict[str, Any]] | None = None
+) -> Results:
+    """What the last evaluation of a captioner left behind.
+
+    Args:
+        trainer: whose data module knows facts and pictures, if it is a `PairDataModule`.
+        captioner: a `PairCaptioner`.
+        split: that was evaluated.
+        records: captions of a prediction, which are not scored; those of the captioner when None.
+    """
+    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    return Results(
+        captioner.predictions if records is None else records,
+        captioner.scores if records is None else None,
+        data if isinstance(data, PairDataModule) else None,
+        split,
+        captioner.hparams.get("no_change_captions") or [],
+    )
 
 
-def write_json(target: Path, value: Any) -> None:
-    """Write a JSON file as a whole or not at all."""
-    partial = target.with_suffix(".partial")
-    partial.write_text(json.dumps(value, indent=1, ensure_ascii=False), encoding="utf-8")
-    os.replace(partial, target)
+def about(trainer: Trainer, results: Results) -> dict[str, str]:
+    """How results were made, for a reader who was not there."""
+    import lightning
+
+    from lightning_idc import __version__
+
+    captioner: Any = trainer.lightning_module
+    size = sum(parameter.numel() for parameter in captioner.parameters())
+    beams = captioner.hparams.get("num_beams", 1)
+    facts = {
+        "captioner": f"{type(captioner).__name__}, {size / 1e6:.2f} M parameters",
+        "checkpoint": str(trainer.ckpt_path or "none; the weights in memory"),
+        "decoding": "greedy" if beams == 1 else f"beam search, {beams} beams",
+        "longest caption": f"{captioner.hparams.get('max_length')} tokens",
+        "scores": "PTB tokens in lower case without punctuation; CIDEr-D is what pycocoevalcap calls CIDEr; all x100",
+        "versions": f"lightning_idc {__version__}, lightning {lightning.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}",
+    }
+    if results.data is not None:
+        facts["data"] = f"{type(results.data).__name__}, {results.split} split"
+        facts["image size"] = str(results.data.image_size or "as in the data")
+    if results.confusion is not None:
+        facts["no change"] = "a caption says so if it equals a sentence that the data uses for unchanged pairs"
+    return facts
+
+
+def log_facts(trainer: Trainer, results: Results) -> None:
+    """Send the shares of captions that get each fact right to the loggers, as ``<split>/fact/<name>``."""
+    assert results.summary is not None
+    judged = results.summary.judged["all"]
+    values = {f"{results.split}/fact/{name}": results.summary.rows["all"][name] for name in judged}
+    for logger in trainer.loggers if values else []:
+        logger.log_metrics(values, step=trainer.global_step)
+
+
+def confusion_dict(results: Results) -> dict[str, int] | None:
+    """Change against no change as plain values."""
+    return None if results.confusion is None else dict(vars(results.confusion))
+
+
+def say(text: str) -> None:
+    """Print a line of untrusted text; the console may lack its letters."""
+    kept = text.lstrip()
+    lead = text[: len(text) - len(kept)]
+    tail = "\n" if text.endswith("\n") else ""
+    print(lead + plain(kept, sys.stdout.encoding or "utf-8") + tail, flush=True)
+
+
+def shown(path: Path) -> str:
+    """A path as short as it can be given."""
+    return str(path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path)

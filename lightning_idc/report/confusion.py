@@ -1,0 +1,55 @@
+"""Change against no change: what a captioner says of pairs in which nothing changed, and of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lightning_idc.metrics.tokenizer import ptb_tokenize
+
+NO_CHANGE = "no_change"
+
+
+@dataclass(frozen=True)
+class Confusion:
+    """Numbers of pairs; the first word is the truth, the second what was said.
+
+    Args:
+        same_same: unchanged, and said to be.
+        same_changed: unchanged, said to have changed.
+        changed_same: changed, said to be unchanged.
+        changed_changed: changed, and said to have.
+    """
+
+    same_same: int
+    same_changed: int
+    changed_same: int
+    changed_changed: int
+
+    def __str__(self) -> str:
+        same, changed = self.same_same + self.same_changed, self.changed_same + self.changed_changed
+        wrong = f"{self.changed_same} of {changed} changed pairs"
+        return f'"no change" is said of {self.same_same} of {same} unchanged and {wrong}'
+
+
+def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = ()) -> Confusion | None:
+    """Count change against no change; None where no pair is labelled ``no_change``.
+
+    A caption says "no change" if it is, but for case and punctuation, one of the sentences known to say so: those
+    given, and the references of unchanged pairs.
+
+    Args:
+        records: with ``caption``, ``references`` and ``change_type``; those without a type do not count.
+        sentences: that say nothing changed, as the training captions have them.
+    """
+    labelled = [record for record in records if record["change_type"] is not None]
+    unchanged = [record for record in labelled if record["change_type"] == NO_CHANGE]
+    if not unchanged:
+        return None
+    texts = dict.fromkeys([*sentences, *(text for record in unchanged for text in record["references"])])
+    known = {tuple(ptb_tokenize(text)) for text in texts}
+    counts = {(truth, said): 0 for truth in (True, False) for said in (True, False)}
+    for record in labelled:
+        counts[record["change_type"] == NO_CHANGE, tuple(ptb_tokenize(record["caption"])) in known] += 1
+    return Confusion(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

@@ -1,0 +1,145 @@
+"""Results: what an evaluation left behind, brought together for tables, sheets and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_idc.report.confusion import Confusion, confusion
+from lightning_idc.report.html import Entry
+from lightning_idc.report.sheet import Card
+from lightning_idc.report.table import Summary, summarise
+
+if TYPE_CHECKING:
+    from lightning_idc.data.datamodule import PairDataModule, Split
+    from lightning_idc.metrics.captions import Scores
+
+PER_PAIR = ("CIDEr-D", "METEOR", "ROUGE-L")
+
+
+@dataclass
+class Results:
+    """Captions of one split with their scores, facts and pictures.
+
+    Args:
+        records: dicts with ``id``, ``caption``, ``log_prob``, ``references`` and ``change_type``.
+        scores: of those that have references; None when none has.
+        data: knows facts and pictures; None for text alone.
+        split: of the data.
+        sentences: known to say that nothing changed.
+    """
+
+    records: Sequence[dict[str, Any]]
+    scores: Scores | None
+    data: PairDataModule | None
+    split: Split
+    sentences: Sequence[str] = field(default_factory=list)
+
+    @cached_property
+    def facts(self) -> dict[str, dict[str, bool | None]]:
+        """What each caption gets right, by id."""
+        data = self.data
+        return {} if data is None else {r["id"]: data.facts(self.split, r["id"], r["caption"]) for r in self.records}
+
+    @cached_property
+    def of_pairs(self) -> dict[str, dict[str, float]]:
+        """Scores of each pair by metric, times 100, by id."""
+        if self.scores is None:
+            return {}
+        metrics = {name: self.scores.per_pair[name] for name in PER_PAIR if name in self.scores.per_pair}
+        return {
+            id: {name: round(float(values[place]), 3) for name, values in metrics.items()}
+            for place, id in enumerate(self.scores.ids)
+        }
+
+    @cached_property
+    def summary(self) -> Summary | None:
+        """The table of scores; None where nothing was scored."""
+        return None if self.scores is None else summarise(self.records, self.scores, self.facts)
+
+    @cached_property
+    def confusion(self) -> Confusion | None:
+        """Change against no change, where the data labels unchanged pairs."""
+        return confusion(self.records, self.sentences)
+
+    def predictions(self) -> list[dict[str, Any]]:
+        """The records with scores and facts of each pair."""
+        return [
+            {**record, "scores": self.of_pairs.get(record["id"], {}), "facts": self.facts.get(record["id"], {})}
+            for record in self.records
+        ]
+
+    def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:
+        """Cards of a contact sheet, with pictures; none where the data is unknown.
+
+        Args:
+            records: what to show.
+            main_facts: a caption is right if all of these that apply are.
+        """
+        cards = []
+        for record, sample in zip(records, self._samples(records), strict=False):
+            facts = self.facts.get(record["id"], {})
+            known = [facts[name] for name in main_facts if facts.get(name) is not None]
+            scores = self.of_pairs.get(record["id"], {})
+            cards.append(
+                Card(
+                    sample.before,
+                    sample.after,
+                    ", ".join(filter(None, [record["id"], record["change_type"]])),
+                    record["caption"],
+                    next(iter(record["references"]), ""),
+                    all(known) if known else None,
+                    f"CIDEr-D {scores['CIDEr-D']:.0f}" if "CIDEr-D" in scores else "",
+                    sample.boxes,
+                )
+            )
+        return cards
+
+    def entries(self, records: Sequence[dict[str, Any]]) -> Iterator[Entry]:
+        """Entries of a report, with pictures where the data is known, made one after another."""
+        samples = self._samples(records)
+        for record in records:
+            sample = next(samples, None)
+            yield Entry(
+                record["id"],
+                record["caption"],
+                record["references"],
+                record["change_type"],
+                record["log_prob"],
+                self.of_pairs.get(record["id"], {}),
+                self.facts.get(record["id"], {}),
+                None if sample is None else (sample.before, sample.after),
+                None if sample is None else sample.boxes,
+            )
+
+    def _samples(self, records: Sequence[dict[str, Any]]) -> Iterator[Any]:
+        if self.data is not None:
+            source = self.data.pairs_of(self.split)
+            place = {id: index for index, id in enumerate(source.ids)}
+            for record in records:
+                yield source.load(place[record["id"]])
+
+
+def spread(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:
+    """``count`` records, taken in turn from each type of change, the same ones every time.
+
+    Only those with references, unless none has.
+    """
+    groups: dict[str, list[dict[str, Any]]] = {}
+    for record in [record for record in records if record["references"]] or records:
+        groups.setdefault(str(record["change_type"]), []).append(record)
+    generator = torch.Generator().manual_seed(0)
+    queues = [
+        [group[i] for i in torch.randperm(len(group), generator=generator).tolist()]
+        for _, group in sorted(groups.items())
+    ]
+    chosen: list[dict[str, Any]] = []
+    while len(chosen) < count and any(queues):
+        for queue in queues:
+            if queue and len(chosen) < count:
+                chosen.append(queue.pop())
+    return chosen

@@ -1,0 +1,20 @@
+"""Captions as safe text: they come from models and from other people's files."""
+
+from __future__ import annotations
+
+import unicodedata
+
+# controls, formats (among them those that turn the direction of writing), halves of surrogates, breaks of lines
+_HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
+# formats that belong to words: Persian, Hindi, emoji
+_JOINERS = "\u200c\u200d"
+
+
+def plain(text: str, encoding: str | None = None) -> str:
+    """One line without control characters; what ``encoding`` lacks becomes a question mark.
+
+    A caption must not move a terminal's cursor, nor end a test because a console knows no umlauts.
+    """
+    kept = "".join(" " if unicodedata.category(c) in _HIDDEN and c not in _JOINERS else c for c in text)
+    line = " ".join(kept.split())
+    return line if encoding is None else line.encode(encoding, "replace").decode(encoding)
