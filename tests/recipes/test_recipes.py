@@ -1,4 +1,4 @@
-"""Every recipe, at its smallest, from the command line to its last stage."""
+"""Every recipe: those of recipes/ are run at their smallest, those of recipes/paper/ are checked key by key."""
 
 from __future__ import annotations
 
@@ -10,40 +10,68 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-RECIPES = sorted((ROOT / "recipes").glob("*.yaml"))
+from lightning_idc.cli.recipe import check_recipe, load, override
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts]
+REAL_DATA = {"deeppcb": "realdata/deeppcb"}
+"""Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
 
 
-@pytest.mark.parametrize("recipe", RECIPES, ids=lambda path: path.stem)
-def test_recipe_runs_to_its_end(recipe: Path, tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "lightning_idc",
-        "run",
-        str(recipe),
-        "--smallest",
-        "--run_dir",
-        str(tmp_path / "run"),
-    ]
-    if recipe.stem == "deeppcb":
-        root = ROOT.parent / "shared" / "realdata" / "deeppcb"
+def name(path: Path) -> str:
+    return path.relative_to(ROOT / "recipes").with_suffix("").as_posix()
+
+
+def test_the_quick_start_is_there() -> None:
+    assert "quickstart" in map(name, RUN)
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=name)
+def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path: Path) -> None:
+    recipe = load(path)
+    assert {"title", "needs", "minutes"} <= set(recipe.about)
+    header = path.read_text(encoding="utf-8")
+    assert header.startswith("# "), "a recipe begins with what it does"
+    assert f"lightning run recipes/{name(path)}.yaml" in header, "and with the command that runs it"
+    if path in RUN:
+        assert recipe.about.get("smallest"), "a recipe that the tests run needs its smallest size"
+    override(recipe, recipe.about.get("smallest") or {})
+    check_recipe(recipe)
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(500)
+@pytest.mark.parametrize("path", RUN, ids=name)
+def test_it_runs_at_its_smallest(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    arguments: list[str] = []
+    if name(path) in REAL_DATA:
+        root = request.getfixturevalue("shared") / REAL_DATA[name(path)]
         if not root.is_dir():
-            pytest.skip("the DeepPCB pairs are not beside this checkout")
-        command += ["--data.root", str(root)]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": str(ROOT),
-        "OMP_NUM_THREADS": "1",
-        "LIGHTNING_IDC_CACHE": str(tmp_path / "cache"),
-    }
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, cwd=tmp_path)
+            pytest.skip(f"{root.name} is not in the shared folder")
+        arguments = ["--data.root", str(root)]
+    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smallest", "--run_dir", "out", *arguments]
+    done = subprocess.run(
+        command,
+        cwd=tmp_path,
+        # a cache of its own: rendering is part of what is tested
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "LIGHTNING_IDC_CACHE": str(tmp_path / "cache"),
+        },
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    scores = json.loads((tmp_path / "run" / "test" / "scores.json").read_text())
-    assert scores["pairs"]["all"] > 0
-    assert 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
-    assert (tmp_path / "run" / "test" / "contact_sheet.png").stat().st_size > 1000
-
-
-def test_there_is_a_quick_start() -> None:
-    assert ROOT / "recipes" / "quickstart.yaml" in RECIPES
+    for stage in load(path).stages:
+        record = json.loads((tmp_path / "out" / stage.name / "stage.json").read_text(encoding="utf-8"))
+        if stage.run == "fit":
+            assert (tmp_path / "out" / record["best"]).is_file()
+        if stage.run == "test":
+            assert any(metric.startswith("test/") for metric in record["metrics"])
+            scores = json.loads((tmp_path / "out" / stage.name / "scores.json").read_text(encoding="utf-8"))
+            assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
+            assert (tmp_path / "out" / stage.name / "contact_sheet.png").stat().st_size > 1000
+    assert not list(tmp_path.rglob("*.partial")), "something half-written was left behind"
