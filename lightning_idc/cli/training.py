@@ -181,6 +181,8 @@ def _quieten() -> None:
     warnings.filterwarnings("ignore", message=".*LeafSpec.*")
     warnings.filterwarnings("ignore", message=".*does not have many workers.*")
     warnings.filterwarnings("ignore", message=".*`isinstance.treespec.*")
+    # a frozen backbone is meant to be in eval mode
+    warnings.filterwarnings("ignore", message=".*module.s. in eval mode at the start of training.*")
     # a run is always started as arguments, from the command line too
     warnings.filterwarnings("ignore", message=".*LightningCLI's args parameter is intended.*")
     log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
