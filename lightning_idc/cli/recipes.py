@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -37,8 +38,12 @@ def _run(given: list[str]) -> int:
     run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
         raise PairError("--run_dir names a new folder and --resume an old one; give one of them")
-    from lightning_idc.cli.stages import Run
+    from lightning_idc.cli.stages import PATIENT, Run
 
+    # within a larger program torch has been used, so that this process must not be forked
+    imported_only = "torch" not in sys.modules
+    if imported_only:
+        os.environ.setdefault(*PATIENT)  # read once, when torch is imported
     path = Path(given[0])
     recipe = load(path if path.is_file() or path.suffix else _named(given[0]))
     if resume:
@@ -50,7 +55,7 @@ def _run(given: list[str]) -> int:
     check_recipe(recipe)
     if not resume:
         the_run = Run.started(recipe.path, run_dir)
-    the_run.overrides = overrides
+    the_run.overrides, the_run.imported_only = overrides, imported_only
     return the_run.go(recipe)
 
 

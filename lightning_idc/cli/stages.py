@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import multiprocessing
 import os
 import shlex
 import signal
@@ -23,6 +24,8 @@ from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.errors import PairError
 
 RUN, DONE = "run.json", "stage.json"
+PATIENT = "OMP_WAIT_POLICY", "PASSIVE"
+"""Threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one."""
 SECONDS_TO_STOP = 60
 """A stage that was asked to stop may finish its step and save for so long."""
 
@@ -35,11 +38,13 @@ class Run:
         folder: one sub-folder per stage, and ``run.json``.
         overrides: keys of the command line.
         resuming: whether stages may have been run before.
+        imported_only: whether this process has done nothing but import.
     """
 
     folder: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     resuming: bool = False
+    imported_only: bool = False
 
     @classmethod
     def started(cls, recipe: Path, folder: Path | None) -> Run:
@@ -128,7 +133,8 @@ class Run:
         home.mkdir(parents=True, exist_ok=True)
         file = home / "stage.yaml"
         file.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        status = _run_process(stage.run, file, home / "result.json")
+        forked = _may_fork(config["trainer"], self.imported_only)
+        status = _run_process(stage.run, file, home / "result.json", forked)
         if status:
             return status
         if not (home / "result.json").is_file():
@@ -172,14 +178,61 @@ def _model(stage: Stage) -> str:
     return (stage.config.get("model") or {}).get("class_path", "")
 
 
-def _run_process(verb: str, config: Path, result: Path) -> int:
+class _Started:
+    """A stage in a process of its own, started anew."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        command = [sys.executable, "-m", "lightning_idc", *arguments]
+        # a group of its own: Ctrl-C reaches the stage and its workers once, through us
+        self.process = subprocess.Popen(command, env={**dict([PATIENT]), **os.environ, **environment}, start_new_session=True)
+        self.pid = self.process.pid
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Exit status, negative for a signal; None where it still runs."""
+        with suppress(subprocess.TimeoutExpired):
+            return self.process.wait(seconds)
+        return None
+
+
+class _Forked:
+    """A stage in a process of its own that has what this one has imported, which saves seconds per stage."""
+
+    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
+        sys.stdout.flush()
+        self.process = multiprocessing.get_context("fork").Process(target=_stage, args=(arguments, environment))
+        self.process.start()
+        self.pid = self.process.pid or 0
+
+    def wait(self, seconds: float | None = None) -> int | None:
+        """Exit status, negative for a signal; None where it still runs."""
+        self.process.join(seconds)
+        return self.process.exitcode
+
+
+def _stage(arguments: list[str], environment: dict[str, str]) -> None:
+    from lightning_idc.cli import main
+
+    os.setsid()
+    os.environ.update(environment)
+    sys.argv = ["lightning-idc", *arguments]
+    sys.exit(main(arguments))
+
+
+def _may_fork(trainer: dict[str, Any], imported_only: bool) -> bool:
+    """Whether a stage may share what is imported: one process on the CPU, and nothing has been computed here yet.
+
+    A fork of a process that has used threads or a GPU may hang, and Lightning starts further processes by the command
+    that it was started with.
+    """
+    alone = all(trainer.get(key) in (None, 1) for key in ("devices", "num_nodes"))
+    plain = trainer.get("accelerator") == "cpu" and trainer.get("strategy") in (None, "auto")
+    return imported_only and alone and plain and sys.platform == "linux"
+
+
+def _run_process(verb: str, config: Path, result: Path, forked: bool) -> int:
     from lightning_idc.cli.training import RESULT
 
-    command = [sys.executable, "-m", "lightning_idc", verb, "--config", str(config)]
-    # a group of its own: Ctrl-C reaches the stage and its workers once, through us
-    # threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one
-    environment = {"OMP_WAIT_POLICY": "PASSIVE", **os.environ, RESULT: str(result)}
-    process = subprocess.Popen(command, env=environment, start_new_session=True)
+    process = (_Forked if forked else _Started)([verb, "--config", str(config)], {RESULT: str(result)})
     with _stopping_is_an_interrupt():
         try:
             status = process.wait()
@@ -187,16 +240,19 @@ def _run_process(verb: str, config: Path, result: Path) -> int:
             print("\nstopping after the step in hand; once more to stop at once ...", file=sys.stderr, flush=True)
             _stop(process)
             return 130
+    assert status is not None
     # a signal reads as a negative status
     return status if status >= 0 else 128 - status
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
+def _stop(process: _Started | _Forked) -> None:
     # the stage alone, not its workers: they end with it, and without them it could not finish its step
-    process.send_signal(signal.SIGINT)
-    with suppress(KeyboardInterrupt, subprocess.TimeoutExpired):
-        process.wait(SECONDS_TO_STOP)
-    if process.poll() is None:
+    with suppress(ProcessLookupError):
+        os.kill(process.pid, signal.SIGINT)
+    status = None
+    with suppress(KeyboardInterrupt):
+        status = process.wait(SECONDS_TO_STOP)
+    if status is None:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)  # whatever is left of the group
         process.wait()

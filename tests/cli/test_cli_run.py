@@ -43,7 +43,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dic
     (tmp_path / "toy.yaml").write_text(RECIPE, encoding="utf-8")
     noted: list[tuple[str, dict[str, Any]]] = []
 
-    def run_here(verb: str, config: Path, result: Path) -> int:
+    def run_here(verb: str, config: Path, result: Path, forked: bool) -> int:
         noted.append((config.parent.name, yaml.safe_load(config.read_text(encoding="utf-8"))))
         monkeypatch.setenv(RESULT, str(result))
         return main([verb, "--config", str(config)])
@@ -193,3 +193,19 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
     assert stopped["global_step"] == whole["global_step"] == 16
     assert stopped["state_dict"].keys() == whole["state_dict"].keys()
     assert all(torch.equal(value, whole["state_dict"][name]) for name, value in stopped["state_dict"].items())
+
+
+@pytest.mark.parametrize(
+    ("trainer", "imported_only", "forks"),
+    [
+        ({"accelerator": "cpu"}, True, True),
+        ({"accelerator": "cpu", "devices": 1, "strategy": "auto"}, True, True),
+        ({"accelerator": "cpu"}, False, False),  # torch has been used in this process
+        ({"accelerator": "cpu", "devices": 2}, True, False),  # Lightning starts the other one by the command line
+        ({"accelerator": "cpu", "strategy": "ddp"}, True, False),
+        ({"accelerator": "auto"}, True, False),  # may be a GPU, which does not survive a fork
+        ({}, True, False),
+    ],
+)
+def test_only_a_lone_process_on_the_cpu_is_forked(trainer: dict[str, Any], imported_only: bool, forks: bool) -> None:
+    assert stages._may_fork(trainer, imported_only) is (forks and sys.platform == "linux")
