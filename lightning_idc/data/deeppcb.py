@@ -165,8 +165,16 @@ class BoardPairs(PairSource):
         boxes = torch.tensor([defect.box for defect in self.defects[index]], dtype=torch.float32).reshape(-1, 1, 4)
         height, width = images.shape[1:]
         boxes = (boxes * torch.tensor([width / BOARD, height / BOARD] * 2)).repeat(1, 2, 1)
+        kinds = [defect.kind for defect in self.defects[index]]
         return PairSample(
-            self.ids[index], before, after, list(self._captions[index]), self.change_type(index), boxes, masks.clone()
+            self.ids[index],
+            before,
+            after,
+            list(self._captions[index]),
+            self.change_type(index),
+            boxes,
+            masks.clone(),
+            {"kinds": kinds},
         )
 
     def _read(self, index: int) -> tuple[Tensor, Tensor]:

@@ -1,4 +1,4 @@
-"""ObjectNaming: teach a backbone to name what stands in each cell of the grid, before any caption is read.
+"""Teach a backbone to name what stands, or what has changed, in each cell of the grid, before any caption is read.
 
 Recognising objects through the caption loss alone is slow; with labels of the objects (a renderer's, or a
 detector's) it takes seconds, and the captioner then only has to learn what changed and how to say it.
@@ -47,7 +47,11 @@ class ObjectNaming(LightningModule):
         self.optimizer, self.schedule = optimizer, schedule
         self.classes = list(classes)
         self.backbone = build_backbone(backbone, pretrained_backbone)
-        self.head = nn.Conv2d(self.backbone.width, sum(self.classes), 1)
+        self.head = self.build_head()
+
+    def build_head(self) -> nn.Module:
+        """What turns the grid into logits; subclasses may look at more than one image."""
+        return nn.Conv2d(self.backbone.width, sum(self.classes), 1)
 
     def forward(self, images: Tensor) -> list[Tensor]:
         """Logits per attribute, ``(N, classes, g, g)``."""
@@ -90,3 +94,19 @@ class ObjectNaming(LightningModule):
         steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
         scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+class ChangeNaming(ObjectNaming):
+    """Names what changed per cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
+
+    One linear layer reads before, after and their difference, as the captioner's fusion will: what it can name lies
+    open in the backbone's features. Label 0 says that nothing changed in the cell, -100 that nobody knows.
+    """
+
+    def build_head(self) -> nn.Module:
+        return nn.Conv2d(3 * self.backbone.width, sum(self.classes), 1)
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits per attribute, ``(B, classes, g, g)``."""
+        before, after = self.backbone(images.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+        return list(self.head(torch.cat([before, after, after - before], 1)).split(self.classes, 1))
