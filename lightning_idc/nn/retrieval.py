@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from lightning_idc.pairs import PairError
 
+PLACES = (1, 5, 10)
+
 
 @runtime_checkable
 class PairTextEncoder(Protocol):
@@ -61,7 +63,7 @@ def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
     return 1 + ((similarity >= best) & ~relevant).sum(1)
 
 
-def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
+def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = PLACES) -> dict[str, float]:
     """Percentage of queries with a relevant candidate among the first k: ``{"R@1": ..., "R@5": ..., "R@10": ...}``.
 
     Args:
@@ -72,5 +74,29 @@ def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = (1, 
     Raises:
         PairError: a query has no relevant candidate.
     """
-    found = ranks(similarity, relevant)
+    return _recall(ranks(similarity, relevant), places)
+
+
+def recall_of_pairs(pairs: Tensor, captions: Tensor, relevant: Tensor, rows: int = 1024) -> dict[str, dict[str, float]]:
+    """:func:`recall_at` in both directions: ``{"pair_to_text": {...}, "text_to_pair": {...}}``.
+
+    Args:
+        pairs: unit vectors ``(P, D)``.
+        captions: unit vectors ``(C, D)`` of distinct captions.
+        relevant: bool ``(P, C)``, True where a pair has the caption as a reference.
+        rows: queries looked at together; bounds the memory.
+    """
+
+    def recall(queries: Tensor, candidates: Tensor, answers: Tensor) -> dict[str, float]:
+        parts = zip(queries.split(rows), answers.split(rows), strict=True)
+        found = torch.cat([ranks(part @ candidates.T, wanted) for part, wanted in parts])
+        return _recall(found, PLACES)
+
+    return {
+        "pair_to_text": recall(pairs, captions, relevant),
+        "text_to_pair": recall(captions, pairs, relevant.T),
+    }
+
+
+def _recall(found: Tensor, places: Sequence[int]) -> dict[str, float]:
     return {f"R@{k}": 100 * (found <= k).double().mean().item() for k in places}

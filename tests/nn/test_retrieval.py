@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_idc.nn.retrieval import ranks, recall_at, symmetric_cross_entropy
+from lightning_idc.nn.retrieval import ranks, recall_at, recall_of_pairs, symmetric_cross_entropy
 from lightning_idc.pairs import PairError
 
 
@@ -48,3 +48,16 @@ def test_a_constant_similarity_finds_nothing() -> None:
 def test_a_query_without_an_answer_is_named() -> None:
     with pytest.raises(PairError, match=r"\[1\]"):
         recall_at(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
+
+
+def test_both_directions_in_parts_equal_the_whole_matrix() -> None:
+    generator = torch.Generator().manual_seed(2)
+    pairs, captions = torch.randn(23, 6, generator=generator), torch.randn(31, 6, generator=generator)
+    relevant = torch.rand(23, 31, generator=generator) < 0.1
+    relevant[torch.arange(23), torch.arange(23)] = True
+    relevant[0, 23:] = True
+    similarity = pairs @ captions.T
+    assert recall_of_pairs(pairs, captions, relevant, rows=7) == {
+        "pair_to_text": recall_at(similarity, relevant),
+        "text_to_pair": recall_at(similarity.T, relevant.T),
+    }
