@@ -25,41 +25,42 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
     Raises:
         PairError: open_clip knows no such model or weights, or they are for other words.
     """
-    import open_clip
+    from open_clip.model import CLIP as OpenClip
     from open_clip.transformer import VisionTransformer
 
-    if isinstance(config, str):
-        found = open_clip.get_model_config(config)
-        if found is None:
-            raise PairError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
-        if pretrained is not None:
-            return _pretrained(config, vocabulary, pretrained)
-        config = found
-    elif pretrained is not None:
-        raise PairError("pretrained weights belong to a model of open_clip: give its name, not a configuration")
-    text = {**config["text_cfg"], "vocab_size": len(vocabulary)}
-    try:
-        clip = open_clip.CLIP(**{**config, "text_cfg": text})
-    except TypeError as error:
-        raise PairError(f"this is no configuration of open_clip's CLIP: {error}") from error
-    if not isinstance(clip.visual, VisionTransformer) or not isinstance(clip.text_projection, nn.Parameter):
+    clip = _random(config, vocabulary) if pretrained is None else _pretrained(config, vocabulary, pretrained)
+    plain = isinstance(clip, OpenClip) and isinstance(clip.visual, VisionTransformer)
+    if not plain or not isinstance(clip.text_projection, nn.Parameter):
         raise PairError("only CLIPs with open_clip's own two transformers can be opened up, for example ViT-B-32")
     return clip
 
 
-def _pretrained(name: str, vocabulary: Vocabulary, weights: str) -> Any:
+def _random(config: str | dict[str, Any], vocabulary: Vocabulary) -> Any:
     import open_clip
 
+    found: dict[str, Any] | None = open_clip.get_model_config(config) if isinstance(config, str) else config
+    if found is None:
+        raise PairError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
+    try:
+        return open_clip.CLIP(**{**found, "text_cfg": {**found["text_cfg"], "vocab_size": len(vocabulary)}})
+    except (KeyError, TypeError) as error:
+        raise PairError(f"this is no configuration of open_clip's CLIP: {error}") from error
+
+
+def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: str) -> Any:
+    import open_clip
+
+    if not isinstance(config, str):
+        raise PairError("pretrained weights belong to a model of open_clip: give its name, not a configuration")
     if not isinstance(vocabulary, ClipVocabulary):
         raise PairError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
     try:
-        clip = open_clip.create_model(name, pretrained=weights, require_pretrained=True)
+        return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
     except Exception as error:
         raise PairError(
-            f"the weights {weights!r} of {name!r} cannot be had ({error}); give a file, put them in the Hugging Face "
+            f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
             "cache, or leave `pretrained` out"
         ) from error
-    return clip
 
 
 def text_tokens(clip: Any, tokens: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +25,7 @@ from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
 from lightning_idc.nn.retrieval import PairTextEncoder, recall_at, symmetric_cross_entropy
-from lightning_idc.nn.vocabulary import SPECIALS, SpecialIds, Vocabulary, load_vocabulary
+from lightning_idc.nn.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary
 from lightning_idc.pairs import PairError, PairFeatures, PairSample
 
 QUIET: dict[str, Any] = {
@@ -179,7 +182,8 @@ def test_full_size_counts_as_in_table_5_of_namc() -> None:
 @torch.no_grad()
 def test_cached_decoding_equals_uncached() -> None:
     net = tiny_net()
-    features = net.encode(images(24))
+    net.bias.data[EOS] = 2.0
+    features = PairFeatures(3 * torch.randn(24, 10, 32, generator=torch.Generator().manual_seed(2)))
     cached, reference = greedy(net, features, 12), greedy_uncached(net, features, 12)
     assert cached.ids == reference.ids and len({len(ids) for ids in cached.ids}) > 2
     assert cached.mean_log_probs == pytest.approx(reference.mean_log_probs, abs=1e-5)
@@ -247,6 +251,29 @@ def test_wrong_sizes_and_settings_are_refused() -> None:
 
 
 # ---- both stages -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.dist
+def test_two_processes_adapt_and_measure_as_one(tmp_path: Path) -> None:
+    found = []
+    for processes in (1, 2):
+        here = Path(__file__).parent
+        paths = os.pathsep.join([str(here.parents[1]), str(here)])
+        done = subprocess.run(
+            [sys.executable, str(here / "clip4idc_processes.py"), str(processes), str(tmp_path / f"{processes}.pt")],
+            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
+    one, two = found
+    assert one["metrics"].keys() == two["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}
+    for name, value in one["metrics"].items():
+        assert name.startswith("train/") or two["metrics"][name] == pytest.approx(value, abs=1e-4), name
+    for name, value in one["weights"].items():
+        torch.testing.assert_close(two["weights"][name], value, rtol=1e-4, atol=2e-6, msg=name)
 
 
 @pytest.fixture(scope="module")

@@ -43,7 +43,7 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         schedule: multiplier of the learning rate over the run.
     """
 
-    net: PairClip | None
+    net: PairClip | None  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -113,12 +113,17 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         turns = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
         return [own[turn % len(own)] for own, turn in zip(captions, turns, strict=True)]
 
+    def _gathered(self, part: Tensor) -> Tensor:
+        whole = self.all_gather(part, sync_grads=True)
+        assert isinstance(whole, Tensor)
+        return whole.flatten(0, 1)
+
     def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
         pairs = self.embed_pairs(batch["images"])
         texts = self.embed_captions(self._captions_of_epoch(batch["ids"], batch["captions"]))
         if self.trainer.world_size > 1:
             # every process scores all pairs against all captions; gradients flow back to where they came from
-            pairs, texts = (self.all_gather(part, sync_grads=True).flatten(0, 1) for part in (pairs, texts))
+            pairs, texts = self._gathered(pairs), self._gathered(texts)
         loss = symmetric_cross_entropy(self._built.scale * pairs @ texts.T)
         if not torch.isfinite(loss):
             raise PairError(
