@@ -205,6 +205,8 @@ class Clip4Idc(PairCaptioner):
         heads: attention heads of these layers.
         dropout: share of activations and attention weights dropped in them.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
+        max_length: most tokens of a generated caption; as many as CLIP's text tower takes when None and no captions
+            were seen.
         options: of :class:`~lightning_idc.captioner.PairCaptioner`.
     """
 
@@ -220,9 +222,10 @@ class Clip4Idc(PairCaptioner):
         heads: int = 8,
         dropout: float = 0.1,
         vocabulary: list[str] | str | None = CLIP,
+        max_length: int | None = MOST_TOKENS,
         **options: Any,
     ) -> None:
-        super().__init__(vocabulary=vocabulary, **options)
+        super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
         # a checkpoint brings all weights, so it must not ask for these files again
         for name in ("encoder_weights", "pretrained"):
             self.hparams.pop(name, None)
@@ -232,7 +235,12 @@ class Clip4Idc(PairCaptioner):
         start = super().load_start()
         encoder = self._start[1]
         if start is None and encoder is not None:
-            self.hparams["vocabulary"] = read_checkpoint(encoder)["hyper_parameters"]["vocabulary"]
+            words = read_checkpoint(encoder).get("hyper_parameters", {}).get("vocabulary")
+            if words is None:
+                raise PairError(
+                    f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
+                )
+            self.hparams["vocabulary"] = words
         return start
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
@@ -241,13 +249,12 @@ class Clip4Idc(PairCaptioner):
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
         if weights is not None:
             load_encoder(encoder, weights)
-        if options["max_length"] is None:
-            options["max_length"] = MOST_TOKENS
+        # a vocabulary that is given, as CLIP's is, leaves these open
         data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
         if options["no_change_captions"] is None and isinstance(data, ProvidesCaptions):
             options["no_change_captions"] = data.no_change_captions()
-        if options["image_size"] is None:
-            options["image_size"] = tuple(encoder.clip.visual.image_size)
+        options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
+        options["max_length"] = options["max_length"] or encoder.clip.context_length
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
 
 
