@@ -63,7 +63,7 @@ class PairClip(nn.Module):
         if tuple(images.shape[-2:]) != expected:
             raise PairError(
                 f"this CLIP takes images of {expected[0]}x{expected[1]}, not {images.shape[-2]}x{images.shape[-1]}; "
-                f"set the data module's `image_size`"
+                "set the data module's `image_size`"
             )
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
