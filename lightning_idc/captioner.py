@@ -26,7 +26,7 @@ from lightning_idc.addon import (
 from lightning_idc.checkpoint import LoadsAndSaves
 from lightning_idc.evaluation import Evaluation
 from lightning_idc.nn.decoding import Decoded, beam_search, greedy
-from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.pairs import Caption, PairBatch, PairError, PairFeatures, PairSample, stack_images
 from lightning_idc.schedules import Constant, Schedule
 
@@ -60,7 +60,7 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
             ``addons.<name>``.
-        vocabulary: words with their special tokens; made from the training captions when None.
+        vocabulary: words with their special tokens, or ``clip``; made from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
         init_from: checkpoint whose weights (and vocabulary) training starts from.
@@ -78,7 +78,7 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         max_length: int | None = None,
         num_beams: int = 1,
         learning_rates: dict[str, float] | None = None,
-        vocabulary: list[str] | None = None,
+        vocabulary: list[str] | str | None = None,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
         init_from: str | None = None,
@@ -140,7 +140,9 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         beams = num_beams or self.hparams["num_beams"]
         with gathered(net):  # captions of different length would make processes wait for each other
             decoded: Decoded = (
-                greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
+                greedy(net, features, length, vocabulary.special)
+                if beams == 1
+                else beam_search(net, features, length, beams, special=vocabulary.special)
             )
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         return [
@@ -266,7 +268,7 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
             self.hparams["image_size"] = self.hparams["image_size"] or data.image_size
             longest = max(len(vocabulary.encode(caption)) for caption in captions)
             self.hparams["max_length"] = self.hparams["max_length"] or longest
-        self.vocabulary = Vocabulary(self.hparams["vocabulary"])
+        self.vocabulary = load_vocabulary(self.hparams["vocabulary"])
         self.net = self.build_net(self.vocabulary)
         if start is not None:
             self.load_state_dict(start)

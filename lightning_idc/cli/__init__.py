@@ -18,6 +18,7 @@ VERBS = {
     "describe": ("describe", "say what changed between two images"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
+    "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),
     "doctor": ("doctor", "look at this installation"),
 }
 

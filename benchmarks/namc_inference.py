@@ -1,0 +1,176 @@
+"""How many tokens a second do full-size captioners write, with random weights and the same greedy decoding?
+
+    python benchmarks/namc_inference.py [--batches 1 8] [--tokens 32] [--runs 3] [--device cpu] [--columns ...]
+                                        [--out results/namc_inference.json]
+
+NAMC's Table 5 gives 1789 tokens per second for CLIP4IDC and 2249 for NAMC, without a protocol. Here every caption has
+exactly ``--tokens`` tokens (the end token is made impossible), so that all columns do the same work, and looking at
+the pairs is timed apart from writing. Columns:
+
+- ``clip4idc``: our decoding, with cached keys and values.
+- ``clip4idc_official``: what the official greedy loop does, on the same weights: it also encodes an (empty) text, reads
+  the image tokens anew for every word, and runs the decoder over the whole prefix each time. Its words must be ours.
+
+Wall seconds, the columns by turns, the best of all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.nn.decoding import greedy
+from lightning_idc.nn.vocabulary import SpecialIds, load_vocabulary
+from lightning_idc.pairs import PairFeatures
+
+NEVER = -1e4
+
+
+@dataclass
+class Column:
+    """One captioner and its way to decode.
+
+    Args:
+        net: full size, random weights, unable to end a caption.
+        special: ids of its vocabulary.
+        decode: ids ``(B, tokens)`` from its features.
+        size: height and width of its images.
+    """
+
+    net: nn.Module
+    special: SpecialIds
+    decode: Callable[[Any, PairFeatures, int, SpecialIds], list[list[int]]]
+    size: int = 224
+
+
+def cached(net: Any, features: PairFeatures, tokens: int, special: SpecialIds) -> list[list[int]]:
+    """Our greedy decoding."""
+    return greedy(net, features, tokens, special).ids
+
+
+@torch.no_grad()
+def clip4idc_official(net: Any, features: PairFeatures, tokens: int, special: SpecialIds) -> list[list[int]]:
+    """The official loop: nothing is kept from one word to the next."""
+    count, device = len(features), features.memory.device
+    net.encoder.embed_tokens(torch.tensor([[special.bos, special.eos]], device=device).expand(count, -1))
+    said = torch.full((count, 1), special.bos, device=device)
+    for _ in range(tokens):
+        logits = net.logits(features, said[:, None])[:, 0, -1]
+        said = torch.cat([said, logits.argmax(-1, keepdim=True)], 1)
+    return said[:, 1:].tolist()
+
+
+def clip4idc() -> tuple[nn.Module, SpecialIds]:
+    """CLIP4IDC as its recipe trains it: ViT-B/32, 3 + 3 layers."""
+    from lightning_idc.methods.clip4idc.module import Clip4Idc
+
+    torch.manual_seed(0)
+    model = Clip4Idc()
+    model.build()
+    net, special = model.net, load_vocabulary("clip").special
+    assert net is not None
+    net.eval()
+    net.bias.data[list({special.eos, *special.never_said})] = NEVER  # type: ignore[index,union-attr]
+    return net, special
+
+
+def columns(device: str) -> dict[str, Column]:
+    """All captioners; those of one network share it."""
+    net, special = clip4idc()
+    net.to(device)
+    return {
+        "clip4idc": Column(net, special, cached),
+        "clip4idc_official": Column(net, special, clip4idc_official),
+    }
+
+
+def timed(work: Callable[[], Any], device: str) -> tuple[float, Any]:
+    """Wall seconds and the result; waits for the accelerator, which the usual measurements do not."""
+    if device != "cpu":
+        torch.cuda.synchronize()
+    began = time.perf_counter()
+    with torch.no_grad():
+        result = work()
+    if device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter() - began, result
+
+
+def compare(wanted: dict[str, Column], batch: int, tokens: int, runs: int, device: str) -> dict[str, Any]:
+    """Seconds and tokens per second of all columns for one size of batch."""
+    generator = torch.Generator().manual_seed(1)
+    pictures: dict[int, Tensor] = {
+        size: torch.randint(0, 256, (batch, 2, 3, size, size), dtype=torch.uint8, generator=generator).to(device)
+        for size in {column.size for column in wanted.values()}
+    }
+    look: dict[str, list[float]] = {name: [] for name in wanted}
+    write: dict[str, list[float]] = {name: [] for name in wanted}
+    said: dict[str, list[list[int]]] = {}
+    for run in range(runs + 1):
+        for name, column in wanted.items():
+            images, net = pictures[column.size], column.net
+            seconds, features = timed(lambda net=net, images=images: net.encode(images), device)  # type: ignore[misc]
+            more, said[name] = timed(
+                lambda column=column, features=features: column.decode(  # type: ignore[misc]
+                    column.net, features, tokens, column.special
+                ),
+                device,
+            )
+            if run:  # the first one is not measured
+                look[name].append(seconds)
+                write[name].append(more)
+    for name, ids in said.items():
+        assert all(len(row) == tokens for row in ids), f"{name} ended a caption"
+        pair = name.removesuffix("_official")
+        assert ids == said.get(pair, ids), f"{name} and {pair} write different words"
+    return {
+        name: {
+            "parameters_million": round(sum(p.numel() for p in column.net.parameters()) / 1e6, 2),
+            "look_s": min(look[name]),
+            "write_s": min(write[name]),
+            "tokens_per_s": batch * tokens / (min(look[name]) + min(write[name])),
+            "tokens_per_s_writing": batch * tokens / min(write[name]),
+        }
+        for name, column in wanted.items()
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batches", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--tokens", type=int, default=32)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--columns", nargs="+")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    from environment import describe
+
+    known = columns(options.device)
+    wanted = {name: known[name] for name in options.columns or known}
+    result: dict[str, Any] = {
+        "question": "tokens per second of full-size captioners with random weights, greedy, all captions equally long",
+        "tokens": options.tokens,
+        "runs": options.runs,
+        "paper_tokens_per_s": {"clip4idc": 1789.44, "namc": 2248.53},
+        "batches": {
+            batch: compare(wanted, batch, options.tokens, options.runs, options.device) for batch in options.batches
+        },
+        "environment": describe("open_clip_torch"),
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,69 @@
+"""import: official checkpoints of a method as checkpoints of this library."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.errors import PairError
+
+# method -> function(path of the official checkpoint, **options) -> module with save_pretrained
+CONVERTERS = {
+    "clip4idc": "lightning_idc.methods.clip4idc.convert.convert",
+}
+_HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
+
+Converts a checkpoint of a method's official code. OUT is a file that ends in .ckpt, to train from or to test, or a
+folder as save_pretrained writes it; `lightning-idc describe --checkpoint OUT` takes both.
+
+METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9."""
+
+
+def run(given: list[str]) -> int:
+    """The verb `import`."""
+    from lightning_idc.cli.keys import check_names, class_of, nearest
+    from lightning_idc.cli.recipe import parse_overrides
+
+    rest = given[1:]
+    wants_help = any(argument in ("-h", "--help") for argument in rest)
+    if wants_help or len(rest) < 3 or any(argument.startswith("--") for argument in rest[:3]):
+        print(_HELP, file=sys.stdout if wants_help else sys.stderr)
+        return 0 if wants_help else 2
+    method, source, target = rest[0], Path(rest[1]), Path(rest[2])
+    if method not in CONVERTERS:
+        raise PairError(f"no converter for {method!r}; {nearest(method, CONVERTERS)}")
+    if target.exists():
+        raise PairError(f"{str(target)!r} exists; name another file or folder")
+    convert = class_of(CONVERTERS[method])
+    options = parse_overrides(rest[3:])
+    check_names(options, convert, f"import {method}")
+    module = convert(source, **options)
+    if target.suffix == ".ckpt":
+        _save(module, target)
+    else:
+        module.save_pretrained(target)
+    count = sum(parameter.numel() for parameter in module.parameters())
+    print(f"{type(module).__name__} with {count / 1e6:.1f} M parameters: {target}")
+    return 0
+
+
+def _save(module: Any, target: Path) -> None:
+    """Write a module as Lightning would, without an optimizer."""
+    import lightning.pytorch as pl
+    import torch
+
+    kind = type(module)
+    checkpoint = {
+        "pytorch-lightning_version": pl.__version__,
+        "epoch": 0,
+        "global_step": 0,
+        "state_dict": module.state_dict(),
+        "hyper_parameters": dict(module.hparams),
+        "class_path": f"{kind.__module__}.{kind.__qualname__}",
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(target.name + ".partial")
+    torch.save(checkpoint, partial)
+    os.replace(partial, target)

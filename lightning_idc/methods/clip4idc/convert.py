@@ -1,0 +1,193 @@
+"""Official CLIP4IDC checkpoints (``pytorch_model.bin.*``) as modules of this library, weight by weight."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
+from lightning_idc.nn.vocabulary import CLIP
+from lightning_idc.pairs import PairError
+
+HEAD_WIDTH = 64
+"""Of the attention heads of every CLIP of OpenAI."""
+
+# parts of the official decoder that keep their shape; {kind}.layer.N is a layer of ours
+_RENAMED = {
+    "decoder.embeddings.LayerNorm.": "norm_words.",
+    "decoder.classifier.cls.predictions.transform.dense.": "transform.0.",
+    "decoder.classifier.cls.predictions.transform.LayerNorm.": "transform.2.",
+    "decoder.classifier.cls.predictions.bias": "bias",
+}
+_LAYERS = {"encoder": "memory_layers", "decoder": "decoder_layers"}
+_IN_ENCODER = {
+    "slf_attn.output.dense.": "out.",
+    "slf_attn.output.LayerNorm.": "norm_attention.",
+    "intermediate.dense.": "feed.0.",
+    "output.dense.": "feed.2.",
+    "output.LayerNorm.": "norm_feed.",
+}
+_IN_DECODER = {
+    **_IN_ENCODER,
+    "slf_attn.output.dense.": "out_self.",
+    "slf_attn.output.LayerNorm.": "norm_self.",
+    "enc_attn.output.dense.": "out_cross.",
+    "enc_attn.output.LayerNorm.": "norm_cross.",
+}
+# written twice by the official code, which shares them between the decoder and CLIP's text tower
+_SHARED = {
+    "decoder.embeddings.word_embeddings.weight": "clip.token_embedding.weight",
+    "decoder.embeddings.position_embeddings.weight": "clip.positional_embedding",
+    "decoder.classifier.cls.predictions.decoder.weight": "clip.token_embedding.weight",
+}
+_PROJECTION = re.compile(r"(slf_attn|enc_attn)\.att\.(query|key|value)\.")
+
+
+def convert(checkpoint: Path, intra_layers: int | None = None, heads: int = 8) -> Clip4Idc | Clip4IdcRetrieval:
+    """Module of an official checkpoint: Clip4Idc where it holds a decoder, Clip4IdcRetrieval otherwise.
+
+    Args:
+        checkpoint: file of the official training code.
+        intra_layers: blocks of the image tower that see one image alone, which the file does not tell; all but 3
+            when None, the official setting.
+        heads: attention heads of the decoder, which the file does not tell.
+
+    Raises:
+        PairError: the file is not such a checkpoint, or holds something that is not understood.
+    """
+    state = read_checkpoint(checkpoint)
+    return from_official(state, intra_layers, heads, name=str(checkpoint))
+
+
+def from_official(
+    state: Mapping[str, Tensor],
+    intra_layers: int | None = None,
+    heads: int = 8,
+    vocabulary: list[str] | str = CLIP,
+    name: str = "the checkpoint",
+) -> Clip4Idc | Clip4IdcRetrieval:
+    """As :func:`convert`, of a state dict with official names.
+
+    Args:
+        state: weights by name.
+        intra_layers: as for :func:`convert`.
+        heads: as for :func:`convert`.
+        vocabulary: words of the text tower; CLIP's in all official files.
+        name: of the checkpoint, for messages.
+
+    Raises:
+        PairError: a weight is missing, unknown, or differs from the one it should be shared with.
+    """
+    if "clip.visual.joint_positional_embedding" not in state:
+        raise PairError(f"{name} has no 'clip.visual.joint_positional_embedding'; expected an official CLIP4IDC file")
+    if "clip.visual.conv2.weight" in state:
+        raise PairError(f"{name} was trained with --linear_patch 3d, which is not supported; expected 2d")
+    clip = _configuration(state)
+    options: dict[str, Any] = {
+        "clip": clip,
+        "intra_layers": clip["vision_cfg"]["layers"] - 3 if intra_layers is None else intra_layers,
+        "vocabulary": vocabulary,
+    }
+    found = _encoder(state)
+    module: Clip4Idc | Clip4IdcRetrieval
+    if any(key.startswith("decoder.") for key in state):
+        layers = len({key.split(".")[3] for key in state if key.startswith("decoder.decoder.layer.")})
+        module = Clip4Idc(**options, decoder_layers=layers, heads=heads)
+        found = {f"encoder.{key}": value for key, value in found.items()} | _decoder(state, name)
+    else:
+        module = Clip4IdcRetrieval(**options)
+    module.build()
+    try:
+        module.net.load_state_dict({key: value.float() for key, value in found.items()})  # type: ignore[union-attr]
+    except RuntimeError as error:
+        raise PairError(f"{name} does not hold the weights of a CLIP4IDC: {error}") from error
+    return module.eval()
+
+
+def _configuration(state: Mapping[str, Tensor]) -> dict[str, Any]:
+    """open_clip's configuration of the CLIP inside."""
+    width, _, patch, _ = state["clip.visual.conv1.weight"].shape
+    grid = round((state["clip.visual.positional_embedding"].shape[0] - 1) ** 0.5)
+    context, text_width = state["clip.positional_embedding"].shape
+
+    def blocks(prefix: str) -> int:
+        return len({key.removeprefix(prefix).split(".")[0] for key in state if key.startswith(prefix)})
+
+    return {
+        "embed_dim": state["clip.text_projection"].shape[1],
+        "quick_gelu": True,
+        "vision_cfg": {
+            "image_size": patch * grid,
+            "layers": blocks("clip.visual.transformer.resblocks."),
+            "width": width,
+            "head_width": HEAD_WIDTH,
+            "patch_size": patch,
+        },
+        "text_cfg": {
+            "context_length": context,
+            "width": text_width,
+            "heads": text_width // HEAD_WIDTH,
+            "layers": blocks("clip.transformer.resblocks."),
+        },
+    }
+
+
+def _encoder(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    own = {key: value for key, value in state.items() if key.startswith("clip.")}
+    before, after = own.pop("clip.visual.bef_embedding"), own.pop("clip.visual.aft_embedding")
+    own["side"] = torch.stack([before, after])
+    own["joint_position"] = own.pop("clip.visual.joint_positional_embedding")
+    for part in ("weight", "bias"):
+        own[f"ln_mid.{part}"] = own.pop(f"clip.visual.ln_mid.{part}")
+    return own
+
+
+def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    projections: dict[str, dict[str, Tensor]] = {}
+    for key, value in state.items():
+        if key.startswith("clip."):
+            continue
+        if key in _SHARED:
+            if not torch.equal(value, state[_SHARED[key]]):
+                raise PairError(f"{name}: {key!r} differs from {_SHARED[key]!r}, with which it should be shared")
+            continue
+        target = _target(key)
+        if target is None:
+            raise PairError(f"{name} holds {key!r}, which CLIP4IDC has no place for")
+        match = _PROJECTION.search(target)
+        if match is None:
+            found[target] = value
+        else:
+            projections.setdefault(_PROJECTION.sub(r"\1.", target), {})[match.group(2)] = value
+    for key, parts in projections.items():
+        if "slf_attn." in key:
+            found[key.replace("slf_attn.", "qkv.")] = torch.cat([parts["query"], parts["key"], parts["value"]])
+        else:
+            found[key.replace("enc_attn.", "query.")] = parts["query"]
+            found[key.replace("enc_attn.", "key_value.")] = torch.cat([parts["key"], parts["value"]])
+    return found
+
+
+def _target(key: str) -> str | None:
+    """Our name of an official one; that of queries, keys and values still apart."""
+    for theirs, ours in _RENAMED.items():
+        if key.startswith(theirs):
+            return ours + key.removeprefix(theirs)
+    match = re.fullmatch(r"decoder\.(encoder|decoder)\.layer\.(\d+)\.(.+)", key)
+    if match is None:
+        return None
+    kind, number, rest = match.groups()
+    start = f"{_LAYERS[kind]}.{number}."
+    if _PROJECTION.match(rest):
+        return start + rest
+    for theirs, ours in (_IN_DECODER if kind == "decoder" else _IN_ENCODER).items():
+        if rest.startswith(theirs):
+            return start + ours + rest.removeprefix(theirs)
+    return None

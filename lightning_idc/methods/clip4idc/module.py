@@ -1,0 +1,275 @@
+"""Clip4IdcRetrieval adapts CLIP to pairs of images, Clip4Idc captions them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
+from lightning_idc.checkpoint import LoadsAndSaves, read_checkpoint
+from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
+from lightning_idc.nn.clip import build_clip
+from lightning_idc.nn.retrieval import recall_of_pairs, symmetric_cross_entropy
+from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
+from lightning_idc.pairs import PairError
+from lightning_idc.schedules import Constant, Schedule
+
+VIT_B_32 = "ViT-B-32-quickgelu"
+"""OpenAI's weights were trained with QuickGELU."""
+MOST_TOKENS = 32
+"""Of a caption, in the paper's code."""
+
+
+class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
+    """Adaptation stage: pairs and their captions find each other. A PairTextEncoder.
+
+    Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. The references of a pair take turns
+    from epoch to epoch. Validation and test measure recall at 1, 5 and 10 in both directions over the whole split.
+
+    Args:
+        clip: name of a configuration of open_clip, or one such configuration written out.
+        pretrained: tag or file of open_clip's weights; random weights when None.
+        intra_layers: blocks of the image tower that see one image alone.
+        vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
+        init_from: checkpoint of the same kind whose weights training starts from.
+        optimizer: makes the optimizer.
+        schedule: multiplier of the learning rate over the run.
+    """
+
+    net: PairClip | None  # type: ignore[assignment]
+
+    def __init__(
+        self,
+        clip: str | dict[str, Any] = VIT_B_32,
+        pretrained: str | None = None,
+        intra_layers: int = 9,
+        vocabulary: list[str] | str | None = CLIP,
+        init_from: str | None = None,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "pretrained"])
+        self.optimizer, self.schedule, self.init_from, self._pretrained = optimizer, schedule, init_from, pretrained
+        self.net = None
+        self._seen: dict[str, tuple[Tensor, list[str]]] = {}
+
+    # ---- a PairTextEncoder ------------------------------------------------------------------------------
+
+    def embed_pairs(self, images: Tensor) -> Tensor:
+        """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
+        return self._built.embed_pairs(images.to(self.device))
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        """Unit vectors ``(N, D)`` of captions."""
+        return self._built.embed_captions(captions)
+
+    @property
+    def _built(self) -> PairClip:
+        if self.net is None:
+            raise PairError(
+                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
+                "data module that has train_captions()"
+            )
+        return self.net
+
+    # ---- making and training ----------------------------------------------------------------------------
+
+    def build(self) -> None:
+        """Make vocabulary and network, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        if self.net is not None:
+            return
+        start = self.load_start()
+        if self.hparams["vocabulary"] is None:
+            data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
+            if not isinstance(data, ProvidesCaptions):
+                return  # a checkpoint may still bring the vocabulary
+            self.hparams["vocabulary"] = Vocabulary.build(data.train_captions()).words
+        self.net = _pair_clip(self.hparams, load_vocabulary(self.hparams["vocabulary"]), self._pretrained)
+        if start is not None:
+            self.load_state_dict(start)
+
+    def configure_model(self) -> None:
+        self.build()
+
+    def _adopt(self, hparams: dict[str, Any]) -> None:
+        self.hparams["vocabulary"] = hparams["vocabulary"]
+
+    def check_loss(self) -> None:
+        """Nothing to check before saving: training_step does not go on after a loss that is not finite."""
+
+    def _captions_of_epoch(self, ids: Sequence[str], captions: Sequence[Sequence[str]]) -> list[str]:
+        empty = [name for name, own in zip(ids, captions, strict=True) if not own]
+        if empty:
+            raise PairError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
+        # by name and epoch alone, so that neither processes nor resuming change what is drawn
+        turns = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
+        return [own[turn % len(own)] for own, turn in zip(captions, turns, strict=True)]
+
+    def _gathered(self, part: Tensor) -> Tensor:
+        whole = self.all_gather(part, sync_grads=True)
+        assert isinstance(whole, Tensor)
+        return whole.flatten(0, 1)
+
+    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
+        pairs = self.embed_pairs(batch["images"])
+        texts = self.embed_captions(self._captions_of_epoch(batch["ids"], batch["captions"]))
+        if self.trainer.world_size > 1:
+            # every process scores all pairs against all captions; gradients flow back to where they came from
+            pairs, texts = self._gathered(pairs), self._gathered(texts)
+        loss = symmetric_cross_entropy(self._built.scale * pairs @ texts.T)
+        if not torch.isfinite(loss):
+            raise PairError(
+                f"the training loss became {loss.item()} on the pairs {', '.join(batch['ids'][:8])}; lower the "
+                "learning rate or clip gradients (trainer.gradient_clip_val)"
+            )
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["ids"]))
+        return loss
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.parameters())
+        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    # ---- measuring --------------------------------------------------------------------------------------
+
+    def on_validation_epoch_start(self) -> None:
+        self._seen = {}
+
+    def on_test_epoch_start(self) -> None:
+        self._seen = {}
+
+    def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
+        pairs = self.embed_pairs(batch["images"]).float().cpu()
+        self._seen |= {name: (row, own) for name, row, own in zip(batch["ids"], pairs, batch["captions"], strict=True)}
+
+    test_step = validation_step
+
+    def on_validation_epoch_end(self) -> None:
+        self._measure("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._measure("test")
+
+    def _measure(self, split: str) -> None:
+        """Recall over all pairs of the split that have captions, gathered from all processes."""
+        seen = {name: entry for part in _all_processes(self._seen) for name, entry in part.items() if entry[1]}
+        self._seen = {}
+        if not seen:
+            return
+        references = [seen[name][1] for name in sorted(seen)]
+        texts = sorted({caption for own in references for caption in own})
+        captions = torch.cat(
+            [self.embed_captions(texts[start : start + 256]).float().cpu() for start in range(0, len(texts), 256)]
+        )
+        places = {text: place for place, text in enumerate(texts)}
+        relevant = torch.zeros(len(seen), len(texts), dtype=torch.bool)
+        for row, own in enumerate(references):
+            relevant[row, [places[caption] for caption in own]] = True
+        pairs = torch.stack([seen[name][0] for name in sorted(seen)])
+        for direction, recalls in recall_of_pairs(pairs, captions, relevant).items():
+            for name, value in recalls.items():
+                self.log(f"{split}/{direction}/{name}", value, prog_bar=name == "R@5")
+
+
+def _all_processes(own: Any) -> list[Any]:
+    """The object of every process."""
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return [own]
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, own)
+    return found
+
+
+def _pair_clip(hparams: Mapping[str, Any], vocabulary: Vocabulary, pretrained: str | None) -> PairClip:
+    return PairClip(build_clip(hparams["clip"], vocabulary, pretrained), vocabulary, hparams["intra_layers"])
+
+
+class Clip4Idc(PairCaptioner):
+    """Captioning stage: a decoder on top of the adapted encoder.
+
+    Args:
+        clip: name of a configuration of open_clip, or one such configuration written out.
+        pretrained: tag or file of open_clip's weights; random weights when None.
+        encoder_weights: checkpoint of Clip4IdcRetrieval or Clip4Idc that the encoder, with its vocabulary, starts from.
+        intra_layers: blocks of the image tower that see one image alone.
+        decoder_layers: layers that read the tokens, and as many that write.
+        heads: attention heads of these layers.
+        dropout: share of activations and attention weights dropped in them.
+        vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
+        max_length: most tokens of a generated caption; as many as CLIP's text tower takes when None and no captions
+            were seen.
+        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+    """
+
+    vision_modules = ("net.encoder",)
+
+    def __init__(
+        self,
+        clip: str | dict[str, Any] = VIT_B_32,
+        pretrained: str | None = None,
+        encoder_weights: str | None = None,
+        intra_layers: int = 9,
+        decoder_layers: int = 3,
+        heads: int = 8,
+        dropout: float = 0.1,
+        vocabulary: list[str] | str | None = CLIP,
+        max_length: int | None = MOST_TOKENS,
+        **options: Any,
+    ) -> None:
+        super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
+        # a checkpoint brings all weights, so it must not ask for these files again
+        for name in ("encoder_weights", "pretrained"):
+            self.hparams.pop(name, None)
+        self._start = (pretrained, encoder_weights)
+
+    def load_start(self) -> dict[str, Tensor] | None:
+        start = super().load_start()
+        encoder = self._start[1]
+        if start is None and encoder is not None:
+            words = read_checkpoint(encoder).get("hyper_parameters", {}).get("vocabulary")
+            if words is None:
+                raise PairError(
+                    f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
+                )
+            self.hparams["vocabulary"] = words
+        return start
+
+    def build_net(self, vocabulary: Vocabulary) -> nn.Module:
+        options = self.hparams
+        pretrained, weights = self._start
+        encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
+        if weights is not None:
+            load_encoder(encoder, weights)
+        # a vocabulary that is given, as CLIP's is, leaves these open
+        data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
+        if options["no_change_captions"] is None and isinstance(data, ProvidesCaptions):
+            options["no_change_captions"] = data.no_change_captions()
+        options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
+        options["max_length"] = options["max_length"] or encoder.clip.context_length
+        return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
+
+
+def load_encoder(encoder: PairClip, checkpoint: str | Path) -> None:
+    """Load the encoder of a checkpoint of Clip4IdcRetrieval or Clip4Idc, strictly.
+
+    Raises:
+        PairError: the checkpoint is missing or holds another encoder.
+    """
+    state = read_checkpoint(checkpoint)["state_dict"]
+    prefix = "net.encoder." if "net.encoder.side" in state else "net."
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if "side" not in own:
+        raise PairError(f"{str(checkpoint)!r} holds no encoder; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc")
+    try:
+        encoder.load_state_dict(own)
+    except RuntimeError as error:
+        raise PairError(f"{str(checkpoint)!r} holds another encoder: {error}") from error

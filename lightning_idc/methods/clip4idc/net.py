@@ -1,0 +1,259 @@
+"""CLIP4IDC (Guo et al., AACL 2022): CLIP that looks at both images jointly, and a decoder tied to its text tower.
+
+The first blocks of CLIP's image tower see each image alone ("intra"), the last ones the tokens of both. Two stages
+share this encoder: retrieval between pairs and captions adapts it, captioning adds the decoder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, pad_texts, text_tokens
+from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.pairs import PairError, PairFeatures
+
+BERT_EPS = 1e-12
+LARGEST_SCALE = 100.0
+"""CLIP never scales cosines by more."""
+
+
+class PairClip(nn.Module):
+    """Embeds pairs of images and captions in one space; a PairTextEncoder.
+
+    Args:
+        clip: an open_clip CLIP with a vision transformer.
+        vocabulary: words of its text tower.
+        intra_layers: blocks of the image tower that see one image alone; the others see both.
+
+    Raises:
+        PairError: the image tower has too few blocks.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, clip: Any, vocabulary: Vocabulary, intra_layers: int = 9) -> None:
+        super().__init__()
+        self.clip, self.vocabulary, self.intra_layers = clip, vocabulary, intra_layers
+        blocks = len(clip.visual.transformer.resblocks)
+        if not 0 <= intra_layers < blocks:
+            raise PairError(
+                f"intra_layers is {intra_layers}; expected 0 to {blocks - 1}: some block must see both images"
+            )
+        self.tokens_per_image, width = clip.visual.positional_embedding.shape
+        self.side = nn.Parameter(torch.randn(2, width) * width**-0.5)
+        self.joint_position = nn.Parameter(torch.randn(2 * self.tokens_per_image, width) * width**-0.5)
+        self.ln_mid = nn.LayerNorm(width)
+        self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1) * 255, persistent=False)
+
+    def normalized(self, images: Tensor) -> Tensor:
+        """uint8 images ``(..., 3, H, W)`` as CLIP's image tower expects them.
+
+        Raises:
+            PairError: they are not of the tower's size.
+        """
+        expected = tuple(self.clip.visual.image_size)
+        if tuple(images.shape[-2:]) != expected:
+            raise PairError(
+                f"this CLIP takes images of {expected[0]}x{expected[1]}, not {images.shape[-2]}x{images.shape[-1]}; "
+                "set the data module's `image_size`"
+            )
+        return (images.to(self.mean.dtype) - self.mean) / self.std
+
+    def look(self, pairs: Tensor) -> Tensor:
+        """Tokens of normalised pairs ``(B, 2, 3, H, W)`` in the joint space: ``(B, 2 n, D)``, before then after.
+
+        The first token of each image is its class token.
+        """
+        visual = self.clip.visual
+        x = visual.conv1(pairs.flatten(0, 1)).flatten(2).mT
+        x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
+        x = visual.ln_pre(x)
+        blocks = list(visual.transformer.resblocks)
+        for block in blocks[: self.intra_layers]:
+            x = block(x)
+        x = (x.unflatten(0, (-1, 2)) + self.side[:, None]).flatten(1, 2)
+        x = self.ln_mid(x + self.joint_position)
+        for block in blocks[self.intra_layers :]:
+            x = block(x)
+        return visual.ln_post(x) @ visual.proj
+
+    def pooled(self, tokens: Tensor) -> Tensor:
+        """Mean of the two class tokens, ``(B, D)``, not normalised."""
+        return (tokens[:, 0] + tokens[:, self.tokens_per_image]) / 2
+
+    def embed_pairs(self, images: Tensor) -> Tensor:
+        """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
+        return F.normalize(self.pooled(self.look(self.normalized(images))), dim=-1)
+
+    def embed_tokens(self, tokens: Tensor) -> Tensor:
+        """Unit vectors ``(N, D)`` of token ids ``(N, T)``, read at their end token."""
+        return F.normalize(at_end(text_tokens(self.clip, tokens), tokens, self.vocabulary.special.eos), dim=-1)
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        """Unit vectors ``(N, D)`` of captions; what exceeds the text tower's context is cut."""
+        tokens = pad_texts(captions, self.vocabulary, self.clip.context_length)
+        return self.embed_tokens(tokens.to(self.joint_position.device))
+
+    @property
+    def scale(self) -> Tensor:
+        """Learned factor of cosines."""
+        return self.clip.logit_scale.exp().clamp(max=LARGEST_SCALE)
+
+
+def _as_bias(mask: Tensor | None) -> Tensor | None:
+    """``(B, N)``, True where tokens count, for all heads and queries."""
+    return None if mask is None else mask[:, None, None]
+
+
+class PostNormEncoderLayer(EncoderLayer):
+    """As BERT's layer: normalisation after each residual, dropout on the attention weights, too."""
+
+    def forward(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        dropped = self.dropout if self.training else 0.0
+        attended = self.out(merge_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=dropped)))
+        x = self.norm_attention(x + F.dropout(attended, self.dropout, self.training))
+        return self.norm_feed(x + self.feed(x))
+
+
+class PostNormDecoderLayer(DecoderLayer):
+    """The same with causal self-attention and attention to the memory."""
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, allowed: Tensor | None = None) -> Tensor:
+        dropped = self.dropout if self.training else 0.0
+        attended = F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal, dropout_p=dropped)
+        return merge_heads(attended)
+
+    def _rest(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """Attention to the memory and feed-forward of ``(B, Q, D)``."""
+        query = split_heads(self.query(x), self.heads)
+        attended = self.out_cross(self._attend(query, *memory, allowed=_as_bias(mask)))
+        x = self.norm_cross(x + self._drop(attended))
+        return self.norm_feed(x + self.feed(x))
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        pairs, captions, length, _ = x.shape
+        x = x.flatten(0, 1)
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        x = self.norm_self(x + self._drop(self.out_self(self._attend(q, k, v, causal=True))))
+        return self._rest(x.view(pairs, captions * length, -1), memory, mask).view(pairs, captions, length, -1)
+
+    def step(
+        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
+        past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
+        x = self.norm_self(x + self.out_self(self._attend(q, *past)))
+        return self._rest(x, memory, mask), past
+
+
+class Clip4IdcNet(nn.Module):
+    """Captions pairs from the tokens of a :class:`PairClip`.
+
+    Layers of an encoder read the tokens; layer i of the decoder attends to what layer i of the encoder made. Word
+    and position embeddings are those of CLIP's text tower, whose blocks are not used and not trained here.
+
+    Args:
+        encoder: looks at pairs.
+        layers: of the encoder, and as many of the decoder.
+        heads: attention heads.
+        dropout: share of activations and attention weights dropped in training.
+
+    Raises:
+        PairError: CLIP's text tower has not the width of the joint space, so its embeddings cannot be shared.
+    """
+
+    def __init__(self, encoder: PairClip, layers: int = 3, heads: int = 8, dropout: float = 0.1) -> None:
+        super().__init__()
+        clip = encoder.clip
+        words, width = clip.token_embedding.weight.shape
+        if clip.visual.proj.shape[1] != width:
+            raise PairError(
+                f"the text tower is {width} wide and the joint space {clip.visual.proj.shape[1]}; CLIP4IDC shares the "
+                "word embeddings with its decoder, so both must be equal"
+            )
+        self.encoder = encoder
+        self.memory_layers = nn.ModuleList(
+            PostNormEncoderLayer(width, heads, 4 * width, dropout) for _ in range(layers)
+        )
+        self.decoder_layers = nn.ModuleList(
+            PostNormDecoderLayer(width, heads, 4 * width, dropout) for _ in range(layers)
+        )
+        self.norm_words = nn.LayerNorm(width)
+        self.dropout = nn.Dropout(dropout)
+        self.transform = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.LayerNorm(width))
+        for part in (self.memory_layers, self.decoder_layers, self.norm_words, self.transform):
+            part.apply(_as_bert)
+        self.bias = nn.Parameter(torch.zeros(words))
+        # parameters without a gradient would make distributed training wait for them
+        for unused in (clip.transformer, clip.ln_final):
+            unused.requires_grad_(False)
+        clip.text_projection.requires_grad_(False)
+        clip.logit_scale.requires_grad_(False)
+
+    def encode(self, images: Tensor) -> PairFeatures:
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``; all tokens of both images."""
+        tokens = self.encoder.look(self.encoder.normalized(images))
+        count = self.encoder.tokens_per_image
+        return PairFeatures(tokens, extras={"before": tokens[:, 1:count], "after": tokens[:, count + 1 :]})
+
+    def _memories(self, features: PairFeatures) -> list[tuple[Tensor, Tensor]]:
+        """Keys and values for each layer of the decoder."""
+        x, found = features.memory, []
+        for reader, writer in zip(self.memory_layers, self.decoder_layers, strict=True):
+            x = reader(x, _as_bias(features.mask))
+            found.append(writer.memory(x))  # type: ignore[operator]
+        return found
+
+    def _embed(self, tokens: Tensor, past: int) -> Tensor:
+        """Embed tokens ``(..., T)`` that follow ``past`` earlier ones."""
+        clip = self.encoder.clip
+        length = past + tokens.shape[-1]
+        if length > len(clip.positional_embedding):
+            raise PairError(
+                f"a caption of {length} tokens does not fit CLIP's {len(clip.positional_embedding)}; shorten the "
+                "captions or lower max_length"
+            )
+        return self.norm_words(clip.token_embedding(tokens) + clip.positional_embedding[past:length])
+
+    def _words(self, x: Tensor) -> Tensor:
+        return F.linear(self.transform(x), self.encoder.clip.token_embedding.weight, self.bias)
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+        x = self.dropout(self._embed(tokens, 0))
+        for layer, memory in zip(self.decoder_layers, self._memories(features), strict=True):
+            x = layer(x, memory, features.mask)
+        return self._words(x)
+
+    def start(self, features: PairFeatures) -> DecoderState:
+        """State before the first token."""
+        keys = self._memories(features)
+        return DecoderState(keys, [(key[:, :, :0], value[:, :, :0]) for key, value in keys], features.mask)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        x = self._embed(tokens[:, None], state.length)
+        past = []
+        for layer, before, memory in zip(self.decoder_layers, state.past, state.memory, strict=True):
+            x, after = layer.step(x, before, memory, state.mask)  # type: ignore[operator]
+            past.append(after)
+        state.past = past
+        return self._words(x)[:, 0]
+
+
+def _as_bert(module: nn.Module) -> None:
+    """BERT's initial weights and its epsilon."""
+    if isinstance(module, nn.Linear):
+        nn.init.normal_(module.weight, std=0.02)
+        nn.init.zeros_(module.bias)
+    elif isinstance(module, nn.LayerNorm):
+        module.eps = BERT_EPS

@@ -1,0 +1,87 @@
+"""CLIP as open_clip builds it, opened up: its configuration, its words, and all its text tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.nn.vocabulary import ClipVocabulary, Vocabulary
+from lightning_idc.pairs import PairError
+
+CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+
+def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained: str | None = None) -> Any:
+    """A CLIP of open_clip with a vision transformer, and with a text tower for a vocabulary.
+
+    Args:
+        config: name of a configuration of open_clip, or one such configuration written out.
+        vocabulary: words of the text tower; replaces the configuration's ``vocab_size``.
+        pretrained: tag or file of weights for the named configuration, as open_clip knows them; random when None.
+
+    Raises:
+        PairError: open_clip knows no such model or weights, or they are for other words.
+    """
+    from open_clip.model import CLIP as OpenClip
+    from open_clip.transformer import VisionTransformer
+
+    clip = _random(config, vocabulary) if pretrained is None else _pretrained(config, vocabulary, pretrained)
+    plain = isinstance(clip, OpenClip) and isinstance(clip.visual, VisionTransformer)
+    if not plain or not isinstance(clip.text_projection, nn.Parameter):
+        raise PairError("only CLIPs with open_clip's own two transformers can be opened up, for example ViT-B-32")
+    return clip
+
+
+def _random(config: str | dict[str, Any], vocabulary: Vocabulary) -> Any:
+    import open_clip
+
+    found: dict[str, Any] | None = open_clip.get_model_config(config) if isinstance(config, str) else config
+    if found is None:
+        raise PairError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
+    try:
+        return open_clip.CLIP(**{**found, "text_cfg": {**found["text_cfg"], "vocab_size": len(vocabulary)}})
+    except (KeyError, TypeError) as error:
+        raise PairError(f"this is no configuration of open_clip's CLIP: {error}") from error
+
+
+def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: str) -> Any:
+    import open_clip
+
+    if not isinstance(config, str):
+        raise PairError("pretrained weights belong to a model of open_clip: give its name, not a configuration")
+    if not isinstance(vocabulary, ClipVocabulary):
+        raise PairError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
+    try:
+        return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
+    except Exception as error:
+        raise PairError(
+            f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
+            "cache, or leave `pretrained` out"
+        ) from error
+
+
+def text_tokens(clip: Any, tokens: Tensor) -> Tensor:
+    """Every token of captions in the joint space, not normalised: ``(N, T)`` ids to ``(N, T, D)``."""
+    length = tokens.shape[1]
+    x = clip.token_embedding(tokens) + clip.positional_embedding[:length]
+    x = clip.transformer(x, attn_mask=clip.attn_mask[:length, :length])
+    return clip.ln_final(x) @ clip.text_projection
+
+
+def pad_texts(captions: Sequence[str], vocabulary: Vocabulary, longest: int) -> Tensor:
+    """Token ids of captions ``(N, T)``; those longer than ``longest`` are cut and end as all do, as CLIP cuts them."""
+    special = vocabulary.special
+    rows = [vocabulary.encode(caption) for caption in captions]
+    rows = [ids if len(ids) <= longest else [*ids[: longest - 1], special.eos] for ids in rows]
+    padded = torch.full((len(rows), max(map(len, rows), default=2)), special.pad)
+    for row, ids in zip(padded, rows, strict=True):
+        row[: len(ids)] = torch.tensor(ids)
+    return padded
+
+
+def at_end(x: Tensor, tokens: Tensor, end: int) -> Tensor:
+    """What stands at the first end token: ``(N, T, D)`` to ``(N, D)``."""
+    return x[torch.arange(len(x), device=x.device), (tokens == end).int().argmax(1)]
