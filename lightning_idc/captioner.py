@@ -95,7 +95,8 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         # optimizer and schedule are objects, which a checkpoint of plain types cannot hold
         self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "settle_adapters"])
         self.optimizer, self.schedule = optimizer, schedule
-        self.init_from, self._settles = init_from, settle_adapters
+        self.init_from: str | None = init_from
+        self._settles = settle_adapters
         self.net = None
         self.adapter = nn.ModuleDict()
         self.vocabulary: Vocabulary | None = None
