@@ -36,12 +36,17 @@ class TakesAdapters:
             options: plain values that it is made from.
 
         Raises:
-            PairError: another adapter has this name.
+            PairError: another adapter has this name, or the network has no place for this one.
         """
         self.build()
+        before = self.hparams["adapters"]
         self.record_adapters({name: {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": options}})
         if self.net is not None:
-            self.install_adapters()
+            try:
+                self.install_adapters()
+            except PairError:
+                self.hparams["adapters"] = before
+                raise
 
     def record_adapters(self: Any, records: dict[str, dict[str, Any]] | None) -> None:
         """Add to what the adapters are made from; one that is recorded already stays as it is.
