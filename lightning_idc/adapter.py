@@ -6,9 +6,11 @@ callback (:class:`AdapterCallback`) writes that record from YAML, and so does a 
 
 from __future__ import annotations
 
+import json
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -20,6 +22,8 @@ from torch.distributed.fsdp import FSDPModule
 from lightning_idc.checkpoint import class_named
 from lightning_idc.nn.adapter import Adapter
 from lightning_idc.pairs import PairError
+
+RECORDS = "adapters.json"
 
 
 class TakesAdapters:
@@ -92,6 +96,34 @@ class TakesAdapters:
             else:
                 records[name] = {**records[name], "settled": True}
         self.hparams["adapters"] = records or None
+
+    def save_adapters(self: Any, folder: str | Path) -> Path:
+        """Write what the adapters are made from and their weights, each in a folder of its name, and nothing else.
+
+        A LoRA's folder has the layout of peft. Settled adapters belong to the network and are not written.
+        """
+        folder = Path(folder)
+        loose = {name: adapter for name, adapter in self.adapter.items() if not adapter.settled}
+        for name, adapter in loose.items():
+            adapter.save(self.net, folder / name)
+        records = {name: self.hparams["adapters"][name] for name in loose}
+        (folder / RECORDS).write_text(json.dumps(records, indent=2), encoding="utf-8")
+        return folder
+
+    def load_adapters(self: Any, folder: str | Path) -> None:
+        """Install the adapters that :meth:`save_adapters` wrote, with their weights.
+
+        Raises:
+            PairError: the folder is not one of those, or does not fit the network.
+        """
+        folder = Path(folder)
+        if not (folder / RECORDS).is_file():
+            raise PairError(f"{str(folder)!r} has no {RECORDS}; expected a folder that save_adapters wrote")
+        records = json.loads((folder / RECORDS).read_text(encoding="utf-8"))
+        self.record_adapters(records)
+        self.install_adapters()
+        for name in records:
+            self.adapter[name].load(self.net, folder / name)
 
     @contextmanager
     def without_adapters(self: Any) -> Iterator[None]:

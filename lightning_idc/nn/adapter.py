@@ -5,8 +5,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
+from pathlib import Path
 
 from torch import nn
+
+from lightning_idc.pairs import PairError
+
+WEIGHTS = "adapter.safetensors"
 
 
 class Adapter(nn.Module):
@@ -33,6 +38,27 @@ class Adapter(nn.Module):
     def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
         """Parameters that :meth:`disabled` takes out of play, wherever they are kept."""
         return self.parameters()
+
+    def save(self, net: nn.Module, folder: Path) -> None:
+        """Write the weights into a folder of their own."""
+        from safetensors.torch import save_file
+
+        folder.mkdir(parents=True, exist_ok=True)
+        state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
+        save_file(state, folder / WEIGHTS)
+
+    def load(self, net: nn.Module, folder: Path) -> None:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            PairError: the folder holds another adapter.
+        """
+        from safetensors.torch import load_file
+
+        try:
+            self.load_state_dict(load_file(folder / WEIGHTS))
+        except RuntimeError as error:
+            raise PairError(f"{str(folder)!r} holds another adapter: {error}") from error
 
     def settle(self, net: nn.Module) -> bool:
         """Become part of the network for good.

@@ -199,6 +199,7 @@ class MDP(Adapter):
 
     def install(self, net: nn.Module) -> None:
         if isinstance(net, PairTower):
+            width = net.feature_width
             reads = list(self.reads or matching_layers(net.feature_depth))
             wrong = [layer for layer in reads if not 1 <= layer <= net.feature_depth]
             if wrong or reads[-1] != net.feature_depth or sorted(set(reads)) != reads:
@@ -206,7 +207,7 @@ class MDP(Adapter):
                     f"MDP cannot read the layers {reads}: expected rising depths from 1 to {net.feature_depth}, the "
                     "last of them included"
                 )
-            self.mdp = MultiScaleDifferentialPerception(net.feature_width, len(reads), **self.options)
+            self.mdp = MultiScaleDifferentialPerception(width, len(reads), **self.options)
             net.rewrite_features(reads, self.rewrite)
             return
         try:
@@ -216,10 +217,10 @@ class MDP(Adapter):
             raise PairError(
                 f"MDP finds no module {self.at!r} in {type(net).__name__}; set `at` to one of {paths}"
             ) from None
-        width = getattr(module, "width", None)
-        if not isinstance(width, int):
+        channels = getattr(module, "width", None)
+        if not isinstance(channels, int):
             raise PairError(f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`")
-        self.mdp = MultiScaleDifferentialPerception(width, 1, **self.options)
+        self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
         module.register_forward_hook(self.rewrite_grid)
 
     def forward(self, features: list[Tensor]) -> Tensor:

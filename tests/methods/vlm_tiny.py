@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.source import PairSource
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -103,3 +105,47 @@ def samples(count: int = 2, size: int = 48) -> list[PairSample]:
     images = torch.randint(0, 256, (count, 2, 3, size, size), generator=generator, dtype=torch.uint8)
     captions = [CAPTIONS[:3], CAPTIONS[3:], CAPTIONS[1:3]]
     return [PairSample(f"p{i}", *images[i], captions[i % 3]) for i in range(count)]
+
+
+# ---- pairs that can be learned in seconds ----------------------------------------------------------------
+
+COLORS = {"red": 0, "green": 1, "blue": 2}
+
+
+class ColorSource(PairSource):
+    """Gray pairs of which the left or right half of the second turns red, green or blue."""
+
+    def __init__(self, size: int, start: int) -> None:
+        self.ids = [f"{start + i:03d}" for i in range(size)]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def _change(self, index: int) -> tuple[str, str]:
+        number = int(self.ids[index])
+        return list(COLORS)[number % 3], ("left", "right")[number // 3 % 2]
+
+    def captions(self, index: int) -> list[str]:
+        color, side = self._change(index)
+        return [f"the {side} half turned {color}", f"now the {side} half is {color}"]
+
+    def change_type(self, index: int) -> str:
+        return self._change(index)[0]
+
+    def load(self, index: int) -> PairSample:
+        generator = torch.Generator().manual_seed(int(self.ids[index]))
+        before = torch.randint(90, 130, (3, 32, 32), generator=generator, dtype=torch.uint8)
+        after = before.clone()
+        color, side = self._change(index)
+        half = slice(0, 16) if side == "left" else slice(16, 32)
+        after[COLORS[color], :, half] += 100
+        return PairSample(self.ids[index], before, after, self.captions(index), color)
+
+
+class ColorPairs(PairDataModule):
+    def __init__(self, pairs: int = 24, **options: Any) -> None:
+        super().__init__(**options)
+        self.pairs = pairs
+
+    def source(self, split: str) -> PairSource:
+        return ColorSource(self.pairs if split == "train" else 6, 0 if split == "train" else 600)

@@ -84,6 +84,8 @@ class VLMCaptioner(PairCaptioner):
             model, processor, family = make_model(options["architecture"], options["tokenizer"])
         if options["activation_checkpointing"]:
             model.activation_checkpointing_enable()
+        for path in family.unused(model):
+            model.get_submodule(path).requires_grad_(False)
         net = VLMNet(model, processor, family, self._scoring)
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision)
         tokenizer = processor.tokenizer

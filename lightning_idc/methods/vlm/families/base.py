@@ -42,6 +42,10 @@ class Family(ABC):
         """Channels of the features at the gate."""
         return model.config.vision_config.hidden_size
 
+    def unused(self, model: Any) -> list[str]:
+        """Paths of parts that no pair ever runs through; trained, they would stop distributed training."""
+        return []
+
     @abstractmethod
     def processor(self, config: Any, tokenizer: Any) -> Any:
         """Processor for a model that was made from a configuration; fills in the configuration's token ids."""

@@ -7,20 +7,20 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.methods.vlm.families.llava_onevision import LlavaOnevision
 from lightning_idc.pairs import PairError
 
 BAR = 20  # pixels of black between the two images, as in Img-Diff
 
 
-class Llava(Family):
+class Llava(LlavaOnevision):
     """Both images in one, with a black bar of 20 pixels between them."""
 
     image_text = "<image>"
     special_tokens: ClassVar = {"image_token": "<image>"}
     images_per_pair = 1
 
-    def depth(self, model: Any) -> int:
+    def width(self, model: Any) -> int:
         raise PairError("LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision")
 
     def shown(self, images: Tensor) -> list[list[Tensor]]:

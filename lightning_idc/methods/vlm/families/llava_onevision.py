@@ -19,6 +19,11 @@ class LlavaOnevision(Family):
         layers, chosen = super().depth(model), model.config.vision_feature_layer
         return chosen if chosen >= 0 else layers + 1 + chosen
 
+    def unused(self, model: Any) -> list[str]:
+        # the features are taken in front of the last norm, or deeper inside
+        beyond = range(self.depth(model), len(model.get_submodule(self.blocks)))
+        return ["model.vision_tower.post_layernorm", *(f"{self.blocks}.{index}" for index in beyond)]
+
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import LlavaOnevisionImageProcessor, LlavaOnevisionProcessor, LlavaOnevisionVideoProcessor
 
