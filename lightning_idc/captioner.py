@@ -26,7 +26,7 @@ from lightning_idc.addon import (
 )
 from lightning_idc.checkpoint import LoadsAndSaves
 from lightning_idc.evaluation import Evaluation
-from lightning_idc.nn.decoding import WORDS, Decoded, SpecialTokens, beam_search, greedy
+from lightning_idc.nn.decoding import Decoded, beam_search, greedy
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.pairs import Caption, PairBatch, PairError, PairFeatures, PairSample, stack_images
 from lightning_idc.schedules import Constant, Schedule
@@ -53,7 +53,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
     """Trains, decodes and scores a captioner of image pairs.
 
     A small captioner writes :meth:`build_net`; one with a tokenizer or processor of its own writes
-    :meth:`make_net` and overrides :meth:`encode`, :meth:`tokenize`, :meth:`detokenize` and :meth:`collate`.
+    :meth:`make_net` and overrides :meth:`encode` and :meth:`collate`.
 
     Args:
         captions_per_pair: captions drawn per pair and step; all of them share one look at the pair.
@@ -75,8 +75,6 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
     net: nn.Module | None  # type: ignore[assignment]
     vision_modules: tuple[str, ...] = ("net.backbone",)
     """Paths of the sub-modules whose parameters form the group ``vision``."""
-    special_tokens: SpecialTokens = WORDS
-    """Ids that frame a caption."""
 
     def __init__(
         self,
@@ -146,28 +144,22 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
             num_beams: 1 decodes greedily.
             change_scores: also score the known no-change sentences.
         """
-        net, special = self._built_net, self.special_tokens
+        vocabulary, net = self._built_vocabulary, self._built_net
         length = max_length or self.hparams["max_length"]
         beams = num_beams or self.hparams["num_beams"]
         with gathered(net):  # captions of different length would make processes wait for each other
             decoded: Decoded = (
-                greedy(net, features, length, special)
-                if beams == 1
-                else beam_search(net, features, length, beams, special=special)
+                greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
             )
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         return [
-            Caption(self.detokenize(ids), log_prob, score)
+            Caption(vocabulary.decode(ids), log_prob, score)
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""
         return [self._built_vocabulary.encode(caption) for caption in captions]
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        """Caption of generated token ids, up to the end token."""
-        return self._built_vocabulary.decode(ids)
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch; runs in the data loader's workers.

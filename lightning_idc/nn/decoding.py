@@ -20,24 +20,6 @@ from lightning_idc.pairs import PairFeatures
 NEVER_SAID = (PAD, BOS, UNK)
 
 
-@dataclass(frozen=True, slots=True)
-class SpecialTokens:
-    """Ids that frame a caption; the defaults are those of a small captioner's vocabulary.
-
-    Args:
-        begin: fed before the first word.
-        end: said after the last one.
-        never: ids that are never generated.
-    """
-
-    begin: int = BOS
-    end: int = EOS
-    never: tuple[int, ...] = NEVER_SAID
-
-
-WORDS = SpecialTokens()
-
-
 class DecodingState(Protocol):
     """Everything a network remembers of the tokens so far, one row per caption in the making."""
 
@@ -74,18 +56,18 @@ class Decoded:
     mean_log_probs: list[float]
 
 
-def _next_log_probs(logits: Tensor, special: SpecialTokens = WORDS) -> Tensor:
+def _next_log_probs(logits: Tensor) -> Tensor:
     """Log-probabilities over all tokens, with those that are never said set to minus infinity.
 
     They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
     """
     log_probs = logits.float().log_softmax(-1)
-    log_probs[..., list(special.never)] = float("-inf")
+    log_probs[..., list(NEVER_SAID)] = float("-inf")
     return log_probs
 
 
 @torch.no_grad()
-def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialTokens = WORDS) -> Decoded:
+def greedy(net: CaptionNet, features: PairFeatures, max_length: int) -> Decoded:
     """Most likely next token each time, at most ``max_length`` tokens with the end token."""
     state = net.start(features)
     device = features.memory.device
@@ -94,14 +76,14 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
-    tokens = torch.full((count,), special.begin, dtype=torch.long, device=device)
+    tokens = torch.full((count,), BOS, dtype=torch.long, device=device)
     for position in range(max_length):
-        best = _next_log_probs(net.step(state, tokens), special).max(-1)
+        best = _next_log_probs(net.step(state, tokens)).max(-1)
         tokens = best.indices
         ids[rows, position] = tokens
         sums[rows] += best.values
         lengths[rows] += 1
-        going = tokens != special.end
+        going = tokens != EOS
         if position + 1 == max_length or not bool(going.any()):
             break
         if not bool(going.all()):
@@ -139,12 +121,7 @@ def _collect(ids: Tensor, lengths: Tensor, sums: Tensor) -> Decoded:
 
 
 def beam_search(
-    net: CaptionNet,
-    features: PairFeatures,
-    max_length: int,
-    beams: int,
-    length_penalty: float = 1.0,
-    special: SpecialTokens = WORDS,
+    net: CaptionNet, features: PairFeatures, max_length: int, beams: int, length_penalty: float = 1.0
 ) -> Decoded:
     """Keep the ``beams`` most likely prefixes of every pair; the best finished one by normalised log-probability.
 
@@ -154,7 +131,6 @@ def beam_search(
         max_length: most tokens, the end token included.
         beams: prefixes per pair.
         length_penalty: power of the length that the summed log-probability is divided by.
-        special: ids that frame a caption.
     """
     state = net.start(features)
 
@@ -163,7 +139,7 @@ def beam_search(
         state = state.select(origins)
         return net.step(state, tokens[:, -1])
 
-    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
+    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty)
 
 
 def beam_search_uncached(
@@ -189,16 +165,15 @@ def _beam_search(
     max_length: int,
     beams: int,
     length_penalty: float,
-    special: SpecialTokens = WORDS,
 ) -> Decoded:
     """Search; ``advance(prefixes (N, T), rows of the last call (N,))`` gives the next logits ``(N, V)``."""
     finished: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(pairs)]
-    prefixes = torch.full((pairs, 1), special.begin, dtype=torch.long, device=device)
+    prefixes = torch.full((pairs, 1), BOS, dtype=torch.long, device=device)
     owners = torch.arange(pairs, device=device)  # pair of each group of live prefixes
     sums = torch.zeros(pairs, 1, device=device)  # (live pairs, prefixes per pair)
     origins = torch.arange(pairs, device=device)
     for length in range(1, max_length + 1):
-        log_probs = _next_log_probs(advance(prefixes, origins), special)
+        log_probs = _next_log_probs(advance(prefixes, origins))
         vocabulary = log_probs.shape[-1]
         width = sums.shape[1]
         totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
@@ -216,7 +191,7 @@ def _beam_search(
             for rank, (p, t, s) in enumerate(zip(parent, token, total, strict=True)):
                 if s == float("-inf"):
                     continue
-                if t == special.end or length == max_length:
+                if t == EOS or length == max_length:
                     # an end token only counts among the best `beams` candidates, as if the beam held it
                     if rank < beams:
                         said = [*known[group * width + p][1:], t]
