@@ -27,7 +27,7 @@ from lightning_idc.addon import (
 from lightning_idc.checkpoint import LoadsAndSaves
 from lightning_idc.evaluation import Evaluation
 from lightning_idc.nn.decoding import Decoded, beam_search, greedy
-from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.pairs import Caption, PairBatch, PairError, PairFeatures, PairSample, stack_images
 from lightning_idc.schedules import Constant, Schedule
 
@@ -61,7 +61,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
             ``adapters.<name>``, ``addons.<name>``.
-        vocabulary: words with their special tokens; made from the training captions when None.
+        vocabulary: words with their special tokens, or ``clip``; made from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
         adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
@@ -82,7 +82,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         max_length: int | None = None,
         num_beams: int = 1,
         learning_rates: dict[str, float] | None = None,
-        vocabulary: list[str] | None = None,
+        vocabulary: list[str] | str | None = None,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
         adapters: dict[str, dict[str, Any]] | None = None,
@@ -149,7 +149,9 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         beams = num_beams or self.hparams["num_beams"]
         with gathered(net):  # captions of different length would make processes wait for each other
             decoded: Decoded = (
-                greedy(net, features, length) if beams == 1 else beam_search(net, features, length, beams)
+                greedy(net, features, length, vocabulary.special)
+                if beams == 1
+                else beam_search(net, features, length, beams, special=vocabulary.special)
             )
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         return [
@@ -287,7 +289,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
             self.hparams["image_size"] = self.hparams["image_size"] or data.image_size
             longest = max(len(vocabulary.encode(caption)) for caption in captions)
             self.hparams["max_length"] = self.hparams["max_length"] or longest
-        self.vocabulary = Vocabulary(self.hparams["vocabulary"])
+        self.vocabulary = load_vocabulary(self.hparams["vocabulary"])
         return self.build_net(self.vocabulary)
 
     def configure_model(self) -> None:

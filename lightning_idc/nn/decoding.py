@@ -14,10 +14,11 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from lightning_idc.nn.vocabulary import BOS, EOS, PAD, UNK
+from lightning_idc.nn.vocabulary import SpecialIds
 from lightning_idc.pairs import PairFeatures
 
-NEVER_SAID = (PAD, BOS, UNK)
+OWN = SpecialIds()
+NEVER_SAID = OWN.never_said
 
 
 class DecodingState(Protocol):
@@ -56,34 +57,34 @@ class Decoded:
     mean_log_probs: list[float]
 
 
-def _next_log_probs(logits: Tensor) -> Tensor:
+def _next_log_probs(logits: Tensor, special: SpecialIds) -> Tensor:
     """Log-probabilities over all tokens, with those that are never said set to minus infinity.
 
     They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
     """
     log_probs = logits.float().log_softmax(-1)
-    log_probs[..., list(NEVER_SAID)] = float("-inf")
+    log_probs[..., list(special.never_said)] = float("-inf")
     return log_probs
 
 
 @torch.no_grad()
-def greedy(net: CaptionNet, features: PairFeatures, max_length: int) -> Decoded:
+def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
     """Most likely next token each time, at most ``max_length`` tokens with the end token."""
     state = net.start(features)
     device = features.memory.device
     count = len(features)
-    ids = torch.full((count, max_length), PAD, dtype=torch.long, device=device)
+    ids = torch.full((count, max_length), special.pad, dtype=torch.long, device=device)
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
-    tokens = torch.full((count,), BOS, dtype=torch.long, device=device)
+    tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
     for position in range(max_length):
-        best = _next_log_probs(net.step(state, tokens)).max(-1)
+        best = _next_log_probs(net.step(state, tokens), special).max(-1)
         tokens = best.indices
         ids[rows, position] = tokens
         sums[rows] += best.values
         lengths[rows] += 1
-        going = tokens != EOS
+        going = tokens != special.eos
         if position + 1 == max_length or not bool(going.any()):
             break
         if not bool(going.all()):
@@ -93,20 +94,20 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int) -> Decoded:
 
 
 @torch.no_grad()
-def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int) -> Decoded:
+def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
     """As :func:`greedy`, but every step runs the whole decoder over the whole prefix of all pairs."""
     count, device = len(features), features.memory.device
-    tokens = torch.full((count, 1, 1), BOS, dtype=torch.long, device=device)
+    tokens = torch.full((count, 1, 1), special.bos, dtype=torch.long, device=device)
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
     for _ in range(max_length):
-        best = _next_log_probs(net.logits(features, tokens)[:, 0, -1]).max(-1)
-        chosen = torch.where(going, best.indices, PAD)
+        best = _next_log_probs(net.logits(features, tokens)[:, 0, -1], special).max(-1)
+        chosen = torch.where(going, best.indices, special.pad)
         sums += torch.where(going, best.values, 0.0)
         lengths += going
         tokens = torch.cat([tokens, chosen[:, None, None]], -1)
-        going = going & (chosen != EOS)
+        going = going & (chosen != special.eos)
         if not bool(going.any()):
             break
     return _collect(tokens[:, 0, 1:], lengths, sums)
@@ -121,7 +122,12 @@ def _collect(ids: Tensor, lengths: Tensor, sums: Tensor) -> Decoded:
 
 
 def beam_search(
-    net: CaptionNet, features: PairFeatures, max_length: int, beams: int, length_penalty: float = 1.0
+    net: CaptionNet,
+    features: PairFeatures,
+    max_length: int,
+    beams: int,
+    length_penalty: float = 1.0,
+    special: SpecialIds = OWN,
 ) -> Decoded:
     """Keep the ``beams`` most likely prefixes of every pair; the best finished one by normalised log-probability.
 
@@ -131,6 +137,7 @@ def beam_search(
         max_length: most tokens, the end token included.
         beams: prefixes per pair.
         length_penalty: power of the length that the summed log-probability is divided by.
+        special: ids of the vocabulary's special tokens.
     """
     state = net.start(features)
 
@@ -139,11 +146,16 @@ def beam_search(
         state = state.select(origins)
         return net.step(state, tokens[:, -1])
 
-    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty)
+    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
 
 
 def beam_search_uncached(
-    net: CaptionNet, features: PairFeatures, max_length: int, beams: int, length_penalty: float = 1.0
+    net: CaptionNet,
+    features: PairFeatures,
+    max_length: int,
+    beams: int,
+    length_penalty: float = 1.0,
+    special: SpecialIds = OWN,
 ) -> Decoded:
     """As :func:`beam_search`, but every step runs the whole decoder over every prefix."""
     pairs = torch.arange(len(features), device=features.memory.device)
@@ -154,7 +166,7 @@ def beam_search_uncached(
         chosen = PairFeatures(features.memory[pairs], None if features.mask is None else features.mask[pairs])
         return net.logits(chosen, tokens[:, None])[:, 0, -1]
 
-    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty)
+    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
 
 
 @torch.no_grad()
@@ -165,15 +177,16 @@ def _beam_search(
     max_length: int,
     beams: int,
     length_penalty: float,
+    special: SpecialIds,
 ) -> Decoded:
     """Search; ``advance(prefixes (N, T), rows of the last call (N,))`` gives the next logits ``(N, V)``."""
     finished: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(pairs)]
-    prefixes = torch.full((pairs, 1), BOS, dtype=torch.long, device=device)
+    prefixes = torch.full((pairs, 1), special.bos, dtype=torch.long, device=device)
     owners = torch.arange(pairs, device=device)  # pair of each group of live prefixes
     sums = torch.zeros(pairs, 1, device=device)  # (live pairs, prefixes per pair)
     origins = torch.arange(pairs, device=device)
     for length in range(1, max_length + 1):
-        log_probs = _next_log_probs(advance(prefixes, origins))
+        log_probs = _next_log_probs(advance(prefixes, origins), special)
         vocabulary = log_probs.shape[-1]
         width = sums.shape[1]
         totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
@@ -191,7 +204,7 @@ def _beam_search(
             for rank, (p, t, s) in enumerate(zip(parent, token, total, strict=True)):
                 if s == float("-inf"):
                     continue
-                if t == EOS or length == max_length:
+                if t == special.eos or length == max_length:
                     # an end token only counts among the best `beams` candidates, as if the beam held it
                     if rank < beams:
                         said = [*known[group * width + p][1:], t]

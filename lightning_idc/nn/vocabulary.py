@@ -5,11 +5,33 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import cache
+from typing import Any, NamedTuple
 
 from lightning_idc.pairs import PairError
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
+CLIP = "clip"
+"""Name of CLIP's vocabulary of sub-words, where a list of words is expected otherwise."""
+
+
+class SpecialIds(NamedTuple):
+    """Ids that decoding has to know.
+
+    Args:
+        pad: fills up short captions.
+        bos: begins a caption.
+        eos: ends it.
+        never_said: ids that are never generated.
+    """
+
+    pad: int = PAD
+    bos: int = BOS
+    eos: int = EOS
+    never_said: tuple[int, ...] = (PAD, BOS, UNK)
+
+
 _TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")
 _SPACE_BEFORE = re.compile(r"\s+([.,;:!?%)\]])")
 _SPACE_AFTER = re.compile(r"([(\[])\s+")
@@ -29,6 +51,8 @@ class Vocabulary:
     Raises:
         PairError: the special words are not in their places, or a word stands twice.
     """
+
+    special = SpecialIds()
 
     def __init__(self, words: Sequence[str]) -> None:
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
@@ -61,4 +85,52 @@ class Vocabulary:
                 break
             if index not in (PAD, BOS):
                 words.append(self.words[index])
-        return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(words)))
+        return _joined(words)
+
+
+def _joined(words: Iterable[str]) -> str:
+    return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(words)))
+
+
+@cache
+def _clip_tokenizer() -> Any:
+    from open_clip.tokenizer import SimpleTokenizer
+
+    return SimpleTokenizer()
+
+
+class ClipVocabulary(Vocabulary):
+    """CLIP's 49,408 lower-cased sub-words, as open_clip ships them; id 0 ("!") is also the padding, as in CLIP."""
+
+    def __init__(self) -> None:
+        tokenizer = _clip_tokenizer()
+        self.words = list(tokenizer.encoder)
+        begin, end = tokenizer.sot_token_id, tokenizer.eot_token_id
+        self.special = SpecialIds(0, begin, end, (0, begin))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [self.special.bos, *_clip_tokenizer().encode(text), self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        kept = []
+        for index in ids:
+            if index == self.special.eos:
+                break
+            if index not in self.special.never_said:
+                kept.append(index)
+        return _joined(_clip_tokenizer().decode(kept).split())
+
+
+def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
+    """Vocabulary of a list of words, or the one that is called ``clip``.
+
+    Raises:
+        PairError: there is none of that name, or the list is none.
+    """
+    if not isinstance(words, str):
+        return Vocabulary(words)
+    if words != CLIP:
+        raise PairError(f"no vocabulary is called {words!r}; expected {CLIP!r}, or a list of words")
+    return ClipVocabulary()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from vlm_tiny import ARCHITECTURES, captioner, samples
+from vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
 
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.scoring import cached, packed
@@ -32,7 +32,9 @@ def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Te
     net: Any = model.net
     family, processor = net.family, net.processor
     images = torch.stack([sample.before, sample.after])[None]
-    text = family.image_text * family.images_per_pair + f"\n{sample.meta.get('prompt', 'what changed?')}\n"
+    text = (
+        family.image_text * family.images_per_pair + f"\n{PROMPTS.get(sample.meta.get('part', ''), 'what changed?')}\n"
+    )
     inputs = dict(processor(text=[text], images=family.shown(images), return_tensors="pt", **family.image_options))
     answer = model.tokenize([caption])[0][1:]
     prompt = inputs["input_ids"].shape[1]
@@ -50,7 +52,7 @@ def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Te
 def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
     model = model_of(kind)
     pairs = samples(2)
-    pairs[1].meta["prompt"] = "how do the two pictures differ? name all changes."  # another length: padding
+    pairs[1].meta["part"] = "long"  # a prompt of another length: padding
     batch = model.collate(pairs)
     found = model.log_probs(model.encode(batch), batch.tokens)
     assert (found[..., 0] == 0).all()
@@ -91,9 +93,9 @@ def test_both_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: 
 def test_decoding_with_a_cache_equals_recomputing_every_prefix(kind: str, beams: int) -> None:
     model = model_of(kind)
     pairs = samples(3)
-    pairs[0].meta["prompt"] = "a longer question: what is not the same?"
+    pairs[0].meta["part"] = "long"
     net: Any = model.net
-    special = model.special_tokens
+    special = model.vocabulary.special  # type: ignore[union-attr]
     with torch.no_grad():
         features = model.encode(model.collate(pairs))
         if beams == 1:

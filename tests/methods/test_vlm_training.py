@@ -179,14 +179,14 @@ def test_an_unknown_family_names_the_known_ones() -> None:
         VLMCaptioner(architecture={"model_type": "bert"}, tokenizer="{}").build()
 
 
-def test_a_prompt_of_the_pair_wins_over_the_recipe_s() -> None:
+def test_parts_of_a_mixture_have_prompts_of_their_own() -> None:
     model = captioner("llava_onevision")
     plain, asked = samples()
-    asked.meta["prompt"] = "and now?"
+    asked.meta["part"] = "long"
     tokenizer = model.net.processor.tokenizer  # type: ignore[union-attr]
     inputs = model.collate([plain, asked]).model_inputs
     texts = [tokenizer.decode(row[mask]) for row, mask in zip(*inputs.values(), strict=True)]
-    assert "what changed?" in texts[0] and "and now?" in texts[1]
+    assert "what changed?" in texts[0] and "how do the two pictures differ" in texts[1]
 
 
 def test_a_chat_template_frames_the_question() -> None:

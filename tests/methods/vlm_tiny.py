@@ -78,6 +78,7 @@ CAPTIONS = [
     "the cylinder is gone",
     "someone painted the big metal ball blue and added two rubber cubes",
 ]
+PROMPTS = {"long": "how do the two pictures differ? name all changes."}
 
 
 def architecture(model_type: str) -> dict[str, Any]:
@@ -90,7 +91,7 @@ def tokenizer(model_type: str) -> str:
 
 def captioner(model_type: str, **options: Any) -> VLMCaptioner:
     torch.manual_seed(0)
-    options = {"prompt": "what changed?", "captions_per_pair": 3, "max_length": 6, **options}
+    options = {"prompt": "what changed?", "prompts": PROMPTS, "captions_per_pair": 3, "max_length": 6, **options}
     model = VLMCaptioner(architecture=architecture(model_type), tokenizer=tokenizer(model_type), **options)
     model.build()
     # the usual initialisation says nearly the same everywhere, which would hide a wrong mask or position

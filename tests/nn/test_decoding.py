@@ -9,7 +9,7 @@ import torch
 
 from lightning_idc.nn.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
 from lightning_idc.nn.transformer import Decoder, DecoderState
-from lightning_idc.nn.vocabulary import BOS, EOS
+from lightning_idc.nn.vocabulary import BOS, EOS, SpecialIds
 from lightning_idc.pairs import PairFeatures
 
 
@@ -146,3 +146,17 @@ def test_decoding_stops_when_all_have_ended() -> None:
     for found in (greedy(net, features, 14), greedy_uncached(net, features, 14), beam_search(net, features, 14, 3)):
         assert found.ids == [[EOS]] * 3
         assert found.mean_log_probs == pytest.approx([0.0] * 3, abs=1e-4)
+
+
+def test_special_ids_may_stand_anywhere() -> None:
+    net, features = TextNet(30, end=2.0), look(20)
+    moved = SpecialIds(pad=29, bos=28, eos=27, never_said=(29, 28, 26))
+    order = torch.arange(30)
+    order[[29, 28, 27, 26, 0, 1, 2, 3]] = torch.tensor([0, 1, 2, 3, 29, 28, 27, 26])
+    other = TextNet(30, end=2.0)
+    other.decoder.embedding.weight.data = net.decoder.embedding.weight.data[order]
+    other.decoder.bias.data = net.decoder.bias.data[order]
+    for search, options in ((greedy, ()), (greedy_uncached, ()), (beam_search, (3,)), (beam_search_uncached, (3,))):
+        expected = search(net, features, 12, *options)  # type: ignore[operator]
+        found = search(other, features, 12, *options, special=moved)  # type: ignore[operator]
+        assert [[order[i].item() for i in ids] for ids in found.ids] == expected.ids

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, Vocabulary, words_of
+from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, Vocabulary, load_vocabulary, words_of
 from lightning_idc.pairs import PairError
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
@@ -72,3 +72,19 @@ def test_hyphens_and_apostrophes_stay_inside_words() -> None:
         "px",
         "?",
     ]
+
+
+def test_clips_vocabulary_is_open_clips() -> None:
+    import open_clip
+
+    clip = load_vocabulary("clip")
+    text = "The SHINY red cube's moved (left)."
+    ids = clip.encode(text)
+    assert len(clip) == 49408 and ids == open_clip.tokenize([text])[0, : len(ids)].tolist()
+    assert (ids[0], ids[-1]) == (clip.special.bos, clip.special.eos) == (49406, 49407)
+    assert clip.decode([*ids, *clip.encode("not this")[1:]]) == "the shiny red cube 's moved (left)."
+
+
+def test_an_unknown_vocabulary_is_named() -> None:
+    with pytest.raises(PairError, match="'bert'"):
+        load_vocabulary("bert")

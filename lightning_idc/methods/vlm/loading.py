@@ -10,6 +10,7 @@ import torch
 
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.nn.vocabulary import SpecialIds, Vocabulary
 from lightning_idc.pairs import PairError
 
 PAD, END = "<pad>", "<end>"
@@ -109,3 +110,26 @@ def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     config.text_config.eos_token_id = tokenizer.eos_token_id
     processor = family.processor(config, tokenizer)
     return AutoModelForImageTextToText.from_config(config), processor, family
+
+
+class TokenizerVocabulary(Vocabulary):
+    """The tokenizer of a transformers model; a caption begins behind its prompt, so its begin token is never read.
+
+    Args:
+        tokenizer: the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        end = tokenizer.eos_token_id
+        padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.special = SpecialIds(padding, padding, end, tuple(sorted(set(tokenizer.all_special_ids) - {end})))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [self.special.bos, *self.tokenizer(text, add_special_tokens=False).input_ids, self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

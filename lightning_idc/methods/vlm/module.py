@@ -12,10 +12,9 @@ from torch import nn
 from lightning_idc.addon import shard
 from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.loading import load_model, make_model, train_tokenizer
+from lightning_idc.methods.vlm.loading import TokenizerVocabulary, load_model, make_model, train_tokenizer
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.scoring import Scoring, cached, packed
-from lightning_idc.nn.decoding import SpecialTokens
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
 
 PROMPT = "What changed from the first image to the second?"
@@ -28,7 +27,8 @@ class VLMCaptioner(PairCaptioner):
     Args:
         model: folder or hub id of the model; None to make one from ``architecture``.
         architecture: transformers configuration of a random model, ``model_type`` included.
-        prompt: what is asked after the two images; ``meta["prompt"]`` of a pair wins over it.
+        prompt: what is asked after the two images.
+        prompts: what is asked about pairs of the parts of a mixture, by ``meta["part"]``.
         scoring: ``packed`` or ``cached``, the two exact ways of ``scoring.py``.
         activation_checkpointing: compute activations twice instead of keeping them.
         dtype: of the loaded weights, for example ``bfloat16``; Lightning's precision may change it afterwards.
@@ -46,6 +46,7 @@ class VLMCaptioner(PairCaptioner):
         model: str | None = None,
         architecture: dict[str, Any] | None = None,
         prompt: str = PROMPT,
+        prompts: dict[str, str] | None = None,
         scoring: str = "packed",
         activation_checkpointing: bool = False,
         dtype: str = "float32",
@@ -79,7 +80,7 @@ class VLMCaptioner(PairCaptioner):
                 if not isinstance(data, ProvidesCaptions):
                     return None  # a checkpoint may still bring the tokenizer
                 special = family_of(options["architecture"].get("model_type")).special_tokens.values()
-                texts = [*data.train_captions(), options["prompt"]]
+                texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
                 options["tokenizer"] = train_tokenizer(texts, options["tokenizer_size"], special)
             model, processor, family = make_model(options["architecture"], options["tokenizer"])
         if options["activation_checkpointing"]:
@@ -88,14 +89,10 @@ class VLMCaptioner(PairCaptioner):
             model.get_submodule(path).requires_grad_(False)
         net = VLMNet(model, processor, family, self._scoring)
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision)
-        tokenizer = processor.tokenizer
-        self.special_tokens = SpecialTokens(begin=0, end=tokenizer.eos_token_id, never=_never(tokenizer))
+        self.vocabulary = vocabulary = TokenizerVocabulary(processor.tokenizer)
         if options["max_length"] is None:
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
-            lengths = (
-                [len(ids) + 1 for ids in tokenizer(captions, add_special_tokens=False).input_ids] if captions else []
-            )
-            options["max_length"] = max(lengths, default=LONGEST)
+            options["max_length"] = max((len(vocabulary.encode(text)) - 1 for text in captions), default=LONGEST)
         return net.train(self.training)
 
     def configure_model(self) -> None:
@@ -111,23 +108,14 @@ class VLMCaptioner(PairCaptioner):
         inputs = batch.model_inputs
         return self._built_net.encode(batch.images, inputs["prompt_ids"], inputs["prompt_mask"])
 
-    def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
-        tokenizer, special = self._built_net.processor.tokenizer, self.special_tokens
-        if not captions:
-            return []
-        found = tokenizer(list(captions), add_special_tokens=False).input_ids
-        return [[special.begin, *ids, special.end] for ids in found]
-
-    def detokenize(self, ids: Sequence[int]) -> str:
-        return self._built_net.processor.tokenizer.decode(ids, skip_special_tokens=True).strip()
-
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
         height, width = batch.images.shape[-2:]
-        asked = [sample.meta.get("prompt", self.hparams["prompt"]) for sample in samples]
+        by_part = self.hparams["prompts"] or {}
+        asked = [by_part.get(sample.meta.get("part", ""), self.hparams["prompt"]) for sample in samples]
         prompts = [self.prompt_ids(prompt, height, width) for prompt in asked]
         longest = max(map(len, prompts))
-        padding = self._built_net.processor.tokenizer.pad_token_id or 0
+        padding = self._built_vocabulary.special.pad
         # padded on the left, so that every answer starts right behind its prompt
         ids = torch.tensor([[padding] * (longest - len(row)) + row for row in prompts])
         lengths = torch.tensor([len(row) for row in prompts])
@@ -167,8 +155,3 @@ class VLMCaptioner(PairCaptioner):
         net.model.save_pretrained(folder)
         net.processor.save_pretrained(folder)
         return Path(folder)
-
-
-def _never(tokenizer: Any) -> tuple[int, ...]:
-    """Special tokens other than the end, which no caption holds."""
-    return tuple(sorted(set(tokenizer.all_special_ids) - {tokenizer.eos_token_id}))
