@@ -119,11 +119,17 @@ def gathered(module: nn.Module) -> Iterator[None]:
     if not isinstance(module, FSDPModule):
         yield
         return
-    module.unshard()
+    units = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    # a unit that gives its weights back after each call would ask the other processes for them at the next
+    module.set_reshard_after_forward(False)
+    for unit in units:
+        unit.unshard()
     try:
         yield
     finally:
-        module.reshard()
+        module.set_reshard_after_forward(True)
+        for unit in units:
+            unit.reshard()
 
 
 def addons_of(host: LightningModule) -> dict[str, Addon]:

@@ -11,6 +11,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_idc.adapter import TakesAdapters
 from lightning_idc.addon import (
     ADDON_METHODS,
     TrainingStep,
@@ -48,22 +49,25 @@ class ProvidesCaptions(Protocol):
     def no_change_captions(self) -> list[str]: ...
 
 
-class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
+class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
     """Trains, decodes and scores a captioner of image pairs.
 
-    A small captioner writes :meth:`build_net`; one with a tokenizer or processor of its own overrides
-    :meth:`encode`, :meth:`log_probs`, :meth:`generate` and :meth:`collate`.
+    A small captioner writes :meth:`build_net`; one with a tokenizer or processor of its own writes
+    :meth:`make_net` and overrides :meth:`encode` and :meth:`collate`.
 
     Args:
         captions_per_pair: captions drawn per pair and step; all of them share one look at the pair.
         max_length: most tokens of a generated caption; the longest training caption when None.
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
-            ``addons.<name>``.
+            ``adapters.<name>``, ``addons.<name>``.
         vocabulary: words with their special tokens, or ``clip``; made from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
-        init_from: checkpoint whose weights (and vocabulary) training starts from.
+        adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
+        init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
+        settle_adapters: make the adapters of ``init_from`` part of the network, so that switching off those that
+            come later gives back what training started from.
         optimizer: makes the optimizer from parameter groups.
         schedule: multiplier of the learning rate over the run.
     """
@@ -81,15 +85,20 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
         vocabulary: list[str] | str | None = None,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
+        adapters: dict[str, dict[str, Any]] | None = None,
         init_from: str | None = None,
+        settle_adapters: bool = False,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
         # optimizer and schedule are objects, which a checkpoint of plain types cannot hold
-        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from"])
-        self.optimizer, self.schedule, self.init_from = optimizer, schedule, init_from
+        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "settle_adapters"])
+        self.optimizer, self.schedule = optimizer, schedule
+        self.init_from: str | None = init_from
+        self._settles = settle_adapters
         self.net = None
+        self.adapter = nn.ModuleDict()
         self.vocabulary: Vocabulary | None = None
         self._doubtful: tuple[Tensor, list[str]] | None = None
         self.register_load_state_dict_pre_hook(reconcile_addons)
@@ -250,15 +259,27 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
     # ---- making, sharding, optimising -------------------------------------------------------------------
 
     def build(self) -> None:
-        """Make vocabulary and network, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        """Make the network with its adapters, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        if self.net is None:
+            wanted, self.hparams["adapters"] = self.hparams["adapters"], None
+            start = self.load_start()
+            self.net = self.make_net()
+            if self.net is not None and start is not None:
+                self.install_adapters()  # those that the weights belong to
+                self.load_state_dict(start)
+                if self._settles:
+                    self.settle_adapters()
+            self.record_adapters(wanted)
         if self.net is not None:
-            return
-        start = self.load_start()
+            self.install_adapters()
+
+    def make_net(self) -> nn.Module | None:
+        """Make the network; None while it cannot be known, as a checkpoint may still bring its vocabulary."""
         words = self.hparams["vocabulary"]
         if words is None:
             data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
             if not isinstance(data, ProvidesCaptions):
-                return  # a checkpoint may still bring the vocabulary
+                return None
             captions = data.train_captions()
             if not captions:
                 raise PairError("the training split has no captions; a captioner needs some to learn its words from")
@@ -269,19 +290,19 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
             longest = max(len(vocabulary.encode(caption)) for caption in captions)
             self.hparams["max_length"] = self.hparams["max_length"] or longest
         self.vocabulary = load_vocabulary(self.hparams["vocabulary"])
-        self.net = self.build_net(self.vocabulary)
-        if start is not None:
-            self.load_state_dict(start)
+        return self.build_net(self.vocabulary)
 
     def configure_model(self) -> None:
         self.build()
         if self.device_mesh is not None and self.net is not None:
             shard(self.net, self.device_mesh, NET_METHODS)
+            for adapter in self.adapter.values():
+                shard(adapter, self.device_mesh, ())
             for addon in addons_of(self).values():
                 shard(addon, self.device_mesh, ADDON_METHODS)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
-        """Trainable parameters by name of group: ``vision``, ``language``, ``addons.<name>``."""
+        """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
         groups: dict[str, list[nn.Parameter]] = {}
         for path, parameter in self.named_parameters():
             if parameter.requires_grad:
@@ -294,6 +315,8 @@ class PairCaptioner(LoadsAndSaves, Evaluation, LightningModule):
     def _group_of(self, path: str) -> str:
         if path.startswith("aux_addons."):
             return f"addons.{path.split('.')[1]}"
+        if path.startswith("adapter."):
+            return f"adapters.{path.split('.')[1]}"
         return "vision" if path.startswith(tuple(f"{module}." for module in self.vision_modules)) else "language"
 
     def configure_optimizers(self) -> Any:

@@ -69,7 +69,7 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     if class_path is None:
         raise PairError(f"{str(path)!r} is no checkpoint of a PairCaptioner")
     return (
-        _class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
+        class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
     )
 
 
@@ -79,7 +79,7 @@ class LoadsAndSaves:
     _rng: dict[str, Any] | None = None
 
     def load_start(self: Any) -> dict[str, Tensor] | None:
-        """Weights that ``init_from`` names, taking over its vocabulary; None without it."""
+        """Weights that ``init_from`` names, taking over its vocabulary and adapters; None without it."""
         if self.init_from is None:
             return None
         checkpoint = read_checkpoint(self.init_from)
@@ -90,6 +90,7 @@ class LoadsAndSaves:
         for name in ("vocabulary", "no_change_captions", "image_size", "max_length"):
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
+        self.record_adapters(hparams.get("adapters"))
 
     def on_save_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
         self.check_loss()
@@ -106,13 +107,17 @@ class LoadsAndSaves:
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
         hparams = checkpoint.get("hyper_parameters", {})
         words = hparams.get("vocabulary")
-        if words is not None and (self.net is None or words != self.hparams["vocabulary"]):
+        if self.net is None or (words is not None and words != self.hparams["vocabulary"]):
             # the words that the weights were trained on win over those of the data at hand
             self._adopt(hparams)
-            self.net = None
+            self.net, self.init_from = None, None  # the checkpoint brings all weights
+            self.adapter.clear()
             self.build()
-            if self._trainer is not None and self.device_mesh is None:
-                self.net.to(self.device)  # type: ignore[union-attr]
+            if self.net is not None and self._trainer is not None and self.device_mesh is None:
+                self.net.to(self.device)
+        elif hparams.get("adapters"):
+            self.record_adapters(hparams["adapters"])
+            self.install_adapters()
         self._rng = {"states": checkpoint.get("rng")}
 
     def on_train_start(self: Any) -> None:
@@ -159,22 +164,24 @@ class LoadsAndSaves:
             if not (folder / name).is_file():
                 raise PairError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        kind = _class_named(config["class_path"], cls)
+        kind = class_named(config["class_path"], cls)
         model = kind(**config["init_args"])
         model.build()
         model.load_state_dict(load_file(folder / WEIGHTS))
         return model.eval()
 
 
-def _class_named(path: str, base: type) -> Any:
+def class_named(path: str, base: type) -> Any:
     """Class of a config: ``base`` itself, a subclass that is already imported, or one of this library."""
-    if path == f"{base.__module__}.{base.__qualname__}":
-        return base
-    module, _, name = path.rpartition(".")
+    module = path.rpartition(".")[0]
     if module.split(".")[0] == "lightning_idc":
-        found = vars(importlib.import_module(module)).get(name)
-        if isinstance(found, type) and issubclass(found, base):
-            return found
+        importlib.import_module(module)
+    known = [base]
+    for kind in known:
+        if path == f"{kind.__module__}.{kind.__qualname__}":
+            return kind
+        known += kind.__subclasses__()
     raise PairError(
-        f"the folder holds a {path}, which is no {base.__qualname__} of this library; load it with that class"
+        f"the checkpoint holds a {path}, which is no {base.__qualname__} of this library; import the module of that "
+        "class first"
     )

@@ -1,7 +1,9 @@
-"""The smallest captioner, add-on and data: all that a user has to write, and what the contract tests run on."""
+"""The smallest captioner, add-on, adapter and data: all a user has to write, and what the contract tests run on."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -12,6 +14,7 @@ from lightning_idc.addon import Addon, AddonCallback, TrainingStep
 from lightning_idc.captioner import PairCaptioner
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
+from lightning_idc.nn.adapter import Adapter
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.pairs import PairFeatures, PairSample
 
@@ -104,6 +107,43 @@ class CrudeObjective(Addon):
 class CrudeObjectiveCallback(AddonCallback):
     def build(self, host: LightningModule) -> Addon:
         return CrudeObjective()
+
+
+# ---- an adapter -----------------------------------------------------------------------------------------
+
+
+class Shift(Adapter):
+    """Adds a learned vector to the output of ``backbone``."""
+
+    def __init__(self, width: int = 16, merges: bool = False) -> None:
+        super().__init__()
+        self.merges, self.on = merges, True
+        self.shift = nn.Parameter(torch.zeros(width))
+        self.start = nn.Parameter(torch.rand(1))
+
+    def install(self, net: nn.Module) -> None:
+        net.get_submodule("backbone").register_forward_hook(self.add)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + (self.start - self.start.detach()) + self.shift
+
+    def add(self, module: nn.Module, inputs: object, output: Tensor) -> Tensor:
+        return self(output) if self.on else output
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        self.on = False
+        try:
+            yield
+        finally:
+            self.on = True
+
+    def settle(self, net: nn.Module) -> bool:
+        if self.merges:
+            net.get_submodule("backbone").bias.data += self.shift.data
+            self.on = False
+            return True
+        return super().settle(net)
 
 
 # ---- data ------------------------------------------------------------------------------------------------

@@ -10,7 +10,9 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from test_addons import QUIET, CrudeObjectiveCallback, _Quiet
-from tiny import TinyCaptioner, TinyPairs
+from tiny import Shift, TinyCaptioner, TinyPairs
+
+from lightning_idc.adapter import AdapterCallback
 
 
 def main(kind: str, out: Path) -> None:
@@ -32,7 +34,7 @@ def main(kind: str, out: Path) -> None:
         strategy=strategy[kind],
         devices=processes,
         max_epochs=3,
-        callbacks=[_Quiet("color"), CrudeObjectiveCallback("crude", weight=0.0)],
+        callbacks=[AdapterCallback("shift", Shift), _Quiet("color"), CrudeObjectiveCallback("crude", weight=0.0)],
         default_root_dir=out,
         enable_checkpointing=False,
         **QUIET,

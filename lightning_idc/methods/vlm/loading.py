@@ -1,0 +1,135 @@
+"""Where a vision-language model comes from: a folder, the Hugging Face cache or hub, or a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_idc.methods.vlm.families import family_of
+from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.nn.vocabulary import SpecialIds, Vocabulary
+from lightning_idc.pairs import PairError
+
+PAD, END = "<pad>", "<end>"
+
+
+def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Family]:
+    """Model, processor and family of a folder or hub id.
+
+    Raises:
+        PairError: it is not there, lacks weights, or is of an unknown family.
+    """
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
+
+    _find(name)
+    family = family_of(AutoConfig.from_pretrained(name).model_type)
+    model, info = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise PairError(
+            f"{name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
+            f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
+        )
+    processor = AutoProcessor.from_pretrained(name)
+    return model, processor, family
+
+
+def _find(name: str) -> None:
+    """Fail at once where a model can be had neither from a folder nor from the cache nor from the hub."""
+    if Path(name).is_dir():
+        return
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        snapshot_download(name, local_files_only=True)
+        return
+    except Exception:
+        pass
+    try:
+        # one short question: transformers itself would try every file again and again
+        HfApi().model_info(name, timeout=5)
+    except Exception as error:
+        raise PairError(
+            f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
+            f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
+            "(HF_HOME) or give the path of the folder"
+        ) from error
+
+
+def train_tokenizer(texts: Iterable[str], size: int, special_tokens: Iterable[str]) -> str:
+    """Byte-level BPE tokenizer learned from texts, as the JSON text that rebuilds it.
+
+    Args:
+        texts: sentences.
+        size: most tokens.
+        special_tokens: tokens that are never split, after padding and end.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size,
+        special_tokens=[PAD, END, *special_tokens],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    return tokenizer.to_str()
+
+
+def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, Any, Family]:
+    """Random model of a transformers configuration, with a processor for it.
+
+    Args:
+        architecture: what ``AutoConfig`` takes, ``model_type`` included; sizes of the vocabulary are filled in.
+        tokenizer_json: tokenizer as :func:`train_tokenizer` gives it.
+
+    Raises:
+        PairError: the model type is missing or unknown.
+    """
+    from tokenizers import Tokenizer
+    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+
+    options = dict(architecture)
+    family = family_of(options.pop("model_type", "of no model_type"))
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(tokenizer_json),
+        pad_token=PAD,
+        eos_token=END,
+        # given here and not set afterwards, since only these are kept when a tokenizer is saved
+        extra_special_tokens=family.special_tokens,
+    )
+    config = AutoConfig.for_model(architecture["model_type"], **options)
+    config.text_config.vocab_size = len(tokenizer)
+    config.text_config.pad_token_id = tokenizer.pad_token_id
+    config.text_config.eos_token_id = tokenizer.eos_token_id
+    processor = family.processor(config, tokenizer)
+    return AutoModelForImageTextToText.from_config(config), processor, family
+
+
+class TokenizerVocabulary(Vocabulary):
+    """The tokenizer of a transformers model; a caption begins behind its prompt, so its begin token is never read.
+
+    Args:
+        tokenizer: the tokenizer.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer = tokenizer
+        self.words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        end = tokenizer.eos_token_id
+        padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
+        self.special = SpecialIds(padding, padding, end, tuple(sorted(set(tokenizer.all_special_ids) - {end})))
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        return [self.special.bos, *self.tokenizer(text, add_special_tokens=False).input_ids, self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

@@ -1,0 +1,187 @@
+"""Every family: our one look and shared prompt against the stock model run the plain way, decoding, MDP."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
+
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.scoring import cached, packed
+from lightning_idc.nn.decoding import beam_search, greedy
+from lightning_idc.nn.mdp import MDP
+from lightning_idc.pairs import PairError, PairFeatures, PairSample
+
+FAMILIES = list(ARCHITECTURES)
+
+
+@cache
+def model_of(kind: str) -> VLMCaptioner:
+    if kind == "smolvlm":
+        pytest.importorskip("num2words")
+    return captioner(kind)
+
+
+def plain_log_probs(model: VLMCaptioner, sample: PairSample, caption: str) -> Tensor:
+    """Log-probabilities of one caption from the stock forward pass over pixels, by the processor's own inputs."""
+    net: Any = model.net
+    family, processor = net.family, net.processor
+    images = torch.stack([sample.before, sample.after])[None]
+    text = (
+        family.image_text * family.images_per_pair + f"\n{PROMPTS.get(sample.meta.get('part', ''), 'what changed?')}\n"
+    )
+    inputs = dict(processor(text=[text], images=family.shown(images), return_tensors="pt", **family.image_options))
+    answer = model.tokenize([caption])[0][1:]
+    prompt = inputs["input_ids"].shape[1]
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([answer])], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "mm_token_type_ids" in inputs:
+        kinds = (inputs["input_ids"] == net.model.config.image_token_id).int()
+        assert torch.equal(kinds[:, :prompt], inputs["mm_token_type_ids"])
+        inputs["mm_token_type_ids"] = kinds
+    logits = net.model(**inputs).logits[0, prompt - 1 : -1]
+    return logits.log_softmax(-1).gather(-1, torch.tensor(answer)[:, None])[:, 0]
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
+    model = model_of(kind)
+    pairs = samples(2)
+    pairs[1].meta["part"] = "long"  # a prompt of another length: padding
+    batch = model.collate(pairs)
+    found = model.log_probs(model.encode(batch), batch.tokens)
+    assert (found[..., 0] == 0).all()
+    for b, sample in enumerate(pairs):
+        for k, caption in enumerate(sample.captions):
+            expected = plain_log_probs(model, sample, caption)
+            torch.testing.assert_close(found[b, k, 1 : len(expected) + 1], expected, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_both_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: str) -> None:
+    model = model_of(kind)
+    pairs = samples(1)
+    batch = model.collate(pairs)
+    ours = [p for name, p in model.net.named_parameters()]  # type: ignore[union-attr]
+
+    def gradients(loss: Tensor) -> list[Tensor]:
+        model.zero_grad()
+        loss.backward()
+        return [torch.zeros_like(p) if p.grad is None else p.grad.clone() for p in ours]
+
+    captions = pairs[0].captions
+    expected = gradients(torch.stack([plain_log_probs(model, pairs[0], c).sum() for c in captions]).sum())
+    assert any(g.abs().max() > 1e-3 for g in expected)
+    scale = max(g.abs().max() for g in expected)
+    for way in (packed, cached):
+        model.net.scoring = way  # type: ignore[union-attr]
+        try:
+            score = model.score(model.encode(batch), batch.tokens, batch.caption_mask).sum()
+        finally:
+            model.net.scoring = packed  # type: ignore[union-attr]
+        for name, mine, right in zip(dict(model.net.named_parameters()), gradients(score), expected, strict=True):  # type: ignore[union-attr]
+            torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way.__name__} {name}")
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_decoding_with_a_cache_equals_recomputing_every_prefix(kind: str, beams: int) -> None:
+    model = model_of(kind)
+    pairs = samples(3)
+    pairs[0].meta["part"] = "long"
+    net: Any = model.net
+    special = model.vocabulary.special  # type: ignore[union-attr]
+    with torch.no_grad():
+        features = model.encode(model.collate(pairs))
+        if beams == 1:
+            fast, slow = greedy(net, features, 5, special), greedy(Uncached(net), features, 5, special)
+        else:
+            fast = beam_search(net, features, 5, beams, special=special)
+            slow = beam_search(Uncached(net), features, 5, beams, special=special)
+    assert fast.ids == slow.ids
+    torch.testing.assert_close(torch.tensor(fast.mean_log_probs), torch.tensor(slow.mean_log_probs))
+
+
+@dataclass
+class Prefixes:
+    features: PairFeatures
+    tokens: Tensor
+
+    def select(self, rows: Tensor) -> Prefixes:
+        extras = {name: value[rows] for name, value in self.features.extras.items()}
+        return Prefixes(PairFeatures(self.features.memory[rows], extras=extras), self.tokens[rows])
+
+
+class Uncached:
+    """The same network without its cache: every step scores the whole prefix anew."""
+
+    def __init__(self, net: Any) -> None:
+        self.net = net
+
+    def start(self, features: PairFeatures) -> Prefixes:
+        return Prefixes(features, torch.zeros(len(features), 0, dtype=torch.long))
+
+    def step(self, state: Prefixes, tokens: Tensor) -> Tensor:
+        state.tokens = torch.cat([state.tokens, tokens[:, None]], 1)
+        return self.net.logits(state.features, state.tokens[:, None])[:, 0, -1]
+
+
+@pytest.mark.parametrize("kind", [name for name in FAMILIES if name != "llava"])
+def test_mdp_changes_nothing_until_it_has_learned(kind: str) -> None:
+    model = captioner(kind)
+    batch = model.collate(samples(2))
+    with torch.no_grad():
+        before = model.encode(batch).memory
+        model.add_adapter("mdp", MDP)
+        assert torch.equal(model.encode(batch).memory, before)
+        nn.init.normal_(model.adapter["mdp"].mdp.out.weight)
+        changed = model.encode(batch).memory
+        with model.without_adapters():
+            assert torch.equal(model.encode(batch).memory, before)
+    images = (changed - before).unflatten(1, (2, -1)).abs().amax((0, 2, 3))
+    assert (images > 1e-3).all(), "both images must change"
+    model.caption_loss(model.encode(batch), batch).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapter.parameters())
+
+
+@pytest.mark.parametrize("kind", [name for name in FAMILIES if name != "llava"])
+def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
+    """The difference of a pair of equal images is the same in any company, and swapping a pair swaps its features."""
+    model = captioner(kind)
+    model.add_adapter("mdp", MDP)
+    nn.init.normal_(model.adapter["mdp"].mdp.out.weight)
+    # a symmetric combination of the gated images, so that swapping them swaps what comes out
+    for part in model.adapter["mdp"].mdp.scales:
+        part.combine.weight.data[:, : part.combine.out_features] = part.combine.weight.data.chunk(3, -1)[1]
+        part.combine.weight.data.chunk(3, -1)[2].zero_()
+        part.score[0].weight.data.chunk(3, -1)[0].copy_(part.score[0].weight.data.chunk(3, -1)[1])
+    one, two = samples(2)
+    swapped = PairSample("swapped", one.after, one.before)
+    with torch.no_grad():
+        together = model.encode(model.collate([two, one, swapped])).memory
+        alone = model.encode(model.collate([one])).memory
+    torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
+    first, second = together[1].unflatten(0, (2, -1))
+    torch.testing.assert_close(together[2].unflatten(0, (2, -1)), torch.stack([second, first]), rtol=1e-4, atol=1e-4)
+
+
+def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
+    model = model_of("llava")
+    (one,) = samples(1)
+    ((wide,),) = model.net.family.shown(torch.stack([one.before, one.after])[None])  # type: ignore[union-attr]
+    assert wide.shape == (3, 48, 48 + 20 + 48)
+    assert torch.equal(wide[..., :48], one.before) and torch.equal(wide[..., 68:], one.after)
+    assert not wide[..., 48:68].any()
+    with pytest.raises(PairError, match="cannot tell apart"):
+        model.add_adapter("mdp", MDP)
+    assert model.hparams["adapters"] is None and not model.adapter
+
+
+def test_layers_that_are_not_there_are_named() -> None:
+    with pytest.raises(PairError, match="rising depths from 1 to 4"):
+        captioner("llava_onevision").add_adapter("mdp", MDP, layers=[2, 5])
