@@ -11,6 +11,17 @@ MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
     "folder": "lightning_idc.data.folder.FolderPairs",
     "deeppcb": "lightning_idc.data.deeppcb.DeepPCB",
+    "birds_to_words": "lightning_idc.data.birds_to_words.BirdsToWords",
+    "clevr_change": "lightning_idc.data.clevr_change.CLEVRChange",
+    "clevr_dc": "lightning_idc.data.clevr_dc.CLEVRDC",
+    "hf_table": "lightning_idc.data.hf_table.HuggingFaceTable",
+    "image_editing_request": "lightning_idc.data.image_editing_request.ImageEditingRequest",
+    "img_diff": "lightning_idc.data.img_diff.ImgDiff",
+    "instructpix2pix": "lightning_idc.data.instructpix2pix.InstructPix2Pix",
+    "levir_cc": "lightning_idc.data.levir_cc.LEVIRCC",
+    "magicbrush": "lightning_idc.data.magicbrush.MagicBrush",
+    "omnidiff": "lightning_idc.data.omnidiff.OmniDiff",
+    "spot_the_diff": "lightning_idc.data.spot_the_diff.SpotTheDiff",
 }
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
@@ -39,7 +50,7 @@ def _ls() -> int:
     from lightning_idc.cli.keys import class_of
 
     for name, path in MODULES.items():
-        print(f"{name:<10} {path}\n{'':<10} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
+        print(f"{name:<22} {path}\n{'':<22} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
     return 0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 
 from lightning_idc.data.loading import PairDataset, PairLoader, Transform
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
+from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample, stack_images
 
 Split = Literal["train", "val", "test", "predict"]
@@ -28,6 +29,7 @@ class PairDataModule(LightningDataModule):
         transform: applied to training pairs after resizing.
         seed: of order, transforms and drawn captions.
         limit: keep only the first pairs of every split.
+        interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
     """
 
     def __init__(
@@ -38,8 +40,12 @@ class PairDataModule(LightningDataModule):
         transform: Transform | None = None,
         seed: int = 0,
         limit: int | None = None,
+        interpolation: Interpolation = "bilinear",
     ) -> None:
         super().__init__()
+        if interpolation not in get_args(Interpolation):
+            raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
+        self.interpolation: Interpolation = interpolation
         self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
         self.image_size: tuple[int, int] | None = (
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
@@ -97,19 +103,23 @@ class PairDataModule(LightningDataModule):
         from lightning_idc.data.transforms import Resize
 
         training = split == "train"
-        transforms: list[Transform] = [Resize(self.image_size)] if self.image_size else []
+        transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
         if training and self.transform is not None:
             transforms.append(self.transform)
         source = self.pairs_of(split)
         return PairLoader(
             PairDataset(source, transforms, self.seed, drawn=training),
-            PairSampler(len(source), shuffle=training, seed=self.seed),
+            self.sampler(split, source),
             self.batch_size,
             num_workers=self.num_workers,
             collate_fn=self._collate(),
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
+
+    def sampler(self, split: Split, source: PairSource) -> PairSampler:
+        """Order of the pairs of a split."""
+        return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
 
     def _collate(self) -> Any:
         from lightning_idc.captioner import PairCaptioner
