@@ -123,7 +123,9 @@ def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation = 
     """Resize uint8 ``(3, H, W)`` to height and width, antialiased as PIL does; the aspect is not kept."""
     if tuple(image.shape[1:]) == tuple(size):
         return image
-    scaled = F.interpolate(image[None].float(), size=size, mode=interpolation, antialias=True, align_corners=False)
+    # bytes throughout where values overshoot, since PIL cuts them off between its two passes
+    pixels = image[None] if interpolation == "bicubic" else image[None].float()
+    scaled = F.interpolate(pixels, size=size, mode=interpolation, antialias=True, align_corners=False)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
 

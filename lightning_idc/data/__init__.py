@@ -43,16 +43,16 @@ _HOMES = {
     "SyntheticPairs": "synthetic",
 }
 __all__ = [
+    "CLEVRDC",
+    "LEVIRCC",
     "BirdsToWords",
     "CLEVRChange",
-    "CLEVRDC",
     "DeepPCB",
     "FolderPairs",
     "HuggingFaceTable",
     "ImageEditingRequest",
     "ImgDiff",
     "InstructPix2Pix",
-    "LEVIRCC",
     "MagicBrush",
     "Mixture",
     "OmniDiff",

@@ -199,7 +199,11 @@ class Benchmark(PairDataModule):
         expected, found = self.expected(name), self.found(name)
         if not expected.differs(found):
             return None
-        return f"{self.title} {name}: expected {expected}; found {found}"
+        return f"{self.heading()} {name}: expected {expected}; found {found}"
+
+    def heading(self) -> str:
+        """Name of the benchmark, and what of it these arguments choose."""
+        return self.title
 
     def layout_error(self, missing: Sequence[str]) -> LayoutError:
         """The error that shows the layout, what of it is missing, and what to do."""

@@ -24,6 +24,7 @@ def look_through_benchmark(data: Benchmark) -> list[str]:
     problems: dict[str, None] = {}
     readable: list[Split] = []
     incomplete = False
+    print(data.heading(), flush=True)
     for split in LABELLED:
         try:
             records, expected = data.records(split), data.expected(split)

@@ -9,6 +9,7 @@ from typing import Any, Literal, get_args
 from lightning.pytorch import LightningDataModule
 
 from lightning_idc.data.loading import PairDataset, PairLoader, Transform
+from lightning_idc.data.robustness import Corrupted, Corruption
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
 from lightning_idc.images import Interpolation
@@ -30,6 +31,7 @@ class PairDataModule(LightningDataModule):
         seed: of order, transforms and drawn captions.
         limit: keep only the first pairs of every split.
         interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
+        corruption: of the captions or images of some splits, to test robustness with.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class PairDataModule(LightningDataModule):
         seed: int = 0,
         limit: int | None = None,
         interpolation: Interpolation = "bilinear",
+        corruption: Corruption | None = None,
     ) -> None:
         super().__init__()
         if interpolation not in get_args(Interpolation):
@@ -50,7 +53,7 @@ class PairDataModule(LightningDataModule):
         self.image_size: tuple[int, int] | None = (
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
-        self.transform = transform
+        self.transform, self.corruption = transform, corruption
         self._sources: dict[str, PairSource] = {}
 
     @abstractmethod
@@ -73,7 +76,11 @@ class PairDataModule(LightningDataModule):
                 raise PairError(
                     f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
                 )
-            self._sources[split] = source if self.limit is None else FirstPairs(source, self.limit)
+            if self.limit is not None:
+                source = FirstPairs(source, self.limit)
+            if self.corruption is not None and split in self.corruption.splits:
+                source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
+            self._sources[split] = source
         return self._sources[split]
 
     def train_captions(self) -> list[str]:

@@ -96,7 +96,7 @@ class TableSource(PairSource):
         return PairSample(self.ids[index], images[0], images[1], list(self._captions[index]), self._kinds[index])
 
     def _image(self, value: Any, where: str) -> Any:
-        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (None, value)
+        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
         if isinstance(data, bytes):
             return read_image_bytes(data, where)
         if isinstance(path, str) and self._folder is not None:

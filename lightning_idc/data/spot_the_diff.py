@@ -97,6 +97,9 @@ annotations/val.json, test.json"""
         pairs = RECORDS if entry else PAIRS
         return Counts(pairs[split], SENTENCES[split], EMPTY[split], silent[split], RECORDS[split])
 
+    def heading(self) -> str:
+        return f"{self.title} ({self.grouping})"
+
     def found(self, split: Split) -> Counts:
         self.records(split)
         return self._found[split]

@@ -9,16 +9,24 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from PIL import Image
 
 from lightning_idc.data.benchmark import Benchmark, Counts, LayoutError
 from lightning_idc.data.birds_to_words import BirdsToWords
 from lightning_idc.data.clevr_change import CLEVRChange
 from lightning_idc.data.image_editing_request import ImageEditingRequest
 from lightning_idc.data.levir_cc import LEVIRCC
+from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.magicbrush import MagicBrush
+from lightning_idc.data.sampling import Draw
+from lightning_idc.data.sides import swap_sides
 from lightning_idc.data.spot_the_diff import SpotTheDiff
-from lightning_idc.pairs import PairError
+from lightning_idc.data.transforms import Compose, Flip, Jitter, RandomCrop, Resize
+from lightning_idc.images import read_image, resize
+from lightning_idc.metrics.captions import score_captions
+from lightning_idc.pairs import PairError, stack_images
 
 SPLITS = ("train", "val", "test")
 
@@ -202,3 +210,99 @@ def test_a_record_that_is_gone_is_noticed(annotations: Path, tmp_path: Path) -> 
         SpotTheDiff(tmp_path).pairs_of("val")
     with pytest.raises(LayoutError, match=r"annotations/train\.json"):
         SpotTheDiff(tmp_path).pairs_of("train")
+
+
+# ---- real pairs, from the file to the score ---------------------------------------------------------------------
+
+
+def manifest(shared: Path, name: str) -> tuple[Path, list[dict[str, Any]]]:
+    folder = shared / "realdata" / name
+    return folder, json.loads((folder / "manifest.json").read_text())["pairs"]
+
+
+def place(source: Path, target: Path) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, target)
+
+
+def real_clevr(shared: Path, root: Path) -> tuple[Benchmark, str, int]:
+    folder, pairs = manifest(shared, "clevr_change")
+    tables: dict[str, dict[str, list[str]]] = {"change": {}, "no_change": {}}
+    numbers: dict[str, list[int]] = {"train": [], "val": [], "test": []}
+    for pair in pairs:
+        for side in ("before", "after"):
+            place(folder / pair[side], root / pair["origin"][side])
+        key = Path(pair["origin"]["before"]).name
+        tables["no_change" if pair["change_type"] == "no_change" else "change"][key] = pair["captions"]
+        if pair["change_type"] != "no_change":
+            numbers[pair["split"]].append(int(key[-10:-4]))
+    for name, table in tables.items():
+        (root / f"{name}_captions.json").write_text(json.dumps(table))
+    (root / "splits.json").write_text(json.dumps(numbers))
+    place(shared / "realdata/annotations/clevr_change/type_mapping.json.gz", root / "type_mapping.json.gz")
+    return CLEVRChange(root, official=False, image_size=(64, 96)), "test", 48
+
+
+def real_levir(shared: Path, root: Path) -> tuple[Benchmark, str, int]:
+    folder, pairs = manifest(shared, "levir_cc")
+    for pair in pairs:
+        for side, letter in (("before", "A"), ("after", "B")):
+            place(folder / pair[side], root / f"images/train/{letter}/{pair['id']}.png")
+    place(shared / "realdata/annotations/levir_cc/levir_cc_captions.json.gz", root / "levir_cc_captions.json.gz")
+    return LEVIRCC(root, on_missing="skip", image_size=64), "train", 3
+
+
+def real_magicbrush(shared: Path, root: Path) -> tuple[Benchmark, str, int]:
+    folder, pairs = manifest(shared, "aurora_magicbrush")
+    for pair in pairs:
+        for side in ("before", "after"):
+            place(folder / pair[side], root / pair["origin"][side])
+    place(shared / "realdata/annotations/aurora/test.json", root / "test.json")
+    return MagicBrush(root, official=False, image_size=64, interpolation="bicubic"), "test", 50
+
+
+def real_edits(shared: Path, root: Path) -> tuple[Benchmark, str, int]:
+    folder, pairs = manifest(shared, "mgie_qual")
+    records = []
+    for pair in pairs:
+        for side in ("before", "after"):
+            place(folder / pair[side], root / "images" / Path(pair[side]).name)
+        names = [Path(pair[side]).name for side in ("before", "after")]
+        records.append({"uid": pair["id"], "img0": names[0], "img1": names[1], "sents": pair["captions"]})
+    (root / "test.json").write_text(json.dumps(records))
+    return ImageEditingRequest(root, official=False, image_size=64), "test", 30
+
+
+@pytest.mark.filterwarnings("ignore:LEVIR-CC train. left out")
+@pytest.mark.parametrize("make", [real_clevr, real_levir, real_magicbrush, real_edits])
+def test_real_pairs_load_transform_and_score(make: Any, shared: Path, tmp_path: Path) -> None:
+    data, split, pairs = make(shared, tmp_path)
+    data.transform = Compose([Flip(1.0), RandomCrop(), Jitter()])
+    source = data.pairs_of(split)
+    assert len(source) == pairs
+    loaded = PairDataset(source, [Resize(data.image_size), data.transform], seed=0, drawn=True)
+    samples = [loaded[Draw(0, index)] for index in range(pairs)]
+    images = stack_images(samples)
+    assert images.shape == (pairs, 2, 3, *data.image_size)
+    assert all(images[:, side].float().std() > 5 for side in (0, 1))  # photographs, not blanks
+    mirrored = {sample.id: sample.captions for sample in samples}
+    assert mirrored == {source.ids[i]: [swap_sides(text) for text in source.captions(i)] for i in range(pairs)}
+    references = {source.ids[index]: source.captions(index) for index in range(pairs)}
+    perfect = score_captions({name: texts[0] for name, texts in references.items()}, references)
+    assert perfect.values["BLEU-4"] == pytest.approx(100.0) and perfect.values["ROUGE-L"] == pytest.approx(100.0)
+    order = list(references)
+    shuffled = score_captions(
+        dict(zip(order[1:] + order[:1], (references[n][0] for n in order), strict=True)), references
+    )
+    assert shuffled.values["BLEU-4"] < perfect.values["BLEU-4"]
+
+
+@pytest.mark.parametrize("size", [(224, 224), (60, 90)])
+def test_bicubic_is_that_of_the_reference_extractors(shared: Path, size: tuple[int, int]) -> None:
+    folder, pairs = manifest(shared, "clevr_change")
+    path = folder / pairs[0]["before"]
+    with Image.open(path) as image:
+        expected = np.asarray(image.convert("RGB").resize(size[::-1], Image.Resampling.BICUBIC)).astype(int)
+    got = resize(read_image(path), size, "bicubic").permute(1, 2, 0).numpy().astype(int)
+    # PIL rounds between its two passes and counts in fixed point
+    assert np.abs(got - expected).max() <= 1
