@@ -48,22 +48,9 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         "fetch the archive data.tar.gz that the README of the repository Seth-Park/RobustChangeCaptioning links "
         "(Google Drive, so by hand), unpack it, and give its folder data as root."
     )
-    remotes = (
-        Remote("data.tar.gz", "https://github.com/Seth-Park/RobustChangeCaptioning", page=True),
-        Remote(
-            "splits.json",
-            "https://github.com/tuyunbin/SCORER",
-            267_596,
-            "9cb87e7da5425ced3ca0e2644459de372be0ee56fd4ce37c7812082305033168",
-            page=True,
-        ),
-        Remote(
-            "type_mapping.json",
-            "https://github.com/tuyunbin/SCORER",
-            557_296,
-            "3ea50ff8c5362bdbc77ff1b7934ac664441cb68e9b0638a1fa69944399a8bb2f",
-            page=True,
-        ),
+    remotes = tuple(
+        Remote(path, "https://github.com/Seth-Park/RobustChangeCaptioning", page=True)
+        for path in ("images", "sc_images", "nsc_images", "change_captions.json", "no_change_captions.json")
     )
 
     def __init__(self, root: str | Path | None = None, pairs: Pairs = "all", **options: Any) -> None:

@@ -50,7 +50,9 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
         "fetch the archive that the README of the repository hsgkim/clevr-dc links (by hand), unpack it, and give the "
         "folder with bef and aft as root."
     )
-    remotes = (Remote("clevr-dc", "https://github.com/hsgkim/clevr-dc", page=True),)
+    remotes = tuple(
+        Remote(path, "https://github.com/hsgkim/clevr-dc", page=True) for path in ("bef", "aft", "split.json")
+    )
 
     def annotations(self, split: Split) -> list[list[str]]:
         return [["split.json", "splits.json"], ["captions.json", "captions_dc.json"]]

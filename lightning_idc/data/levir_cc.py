@@ -47,7 +47,10 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
         "fetch Levir-CC-dataset.zip from the links in the README of the repository Chen-Yang-Liu/LEVIR-CC-Dataset (by "
         "hand; academic use), unpack it, and give the folder with images as root."
     )
-    remotes = (Remote("Levir-CC-dataset.zip", "https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset", page=True),)
+    remotes = tuple(
+        Remote(path, "https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset", page=True)
+        for path in ("images", "LevirCCcaptions.json")
+    )
 
     def annotations(self, split: Split) -> list[list[str]]:
         return [["LevirCCcaptions.json", "levir_cc_captions.json"]]

@@ -57,7 +57,7 @@ real/val.json, real/test.json, render/train.json, ...
         "training_m3diff holds what M3Diff is trained on), by hand. Where its fields have other names, say so with "
         "`fields` and `annotations_file`."
     )
-    remotes = (Remote("OmniDiff", "https://yuan-liu-omnidiff.github.io", page=True),)
+    remotes = (Remote("real", "https://yuan-liu-omnidiff.github.io", page=True),)
 
     def __init__(
         self,
