@@ -9,6 +9,7 @@ from lightning_idc.data.benchmark import Benchmark, Counts, Remote, one_of
 from lightning_idc.data.datamodule import NO_CHANGE, Split
 from lightning_idc.data.files import Record
 from lightning_idc.data.jsonfiles import find, read_json, sentences
+from lightning_idc.data.tables import short
 from lightning_idc.pairs import PairError
 
 Pairs = Literal["all", "change", "no_change"]
@@ -73,7 +74,10 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
             iou = find(self.root, _IOU)
             overlaps = read_json(iou, dict) if iou else {}
             for number in numbers:
-                meta = {"iou": float(overlaps[str(number)])} if str(number) in overlaps else {}
+                overlap = overlaps.get(str(number))
+                if overlap is not None and (type(overlap) not in (int, float) or not 0 <= overlap <= 1):
+                    raise PairError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
+                meta = {} if overlap is None else {"iou": float(overlap)}
                 records.append(self._record(number, "", kinds.get(number), meta))
         if self.pairs != "change":
             records += [self._record(number, "_n", NO_CHANGE, {}) for number in numbers]

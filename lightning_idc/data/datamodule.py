@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.data.loading import PairDataset, PairLoader, Transform
 from lightning_idc.data.robustness import Corrupted, Corruption
 from lightning_idc.data.sampling import PairSampler
+from lightning_idc.data.shards import decoded_once
 from lightning_idc.data.source import PairSource
 from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample, stack_images
@@ -32,6 +35,7 @@ class PairDataModule(LightningDataModule):
         limit: keep only the first pairs of every split.
         interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
         corruption: of the captions or images of some splits, to test robustness with.
+        decode_once: folder for decoded images of ``image_size``, which are used where they are faster to read.
     """
 
     def __init__(
@@ -44,6 +48,7 @@ class PairDataModule(LightningDataModule):
         limit: int | None = None,
         interpolation: Interpolation = "bilinear",
         corruption: Corruption | None = None,
+        decode_once: str | Path | None = None,
     ) -> None:
         super().__init__()
         if interpolation not in get_args(Interpolation):
@@ -54,6 +59,9 @@ class PairDataModule(LightningDataModule):
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
         self.transform, self.corruption = transform, corruption
+        self.decode_once = Path(decode_once).expanduser() if decode_once is not None else None
+        if self.decode_once is not None and self.image_size is None:
+            raise PairError("decode_once keeps images of one size; set image_size, too")
         self._sources: dict[str, PairSource] = {}
 
     @abstractmethod
@@ -78,6 +86,8 @@ class PairDataModule(LightningDataModule):
                 )
             if self.limit is not None:
                 source = FirstPairs(source, self.limit)
+            if self.decode_once is not None and self.image_size is not None:
+                source = decoded_once(source, self.decode_once, self.image_size, self.interpolation, rank_zero_info)
             if self.corruption is not None and split in self.corruption.splits:
                 source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
             self._sources[split] = source
@@ -162,6 +172,13 @@ class FirstPairs(PairSource):
 
     def change_type(self, index: int) -> str | None:
         return self._source.change_type(index)
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return self._source.meta(index)
+
+    def fingerprint(self) -> str | None:
+        whole = self._source.fingerprint()
+        return whole and f"{whole}/{len(self)}"
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -68,6 +68,21 @@ class FileSource(PairSource):
     def change_type(self, index: int) -> str | None:
         return self.records[index].change_type
 
+    def meta(self, index: int) -> dict[str, Any]:
+        return self.records[index].meta
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{type(self).__qualname__}/{self.size}/{self.interpolation}".encode())
+        for record in self.records:
+            for path in (record.before, record.after):
+                try:
+                    seen = os.stat(path)
+                except OSError as error:
+                    raise PairError(f"{record.name}: {str(path)!r} cannot be read ({error})") from error
+                told = f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_size}"
+                digest.update(told.encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
     def load(self, index: int) -> PairSample:
         record = self.records[index]
         images = [read_image(path, record.name) for path in (record.before, record.after)]

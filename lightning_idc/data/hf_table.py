@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,10 @@ class TableSource(PairSource):
 
     def change_type(self, index: int) -> str | None:
         return self._kinds[index]
+
+    def fingerprint(self) -> str:
+        # of the columns of images alone, which `datasets` derives from its files and everything done to them
+        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}"
 
     def load(self, index: int) -> PairSample:
         row = self._images[index]
@@ -191,6 +196,10 @@ class Captioned(PairSource):
 
     def change_type(self, index: int) -> str | None:
         return self._source.change_type(self._kept[index])
+
+    def fingerprint(self) -> str | None:
+        whole = self._source.fingerprint()
+        return whole and f"{whole}/{hashlib.sha256(str(self._kept).encode()).hexdigest()}"
 
 
 def load_tables(path: str, config: str | None = None) -> Any:

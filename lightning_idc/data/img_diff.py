@@ -139,9 +139,9 @@ def box_of(row: Row) -> list[float]:
         except (ValueError, SyntaxError, RecursionError, MemoryError):
             value = row.values["bbox"]
     if isinstance(value, list) and len(value) == 4 and all(type(part) in (int, float) for part in value):
-        x1, y1, x2, y2 = map(float, value)
+        x1, y1, x2, y2 = value
         if 0 <= x1 <= x2 <= 1 and 0 <= y1 <= y2 <= 1:
-            return [x1, y1, x2, y2]
+            return [float(part) for part in value]
     raise PairError(f"{row.where}: bbox is {short(row.values.get('bbox'))}; expected x1, y1, x2, y2 in [0, 1]")
 
 
