@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from lightning_idc.pairs import PairError
 if TYPE_CHECKING:
     from PIL.Image import Image
 
+Interpolation = Literal["bilinear", "bicubic"]
 MOST_PIXELS = 200_000_000
 """A header that claims more is refused before anything is decoded."""
 
@@ -30,22 +32,40 @@ def read_image(path: str | Path, record: str | None = None) -> Tensor:
     Raises:
         PairError: the file is missing, no image, truncated or too large.
     """
-    from PIL import Image, UnidentifiedImageError
-
     where = f"{record}: " if record else ""
     if not os.path.isfile(path):
         raise PairError(f"{where}there is no image {str(path)!r}; check the path and that the download is complete")
+    return _decode(path, f"{where}{str(path)!r}")
+
+
+def read_image_bytes(data: bytes, name: str) -> Tensor:
+    """Decode an encoded image to uint8 ``(3, H, W)``.
+
+    Args:
+        data: contents of an image file.
+        name: of the image, for the message.
+
+    Raises:
+        PairError: the bytes are no image, truncated or too large.
+    """
+    return _decode(io.BytesIO(data), name)
+
+
+def _decode(file: str | Path | io.BytesIO, name: str) -> Tensor:
+    from PIL import Image, UnidentifiedImageError
+
     limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit below answers more clearly
     try:
-        with Image.open(path) as image:
-            refuse_huge(image.size, f"{where}{str(path)!r}")
+        with Image.open(file) as image:
+            refuse_huge(image.size, name)
             return from_pil(image)
     except UnidentifiedImageError:
-        raise PairError(f"{where}{str(path)!r} is not an image that can be read; {_first_bytes(path)}") from None
+        start = file.getvalue()[:64] if isinstance(file, io.BytesIO) else _start_of(file)
+        raise PairError(f"{name} is not an image that can be read; {describe_start(start)}") from None
     except (OSError, SyntaxError, ValueError, EOFError) as error:
         if isinstance(error, PairError):
             raise
-        raise PairError(f"{where}{str(path)!r} is damaged ({error}); fetch it again or leave this pair out") from error
+        raise PairError(f"{name} is damaged ({error}); fetch it again or leave this pair out") from error
     finally:
         Image.MAX_IMAGE_PIXELS = limit
 
@@ -99,11 +119,13 @@ def as_pair(
     return resize(first, target), resize(second, target)
 
 
-def resize(image: Tensor, size: tuple[int, int]) -> Tensor:
-    """Resize uint8 ``(3, H, W)`` to height and width, bilinear and antialiased; the aspect is not kept."""
+def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:
+    """Resize uint8 ``(3, H, W)`` to height and width, antialiased as PIL does; the aspect is not kept."""
     if tuple(image.shape[1:]) == tuple(size):
         return image
-    scaled = F.interpolate(image[None].float(), size=size, mode="bilinear", antialias=True, align_corners=False)
+    # bytes throughout where values overshoot, since PIL cuts them off between its two passes
+    pixels = image[None] if interpolation == "bicubic" else image[None].float()
+    scaled = F.interpolate(pixels, size=size, mode=interpolation, antialias=True, align_corners=False)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
 
 
@@ -125,11 +147,20 @@ def inside(root: str | Path, relative: str, record: str) -> Path:
     return full
 
 
-def _first_bytes(path: str | Path) -> str:
-    with open(path, "rb") as file:
-        start = file.read(64)
+def is_web_page(start: bytes) -> bool:
+    """Whether a file that begins with these bytes is HTML, as failed downloads leave behind."""
+    return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype", b"<html", b"<head"))
+
+
+def describe_start(start: bytes) -> str:
+    """What the first bytes of a file say it is instead of what was expected."""
     if not start:
         return "the file is empty"
-    if start.lstrip().lower().startswith((b"<!doctype", b"<html")):
+    if is_web_page(start):
         return "it is a web page, as downloads that need a login leave behind; fetch the real file by hand"
     return f"its first bytes are {start[:12]!r}"
+
+
+def _start_of(path: str | Path) -> bytes:
+    with open(path, "rb") as file:
+        return file.read(64)

@@ -4,19 +4,37 @@ from __future__ import annotations
 
 import inspect
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from lightning_idc.errors import PairError
+
+if TYPE_CHECKING:
+    from lightning_idc.data.datamodule import PairDataModule
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
     "folder": "lightning_idc.data.folder.FolderPairs",
     "deeppcb": "lightning_idc.data.deeppcb.DeepPCB",
+    "birds_to_words": "lightning_idc.data.birds_to_words.BirdsToWords",
+    "clevr_change": "lightning_idc.data.clevr_change.CLEVRChange",
+    "clevr_dc": "lightning_idc.data.clevr_dc.CLEVRDC",
+    "hf_table": "lightning_idc.data.hf_table.HuggingFaceTable",
+    "image_editing_request": "lightning_idc.data.image_editing_request.ImageEditingRequest",
+    "img_diff": "lightning_idc.data.img_diff.ImgDiff",
+    "instructpix2pix": "lightning_idc.data.instructpix2pix.InstructPix2Pix",
+    "levir_cc": "lightning_idc.data.levir_cc.LEVIRCC",
+    "magicbrush": "lightning_idc.data.magicbrush.MagicBrush",
+    "omnidiff": "lightning_idc.data.omnidiff.OmniDiff",
+    "spot_the_diff": "lightning_idc.data.spot_the_diff.SpotTheDiff",
 }
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
+       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--key value ...]
 
 `ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
-cannot be used; --root and any other key are arguments of the data module.
+cannot be used; --root and any other key are arguments of the data module. `prepare` downloads what may be
+downloaded, unpacks an archive that you fetched, verifies what there is, and tells the steps that are left.
 
 NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
@@ -29,42 +47,68 @@ def run(given: list[str]) -> int:
         return 0 if rest else 2
     if rest == ["ls"]:
         return _ls()
-    if rest[0] != "check" or len(rest) < 2 or rest[1].startswith("--"):
+    if rest[0] not in ("check", "prepare") or len(rest) < 2 or rest[1].startswith("--"):
         print(_HELP, file=sys.stderr)
         return 2
-    return _check(rest[1], rest[2:])
+    return (_check if rest[0] == "check" else _prepare)(rest[1], rest[2:])
 
 
 def _ls() -> int:
     from lightning_idc.cli.keys import class_of
 
     for name, path in MODULES.items():
-        print(f"{name:<10} {path}\n{'':<10} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
+        print(f"{name:<22} {path}\n{'':<22} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
     return 0
 
 
 def _check(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.keys import check_names, class_of, nearest
     from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.data.benchmark import Benchmark
+
+    data = _build(name, "check", parse_overrides(arguments))
+    if not isinstance(data, Benchmark):  # whose check tells what is missing more fully
+        data.prepare_data()
+    return _told(data.check())
+
+
+def _prepare(name: str, arguments: list[str]) -> int:
+    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.data.benchmark import Benchmark
+    from lightning_idc.data.prepare import prepare
+
+    given = parse_overrides(arguments)
+    archive = given.pop("archive", None)
+    data = _build(name, "prepare", given)
+    if not isinstance(data, Benchmark):
+        raise PairError(f"{name} is no benchmark with files to fetch; see `lightning-idc data check {name}`")
+    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [])
+    if not left:
+        print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
+    return _told(left)
+
+
+def _told(problems: list[str]) -> int:
+    for problem in problems:
+        print(f"problem: {problem}")
+    print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
+    return 1 if problems else 0
+
+
+def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
+    """The data module of a name or class path with its arguments."""
+    from lightning_idc.cli.keys import check_names, class_of, nearest
     from lightning_idc.data.datamodule import PairDataModule
 
     if name not in MODULES and "." not in name:
         raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
-        raise PairError(f"{name} is no PairDataModule, so its pairs cannot be checked")
-    given = parse_overrides(arguments)
-    check_names(given, kind, f"data check {name}")
+        raise PairError(f"{name} is no PairDataModule, so there is nothing to {verb}")
+    check_names(given, kind, f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
         p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given
     ]
     if missing:
-        raise PairError(f"data check {name} needs --{missing[0]} VALUE")
-    data = kind(**given)
-    data.prepare_data()
-    problems = data.check()
-    for problem in problems:
-        print(f"problem: {problem}")
-    print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
-    return 1 if problems else 0
+        raise PairError(f"data {verb} {name} needs --{missing[0]} VALUE")
+    return kind(**given)

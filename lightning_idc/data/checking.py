@@ -3,20 +3,55 @@
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections import Counter
 from collections.abc import Sequence
+from copy import copy
 from typing import TYPE_CHECKING
 
 from lightning_idc.pairs import PairError, PairSample
 
 if TYPE_CHECKING:
+    from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.datamodule import PairDataModule, Split
 
 LABELLED: tuple[Split, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
-def look_through(data: PairDataModule) -> list[str]:
+def look_through_benchmark(data: Benchmark) -> list[str]:
+    """Compare annotations with the official counts, name missing images, then look through the pairs that are there."""
+    problems: dict[str, None] = {}
+    readable: list[Split] = []
+    incomplete = False
+    print(data.heading(), flush=True)
+    for split in LABELLED:
+        try:
+            records, expected = data.records(split), data.expected(split)
+        except PairError as error:
+            problems[str(error)] = None
+            continue
+        print(f"{split}: expected {expected}; found {data.found(split)}", flush=True)
+        if problem := data.miscount(split):
+            problems[problem] = None
+        wanted = {path for record in records for path in (record.before, record.after)}
+        absent = set(data.files.absent(wanted))
+        if absent:
+            incomplete = True
+            problems[data.missing_images(split, absent)] = None
+        if not absent or absent < wanted:
+            readable.append(split)
+    if incomplete:
+        print(data.layout().lstrip(), flush=True)
+    rest = copy(data)
+    rest.official, rest.on_missing = False, "skip"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out has been told
+        problems |= dict.fromkeys(look_through(rest, readable))
+    return list(problems)
+
+
+def look_through(data: PairDataModule, splits: Sequence[Split] = LABELLED) -> list[str]:
     """Read every pair of every split once, print what there is of each split, and return all that is wrong.
 
     Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
@@ -28,7 +63,7 @@ def look_through(data: PairDataModule) -> list[str]:
     home: dict[str, str] = {}
     looks: dict[bytes, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
-    for split in LABELLED:
+    for split in splits:
         try:
             source = data.pairs_of(split)
         except PairError as error:
@@ -36,6 +71,7 @@ def look_through(data: PairDataModule) -> list[str]:
             continue
         found: dict[str, list[str]] = {}
         own_sizes: Counter[str] = Counter()
+        repeats: list[str] = []
         for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
             name = source.ids[index]
             if home.setdefault(name, split) != split:
@@ -49,6 +85,8 @@ def look_through(data: PairDataModule) -> list[str]:
                 continue
             own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
             twin, place = looks.setdefault(_look(sample), (name, split))
+            if place == split and twin != name:
+                repeats.append(f"{name} = {twin}")
             if place != split and home[name] == split:  # a pair whose id is shared has been told
                 found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
         for what, names in found.items():
@@ -56,6 +94,8 @@ def look_through(data: PairDataModule) -> list[str]:
             problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
         captions = sum(len(source.captions(index)) for index in range(len(source)))
         print(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}", flush=True)
+        if repeats:
+            print(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}", flush=True)
         sizes += own_sizes
     if len(sizes) > 1 and data.image_size is None:
         problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.data.loading import PairDataset, PairLoader, Transform
+from lightning_idc.data.robustness import Corrupted, Corruption
 from lightning_idc.data.sampling import PairSampler
+from lightning_idc.data.shards import decoded_once
 from lightning_idc.data.source import PairSource
+from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample, stack_images
 
 Split = Literal["train", "val", "test", "predict"]
@@ -28,6 +33,9 @@ class PairDataModule(LightningDataModule):
         transform: applied to training pairs after resizing.
         seed: of order, transforms and drawn captions.
         limit: keep only the first pairs of every split.
+        interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
+        corruption: of the captions or images of some splits, to test robustness with.
+        decode_once: folder for decoded images of ``image_size``, which are used where they are faster to read.
     """
 
     def __init__(
@@ -38,13 +46,22 @@ class PairDataModule(LightningDataModule):
         transform: Transform | None = None,
         seed: int = 0,
         limit: int | None = None,
+        interpolation: Interpolation = "bilinear",
+        corruption: Corruption | None = None,
+        decode_once: str | Path | None = None,
     ) -> None:
         super().__init__()
+        if interpolation not in get_args(Interpolation):
+            raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
+        self.interpolation: Interpolation = interpolation
         self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
         self.image_size: tuple[int, int] | None = (
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
-        self.transform = transform
+        self.transform, self.corruption = transform, corruption
+        self.decode_once = Path(decode_once).expanduser() if decode_once is not None else None
+        if self.decode_once is not None and self.image_size is None:
+            raise PairError("decode_once keeps images of one size; set image_size, too")
         self._sources: dict[str, PairSource] = {}
 
     @abstractmethod
@@ -67,7 +84,13 @@ class PairDataModule(LightningDataModule):
                 raise PairError(
                     f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
                 )
-            self._sources[split] = source if self.limit is None else FirstPairs(source, self.limit)
+            if self.limit is not None:
+                source = FirstPairs(source, self.limit)
+            if self.decode_once is not None and self.image_size is not None:
+                source = decoded_once(source, self.decode_once, self.image_size, self.interpolation, rank_zero_info)
+            if self.corruption is not None and split in self.corruption.splits:
+                source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
+            self._sources[split] = source
         return self._sources[split]
 
     def train_captions(self) -> list[str]:
@@ -97,19 +120,23 @@ class PairDataModule(LightningDataModule):
         from lightning_idc.data.transforms import Resize
 
         training = split == "train"
-        transforms: list[Transform] = [Resize(self.image_size)] if self.image_size else []
+        transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
         if training and self.transform is not None:
             transforms.append(self.transform)
         source = self.pairs_of(split)
         return PairLoader(
             PairDataset(source, transforms, self.seed, drawn=training),
-            PairSampler(len(source), shuffle=training, seed=self.seed),
+            self.sampler(split, source),
             self.batch_size,
             num_workers=self.num_workers,
             collate_fn=self._collate(),
             persistent_workers=self.num_workers > 0,
             pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
         )
+
+    def sampler(self, split: Split, source: PairSource) -> PairSampler:
+        """Order of the pairs of a split."""
+        return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
 
     def _collate(self) -> Any:
         from lightning_idc.captioner import PairCaptioner
@@ -145,6 +172,13 @@ class FirstPairs(PairSource):
 
     def change_type(self, index: int) -> str | None:
         return self._source.change_type(index)
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return self._source.meta(index)
+
+    def fingerprint(self) -> str | None:
+        whole = self._source.fingerprint()
+        return whole and f"{whole}/{len(self)}"
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

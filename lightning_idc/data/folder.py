@@ -2,82 +2,23 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Literal
+from typing import Any, Literal
 
 from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.loading import Transform
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.files import FileSource, Record, fault_of, progress, split_by_hash
 from lightning_idc.data.tables import KINDS, Row, is_caption_column, read_table, require
-from lightning_idc.images import inside, read_image, resize
-from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.images import inside
+from lightning_idc.pairs import PairError
 
 OnBad = Literal["raise", "skip"]
 SPLITS = ("train", "val", "test", "predict")
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 _SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
 _SHOWN = 5
-_Seen = tuple[int, int] | str
-# (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
-_scanned: dict[tuple[str, int, int], _Seen] = {}
-
-
-@dataclass(slots=True)
-class Record:
-    """One pair as a table or a folder names it.
-
-    Args:
-        id: of the pair.
-        where: file and line, for messages.
-        before: path of the image.
-        after: path of the image.
-        captions: all of them, "" for an empty one.
-        split: as named; None where nothing names it.
-        change_type: label of the change.
-    """
-
-    id: str
-    where: str
-    before: Path
-    after: Path
-    captions: list[str] = field(default_factory=list)
-    split: str | None = None
-    change_type: str | None = None
-
-    @property
-    def name(self) -> str:
-        return f"pair {self.id!r} ({self.where})"
-
-
-class FileSource(PairSource):
-    """Pairs whose images are files.
-
-    Args:
-        records: one per pair.
-        size: height and width of the images; None leaves them.
-    """
-
-    def __init__(self, records: Sequence[Record], size: tuple[int, int] | None) -> None:
-        self.records, self.size = list(records), size
-        self.ids = [record.id for record in self.records]
-
-    def captions(self, index: int) -> list[str]:
-        return self.records[index].captions
-
-    def change_type(self, index: int) -> str | None:
-        return self.records[index].change_type
-
-    def load(self, index: int) -> PairSample:
-        record = self.records[index]
-        images = [read_image(path, record.name) for path in (record.before, record.after)]
-        if self.size is not None:
-            images = [resize(image, self.size) for image in images]
-        return PairSample(record.id, images[0], images[1], list(record.captions), record.change_type)
 
 
 class FolderPairs(PairDataModule):
@@ -97,12 +38,7 @@ class FolderPairs(PairDataModule):
         on_empty: what happens to empty captions; ``skip`` leaves them out, and pairs without any other.
         on_bad: what happens to pairs whose images are missing or cannot be read; ``skip`` opens every image once at the
             start and leaves those pairs out. Either way they are counted and named.
-        batch_size: see :class:`~lightning_idc.data.datamodule.PairDataModule`, as for the arguments below.
-        num_workers: loader processes.
-        image_size: height and width.
-        transform: of training pairs.
-        seed: of order, transforms and drawn captions.
-        limit: keep only the first pairs of every split.
+        options: of :class:`~lightning_idc.data.datamodule.PairDataModule`.
 
     Raises:
         PairError: an argument is not one of its choices.
@@ -115,14 +51,9 @@ class FolderPairs(PairDataModule):
         shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
         on_empty: OnBad = "raise",
         on_bad: OnBad = "raise",
-        batch_size: int = 32,
-        num_workers: int = 0,
-        image_size: int | tuple[int, int] | None = None,
-        transform: Transform | None = None,
-        seed: int = 0,
-        limit: int | None = None,
+        **options: Any,
     ) -> None:
-        super().__init__(batch_size, num_workers, image_size, transform, seed, limit)
+        super().__init__(**options)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
         for name, value in (("on_empty", on_empty), ("on_bad", on_bad)):
@@ -149,7 +80,7 @@ class FolderPairs(PairDataModule):
                 f"{self.root}: the split {split!r} has no pairs left to use; read were {there}. Name it in a column "
                 f"split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
             )
-        return FileSource(records, self.image_size)
+        return FileSource(records, self.image_size, self.interpolation)
 
     # ---- what may be wrong with records -----------------------------------------------------------------
 
@@ -177,7 +108,7 @@ class FolderPairs(PairDataModule):
                 )
             return records
         sized = self.image_size is not None
-        faults = [(record, _fault(record, sized)) for record in _progress(records, f"looking at the {split} images")]
+        faults = [(record, fault_of(record, sized)) for record in progress(records, f"looking at the {split} images")]
         bad = [(record, fault) for record, fault in faults if fault is not None]
         if bad:
             shown = "; ".join(f"{record.name}: {fault}" for record, fault in bad[:_SHOWN])
@@ -193,7 +124,7 @@ class FolderPairs(PairDataModule):
             records = self._two_folders() if (tables := self._tables()) is None else self._from_tables(tables)
             self._records = {split: [] for split in SPLITS}
             for record in records:
-                self._records[record.split or _drawn(record.id, self.shares)].append(record)
+                self._records[record.split or split_by_hash(record.id, self.shares)].append(record)
         return self._records
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
@@ -345,45 +276,6 @@ def _split(row: Row) -> str | None:
     return split
 
 
-def _drawn(name: str, shares: Sequence[float]) -> str:
-    """Split of an id, from its hash alone."""
-    point = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
-    return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
-
-
 def _named(records: Sequence[Record]) -> str:
     shown = ", ".join(record.name for record in records[:_SHOWN])
     return shown + (", ..." if len(records) > _SHOWN else "")
-
-
-def _progress(records: list[Record], title: str) -> Sequence[Record]:
-    from tqdm.auto import tqdm
-
-    return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
-
-
-def _fault(record: Record, sized: bool) -> str | None:
-    """What is wrong with the images of a pair; they may differ in size where both are resized."""
-    before, after = _scan(record.before), _scan(record.after)
-    for told in (before, after):
-        if isinstance(told, str):
-            return told
-    if before == after or sized:
-        return None
-    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; image_size would mend it"
-
-
-def _scan(path: Path) -> _Seen:
-    """Height and width of an image, or what is wrong with it."""
-    try:
-        stat = os.stat(path)
-    except OSError:
-        return f"there is no image {str(path)!r}"
-    key = (str(path), stat.st_mtime_ns, stat.st_size)
-    if key not in _scanned:
-        try:
-            height, width = read_image(path).shape[1:]
-            _scanned[key] = height, width
-        except PairError as error:
-            _scanned[key] = str(error)
-    return _scanned[key]

@@ -53,15 +53,18 @@ class PairSampler(DistributedSampler[Draw]):
         return math.ceil(self.size / self.world)
 
     def __iter__(self) -> Iterator[Draw]:
-        if self.shuffle:
-            generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-            order = torch.randperm(self.size, generator=generator).tolist()
-        else:
-            order = list(range(self.size))
+        order = self.order()
         total = len(self) * self.world
         order = (order * math.ceil(total / max(len(order), 1)))[:total]
         skip, self.skip = self.skip, 0
         return iter([Draw(self.epoch, index) for index in order[self.rank : total : self.world]][skip:])
+
+    def order(self) -> list[int]:
+        """Pairs of this epoch over all processes, ``size`` of them."""
+        if not self.shuffle:
+            return list(range(self.size))
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+        return torch.randperm(self.size, generator=generator).tolist()
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:

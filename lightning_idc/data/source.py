@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Any
 
 from lightning_idc.pairs import PairSample
 
@@ -31,3 +32,11 @@ class PairSource(ABC):
     @abstractmethod
     def change_type(self, index: int) -> str | None:
         """Label of the change, without reading the images."""
+
+    def meta(self, index: int) -> dict[str, Any]:
+        """Whatever else is known of a pair without reading its images."""
+        return {}
+
+    def fingerprint(self) -> str | None:
+        """Digest of all that decides the images of :meth:`load`; None where that is not known."""
+        return None

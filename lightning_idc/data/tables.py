@@ -41,8 +41,8 @@ class Row:
         if value is None or value == "":
             return None
         if isinstance(value, bool) or not isinstance(value, (str, int)):
-            raise PairError(f"{self.where}: {column} is {_short(value)}; expected text")
-        text = _writable(str(value), f"{self.where}: {column}").strip()
+            raise PairError(f"{self.where}: {column} is {short(value)}; expected text")
+        text = writable(str(value), f"{self.where}: {column}").strip()
         return text or None
 
     def captions(self) -> list[str]:
@@ -58,7 +58,7 @@ class Row:
                 given = json.loads(given)
             except (ValueError, RecursionError) as error:
                 raise PairError(
-                    f"{self.where}: captions is no JSON list ({error}): {_short(given)}; "
+                    f"{self.where}: captions is no JSON list ({error}): {short(given)}; "
                     "its texts must stand in double quotes"
                 ) from None
         found += given if isinstance(given, list) else [] if given is None else [given]
@@ -69,8 +69,8 @@ class Row:
         found += [value for _, name in numbered if (value := self.values[name]) not in (None, "")]
         for value in found:
             if value is not None and not isinstance(value, str):
-                raise PairError(f"{self.where}: a caption is {_short(value)}; expected text")
-        return [_writable(" ".join((value or "").split()), f"{self.where}: a caption") for value in found]
+                raise PairError(f"{self.where}: a caption is {short(value)}; expected text")
+        return [writable(" ".join((value or "").split()), f"{self.where}: a caption") for value in found]
 
 
 def is_caption_column(name: str) -> bool:
@@ -151,20 +151,21 @@ def _json_rows(path: Path, text: str) -> Iterator[Row]:
         try:
             value = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise PairError(f"{where}: not readable as JSON ({error}): {_short(line)}") from None
+            raise PairError(f"{where}: not readable as JSON ({error}): {short(line)}") from None
         if not isinstance(value, dict):
-            raise PairError(f"{where}: expected one object per line, found {_short(value)}")
+            raise PairError(f"{where}: expected one object per line, found {short(value)}")
         yield Row(where, value)
 
 
-def _writable(text: str, where: str) -> str:
+def writable(text: str, where: str) -> str:
     """The text, refused where it cannot be a path or be written out again."""
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise PairError(f"{where} holds a character that is no text: {_short(text)}")
+        raise PairError(f"{where} holds a character that is no text: {short(text)}")
     return text
 
 
-def _short(value: Any) -> str:
+def short(value: Any) -> str:
+    """A value for a message, cut to 80 characters."""
     try:
         shown = ascii(value)
     except (ValueError, RecursionError):  # numbers of thousands of digits, lists in lists

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.data.sides import swap_sides
-from lightning_idc.images import resize
+from lightning_idc.images import Interpolation, resize
 from lightning_idc.pairs import PairSample
 
 
@@ -47,10 +47,11 @@ class Resize(PairTransform):
 
     Args:
         size: height and width.
+        interpolation: of the images.
     """
 
-    def __init__(self, size: tuple[int, int]) -> None:
-        self.size = size
+    def __init__(self, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> None:
+        self.size, self.interpolation = size, interpolation
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
         height, width = sample.before.shape[1:]
@@ -60,8 +61,8 @@ class Resize(PairTransform):
         masks = None if sample.masks is None else F.interpolate(sample.masks[None].float(), self.size)[0] > 0.5
         return replace(
             sample,
-            before=resize(sample.before, self.size),
-            after=resize(sample.after, self.size),
+            before=resize(sample.before, self.size, self.interpolation),
+            after=resize(sample.after, self.size, self.interpolation),
             boxes=None if sample.boxes is None else sample.boxes * scale,
             masks=masks,
         )

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_idc import images
-from lightning_idc.data import folder as folder_module
+from lightning_idc.data import files as files_module
 from lightning_idc.data.folder import FolderPairs
 from lightning_idc.data.tables import read_table
 from lightning_idc.pairs import PairError
@@ -267,7 +267,7 @@ def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypa
         opened.append(str(path))
         return images.read_image(path, record)
 
-    monkeypatch.setattr(folder_module, "read_image", read)
+    monkeypatch.setattr(files_module, "read_image", read)
     with pytest.warns(UserWarning) as told:
         found = captions(root, on_bad="skip")
     (message,) = [str(w.message) for w in told]

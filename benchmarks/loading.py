@@ -1,0 +1,98 @@
+"""How many pairs per second does one core read: from PNG and JPEG files, from a shard, and through the loader?
+
+Writes noise-free synthetic pictures as files of CLEVR-Change's size (480 x 320) once, then times the same pairs.
+
+    python benchmarks/loading.py --pairs 256 --out benchmarks/results/loading.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+from environment import describe
+from PIL import Image
+
+from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.shards import ShardedSource, ensure
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.synthetic import SyntheticPairs
+
+HEIGHT, WIDTH = 320, 480
+
+
+def write(root: Path, pairs: int, ending: str, cache: Path) -> FolderPairs:
+    """The same rendered pairs as files of one kind."""
+    rendered = SyntheticPairs(
+        train_pairs=pairs, val_pairs=1, test_pairs=1, render_size=(HEIGHT, WIDTH), cache_dir=cache
+    ).pairs_of("train")
+    root.mkdir()
+    rows = ["id,before,after,caption,split"]
+    for index in range(pairs):
+        sample = rendered.load(index)
+        for side, image in (("a", sample.before), ("b", sample.after)):
+            Image.fromarray(image.permute(1, 2, 0).numpy()).save(root / f"{index}{side}.{ending}", quality=93)
+        rows.append(f"{sample.id},{index}a.{ending},{index}b.{ending},a caption,train")
+    (root / "pairs.csv").write_text("\n".join(rows))
+    return FolderPairs(root)
+
+
+def rate(source: PairSource, rounds: int = 3) -> dict[str, float]:
+    """Pairs per second: median, least and greatest of some rounds over all pairs."""
+    rates = []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for index in range(len(source)):
+            source.load(index)
+        rates.append(len(source) / (time.perf_counter() - began))
+    return {"median": float(np.median(rates)), "least": min(rates), "greatest": max(rates)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--pairs", type=int, default=256)
+    parser.add_argument("--size", type=int, default=224)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    size = (given.size, given.size)
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        for ending in ("png", "jpg"):
+            data = write(base / ending, given.pairs, ending, base / "rendered")
+            results[f"{ending} files, {WIDTH}x{HEIGHT}"] = rate(data.pairs_of("train"))
+            for interpolation in ("bilinear", "bicubic"):
+                files = FolderPairs(base / ending, image_size=size, interpolation=interpolation)
+                source = files.pairs_of("train")
+                results[f"{ending} files, {interpolation} to {given.size}"] = rate(source)
+        began = time.perf_counter()
+        shard = ShardedSource(source, ensure(source, base / "shards", size, "bicubic"))
+        seconds = time.perf_counter() - began
+        results[f"shard of {given.size}"] = rate(shard)
+        once = FolderPairs(base / "jpg", image_size=size, decode_once=base / "shards", batch_size=32)
+        loader = once.loader("train")
+        began = time.perf_counter()
+        count = sum(len(batch["ids"]) for batch in loader)
+        results["loader over the shard, batches of 32"] = {"median": count / (time.perf_counter() - began)}
+    for name, rates in results.items():
+        print(f"{name:<45} {rates['median']:8,.0f} pairs/s")
+    print(f"writing the shard took {seconds:.1f} s for {given.pairs} pairs")
+    if given.out:
+        told = {
+            "command": f"python benchmarks/loading.py --pairs {given.pairs} --size {given.size}",
+            "environment": describe(),
+            "pairs": given.pairs,
+            "shard_seconds": seconds,
+            "pairs_per_second": results,
+        }
+        given.out.write_text(json.dumps(told, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

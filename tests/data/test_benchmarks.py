@@ -1,0 +1,359 @@
+"""Every benchmark's layout in small. Oracle: trees written by hand as the releases lay them out."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_idc.data.benchmark import Benchmark, Counts, LayoutError
+from lightning_idc.data.birds_to_words import BirdsToWords
+from lightning_idc.data.clevr_change import CLEVRChange
+from lightning_idc.data.clevr_dc import CLEVRDC
+from lightning_idc.data.image_editing_request import ImageEditingRequest
+from lightning_idc.data.img_diff import ImgDiff
+from lightning_idc.data.instructpix2pix import InstructPix2Pix, _bounds
+from lightning_idc.data.levir_cc import LEVIRCC
+from lightning_idc.data.magicbrush import MagicBrush
+from lightning_idc.data.omnidiff import OmniDiff
+from lightning_idc.data.spot_the_diff import SpotTheDiff
+from lightning_idc.pairs import PairError
+
+
+def paint(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(path)
+
+
+def write(path: Path, value: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(value))
+
+
+def levels(data: Benchmark, split: Any, index: int = 0) -> tuple[int, int]:
+    """Grey values of both images of a pair."""
+    sample = data.pairs_of(split).load(index)
+    return int(sample.before[0, 0, 0]), int(sample.after[0, 0, 0])
+
+
+def clevr_change(root: Path) -> CLEVRChange:
+    numbers = {"train": [7, 3], "val": [1], "test": [12]}
+    everything = [number for own in numbers.values() for number in own]
+    write(root / "splits.json", numbers)
+    names = [f"CLEVR_default_{number:06d}.png" for number in everything]
+    write(root / "change_captions.json", {name: [f"moved {name}"] for name in names})
+    write(root / "no_change_captions.json", {name: ["no change was made"] for name in names})
+    write(root / "type_mapping.json", {"material": ["000007.png"], "move": ["000003.png", "000001.png", "000012.png"]})
+    for number in everything:
+        for folder, label, value in (
+            ("images", "default", 0),
+            ("sc_images", "semantic", 50),
+            ("nsc_images", "nonsemantic", 100),
+        ):
+            paint(root / folder / f"CLEVR_{label}_{number:06d}.png", value + number)
+    return CLEVRChange(root, official=False)
+
+
+def clevr_dc(root: Path) -> CLEVRDC:
+    write(root / "split.json", {"train": [5, 2], "val": [0], "test": [9]})
+    write(root / "captions.json", {str(n): ["the ball moved"] if n else ["there is no change"] for n in (5, 2, 0, 9)})
+    for number in (5, 2, 0, 9):
+        paint(root / f"bef/{number}.png", number)
+        paint(root / f"aft/{number}.png", 50 + number)
+    return CLEVRDC(root, official=False)
+
+
+def spot_the_diff(root: Path, **options: Any) -> SpotTheDiff:
+    records = [
+        {"img_id": "4", "sentences": ["a car left", ""]},
+        {"img_id": "2", "sentences": ["a man came"]},
+        {"img_id": "4", "sentences": ["the van is gone"]},
+        {"img_id": "8", "sentences": [""]},
+    ]
+    for split in ("train", "val", "test"):
+        write(root / f"annotations/{split}.json", records)
+    for number in (2, 4, 8):
+        paint(root / f"resized_images/{number}.png", number)
+        paint(root / f"resized_images/{number}_2.png", 50 + number)
+    return SpotTheDiff(root, official=False, **options)
+
+
+def image_editing_request(root: Path) -> ImageEditingRequest:
+    for name in ("train", "valid", "test"):
+        write(
+            root / f"{name}.json", [{"uid": f"{name}_1", "img0": "a.png", "img1": "b.png", "sents": ["Make it  bluer"]}]
+        )
+    paint(root / "images/a.png", 1)
+    paint(root / "images/b.png", 2)
+    return ImageEditingRequest(root, official=False)
+
+
+def levir_cc(root: Path) -> LEVIRCC:
+    images = []
+    for number, split in enumerate(("train", "val", "test")):
+        name = f"{split}_000001.png"
+        sentences = [{"raw": " a house appears .", "tokens": ["a", "house", "appears"]}] * 5
+        images.append({"filepath": split, "filename": name, "split": split, "sentences": sentences, "changeflag": 1})
+        paint(root / f"images/{split}/A/{name}", number)
+        paint(root / f"images/{split}/B/{name}", 50 + number)
+    write(root / "LevirCCcaptions.json", {"images": images, "dataset": "LEVIR-CC"})
+    return LEVIRCC(root, official=False)
+
+
+def birds_to_words(root: Path) -> BirdsToWords:
+    columns = [f"img{s}{w}" for s in (1, 2) for w in ("ObservationURL", "ImgURL", "Species", "Selection")]
+    lines = ["\t".join([*columns, "split", "annN", "description"])]
+    for split, text in (
+        ("train", 'Animal 1 is 5" long.'),
+        ("train", '"Animal 2 is ""big""."'),
+        ("val", "x"),
+        ("test", "y"),
+    ):
+        photos = [
+            f"https://www.inaturalist.org/observations/{s}\thttps://static.inaturalist.org/photos/{s}1/large.jpg\ts\tbase"
+            for s in (3, 4)
+        ]
+        lines.append("\t".join([*photos, split, "1", text]))
+    root.mkdir(exist_ok=True)
+    (root / "birds-to-words-v1.0.tsv").write_text("\n".join(lines) + "\n")
+    for name in ("31", "41"):
+        paint(root / f"images/{name}.jpg", int(name))
+    return BirdsToWords(root, official=False)
+
+
+def instructpix2pix(root: Path) -> InstructPix2Pix:
+    write(root / "seeds.json", [[f"{number:07d}", ["11", "22"]] for number in range(20)])
+    for number in range(20):
+        write(root / f"{number:07d}/prompt.json", {"input": "x", "edit": f"make it {number}", "output": "y"})
+        for seed in (11, 22):
+            paint(root / f"{number:07d}/{seed}_0.jpg", seed)
+            paint(root / f"{number:07d}/{seed}_1.jpg", 100 + seed)
+    return InstructPix2Pix(root, official=False)
+
+
+def magicbrush(root: Path) -> MagicBrush:
+    for folder in ("train", "dev", "test"):
+        turns = [
+            {"input": "12-input.png", "mask": "12-mask1.png", "output": "12-output1.png", "instruction": "add a cat"}
+        ]
+        write(root / folder / "edit_turns.json", turns)
+        paint(root / folder / "images/12/12-input.png", 1)
+        paint(root / folder / "images/12/12-output1.png", 2)
+    return MagicBrush(root, official=False)
+
+
+def img_diff(root: Path) -> ImgDiff:
+    turns = [{"from": "human", "value": "what differs?"}, {"from": "gpt", "value": "a dog, not a cat"}]
+    records = [
+        {"path": f"edit/{number // 2}", "bbox": "[0.5, 0.25, 1.0, 0.75]", "captions1": "a cat", "conversations": turns}
+        for number in range(40)
+    ]
+    write(root / "img_diff_object_replacement.json", records)
+    for number in range(20):
+        paint(root / f"object_replacement/filtered_new_edit_data/edit/{number}_0.jpg", 1)
+        paint(root / f"object_replacement/filtered_new_edit_data/edit/{number}_1.jpg", 2)
+    return ImgDiff(root, official=False, shares=(0.4, 0.3, 0.3))
+
+
+def omnidiff(root: Path) -> OmniDiff:
+    for split in ("train", "val", "test"):
+        record = {
+            "id": f"{split}-1",
+            "image1": "img/a.png",
+            "image2": "img/b.png",
+            "caption": "A lamp is on.",
+            "types": ["illumination"],
+        }
+        (root / "real").mkdir(parents=True, exist_ok=True)
+        (root / f"real/{split}.json").write_text(json.dumps(record) + "\n")
+    paint(root / "img/a.png", 1)
+    paint(root / "img/b.png", 2)
+    return OmniDiff(root, official=False)
+
+
+ALL = (
+    *(birds_to_words, clevr_change, clevr_dc, image_editing_request, img_diff, instructpix2pix, levir_cc, magicbrush),
+    *(omnidiff, spot_the_diff),
+)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_every_split_loads(make: Any, tmp_path: Path) -> None:
+    data = make(tmp_path / "root")
+    for split in ("train", "val", "test", "predict"):
+        source = data.pairs_of(split)
+        for index in range(len(source)):
+            sample = source.load(index)
+            assert sample.before.shape == (3, 4, 6) and sample.id == source.ids[index]
+            assert sample.captions == source.captions(index) and all(sample.captions)
+            assert sample.change_type == source.change_type(index)
+    batch = next(iter(data.loader("train")))
+    assert batch["images"].shape[1:] == (2, 3, 4, 6)
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_nothing_there_is_told_with_the_layout_and_the_steps(make: Any, tmp_path: Path) -> None:
+    kind = type(make(tmp_path / "full"))
+    with pytest.raises(LayoutError) as raised:
+        kind(tmp_path / "empty").prepare_data()
+    told = str(raised.value)
+    assert kind.title in told and "What to do: " in told and kind.tree.strip().splitlines()[0] in told
+    with pytest.raises(LayoutError):
+        kind(tmp_path / "empty").pairs_of("train")
+
+
+@pytest.mark.parametrize("make", ALL)
+def test_official_counts_are_insisted_on(make: Any, tmp_path: Path) -> None:
+    make(tmp_path)
+    kind = type(make(tmp_path))
+    if kind is ImgDiff:
+        records = json.loads((tmp_path / "img_diff_object_replacement.json").read_text())
+        write(tmp_path / "img_diff_object_removal.json", records)
+        data: Benchmark = ImgDiff(tmp_path, part="removal")
+    else:
+        data = kind(tmp_path)
+    with pytest.raises(PairError, match="official: false"):
+        data.pairs_of("train")
+
+
+def test_clevr_change_pairs(tmp_path: Path) -> None:
+    data = clevr_change(tmp_path)
+    source = data.pairs_of("train")
+    assert source.ids == ["000007.png", "000003.png", "000007.png_n", "000003.png_n"]
+    assert [source.change_type(i) for i in range(4)] == ["texture", "move", "no_change", "no_change"]
+    assert [levels(data, "train", i) for i in range(4)] == [(7, 57), (3, 53), (7, 107), (3, 103)]
+    assert data.no_change_captions() == ["no change was made"]
+
+
+def test_a_missing_image_shifts_no_pair(tmp_path: Path) -> None:
+    data = clevr_change(tmp_path)
+    (tmp_path / "sc_images/CLEVR_semantic_000007.png").unlink()
+    with pytest.raises(LayoutError, match=r"1 images of the train split .* sc_images/CLEVR_semantic_000007\.png"):
+        data.pairs_of("train")
+    rest = CLEVRChange(tmp_path, official=False, on_missing="skip")
+    with pytest.warns(UserWarning, match="left out 1 of 4 pairs"):
+        assert rest.pairs_of("train").ids == ["000003.png", "000007.png_n", "000003.png_n"]
+    assert levels(rest, "train", 0) == (3, 53)
+
+
+def test_clevr_dc_with_and_without_zeros(tmp_path: Path) -> None:
+    data = clevr_dc(tmp_path)
+    assert data.pairs_of("train").ids == ["5", "2"] and levels(data, "train", 1) == (2, 52)
+    assert data.pairs_of("val").change_type(0) == "no_change" and data.pairs_of("test").change_type(0) is None
+    for path in [*tmp_path.glob("bef/*.png"), *tmp_path.glob("aft/*.png")]:
+        path.rename(path.with_stem(f"{int(path.stem):06d}"))
+    assert levels(CLEVRDC(tmp_path, official=False), "train", 1) == (2, 52)
+
+
+def test_spot_the_diff_groupings(tmp_path: Path) -> None:
+    data = spot_the_diff(tmp_path)
+    source = data.pairs_of("test")
+    assert {name: source.captions(i) for i, name in enumerate(source.ids)} == {
+        "4": ["a car left", "the van is gone"],
+        "2": ["a man came"],
+    }
+    assert data.found("test") == Counts(pairs=3, sentences=5, empty=2, silent=1, records=4)
+    entry = spot_the_diff(tmp_path, grouping="entry").pairs_of("test")
+    assert entry.ids == ["4", "2", "4#2"] and entry.captions(2) == ["the van is gone"]
+    multi = spot_the_diff(tmp_path, grouping="multi", max_words=5).pairs_of("test")
+    assert multi.captions(0) == ["a car left. the van"]
+    with pytest.raises(PairError, match="grouped, entry, multi"):
+        SpotTheDiff(tmp_path, grouping="pairs")  # type: ignore[arg-type]
+
+
+def test_levir_full_stops_are_dropped(tmp_path: Path) -> None:
+    assert levir_cc(tmp_path).pairs_of("val").captions(0) == ["a house appears"] * 5
+
+
+def test_birds_table_and_its_quotation_marks(tmp_path: Path) -> None:
+    source = birds_to_words(tmp_path).pairs_of("train")
+    assert source.ids == ["31_41"] and source.captions(0) == ['Animal 1 is 5" long.', 'Animal 2 is "big".']
+
+
+def test_instructions_split_by_their_place(tmp_path: Path) -> None:
+    data = instructpix2pix(tmp_path)
+    assert [len(data.pairs_of(split)) for split in ("train", "val", "test")] == [18, 1, 1]
+    assert data.pairs_of("val").captions(0) == ["make it 18"] and data.pairs_of("val").ids == ["0000018/11"]
+    both = InstructPix2Pix(tmp_path, official=False, seeds="all").pairs_of("test")
+    assert both.ids == ["0000019/11", "0000019/22"] and both.captions(1) == ["make it 19"]
+    # of the official list, rounded down as the reference loader does
+    assert [_bounds(313_010, split) for split in ("train", "val", "test")] == [
+        (0, 281_709),
+        (281_709, 297_359),
+        (297_359, 313_010),
+    ]
+
+
+def test_boxes_of_img_diff_are_in_pixels_and_pairs_stay_in_one_split(tmp_path: Path) -> None:
+    data = img_diff(tmp_path)
+    sample = data.pairs_of("train").load(1)
+    assert sample.boxes.tolist() == [[[3.0, 1.0, 6.0, 3.0]] * 2]
+    assert sample.captions == ["a dog, not a cat"] and sample.meta["question"] == "what differs?"
+    homes: dict[str, set[str]] = {}
+    for split in ("train", "val", "test"):
+        for name in data.pairs_of(split).ids:
+            homes.setdefault(name.partition("#")[0], set()).add(split)
+    assert len(homes) == 20 and all(len(home) == 1 for home in homes.values())
+    scaled = ImgDiff(tmp_path, official=False, shares=(0.4, 0.3, 0.3), image_size=12)
+    assert next(iter(scaled.loader("train")))["images"].shape[-2:] == (12, 12)
+    assert scaled.pairs_of("train").load(0).boxes.tolist() == [[[6.0, 3.0, 12.0, 9.0]] * 2]
+
+
+def test_omnidiff_fields_are_adapted(tmp_path: Path) -> None:
+    assert omnidiff(tmp_path).pairs_of("test").change_type(0) == "illumination"
+    turns = [{"from": "human", "value": "?"}, {"from": "gpt", "value": "A lamp is off."}]
+    write(tmp_path / "talks_real_val.json", [{"image": ["img/a.png", "img/b.png"], "conversations": turns}])
+    fields = {"id": "", "before": "image.0", "after": "image.1", "caption": "conversations.1.value"}
+    name = "talks_{subset}_{split}.json"
+    data = OmniDiff(tmp_path, official=False, fields=fields, annotations_file=name)
+    source = data.pairs_of("val")
+    assert (source.ids, source.captions(0), levels(data, "val")) == (
+        ["img/a.png..img/b.png"],
+        ["A lamp is off."],
+        (1, 2),
+    )
+    with pytest.raises(PairError, match=r"no field 'image1' for before; .*'image', 'conversations'"):
+        OmniDiff(tmp_path, official=False, annotations_file=name).pairs_of("val")
+
+
+def test_check_tells_expected_and_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    clevr_change(tmp_path)
+    (tmp_path / "nsc_images/CLEVR_nonsemantic_000003.png").write_bytes(b"<!DOCTYPE html><html>")
+    (tmp_path / "sc_images/CLEVR_semantic_000012.png").unlink()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        problems = CLEVRChange(tmp_path).check()
+    told = capsys.readouterr().out
+    assert "train: expected 67,660 pairs, 0 empty sentences" in told and "found 4 pairs, 4 sentences" in told
+    assert "train: 4 pairs, 4 captions" in told and "test: 1 pairs, 1 captions" in told
+    assert any(
+        "sc_images/CLEVR_semantic_000012.png" in p and p.startswith("1 images of the test split") for p in problems
+    )
+    assert any("pairs cannot be read" in p and "it is a web page" in p for p in problems)
+    assert sum("expected" in p and "found" in p for p in problems) == 3
+
+
+def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
+    paint(tmp_path / "secret.png", 9)
+    root = tmp_path / "root"
+    image_editing_request(root)
+    for name in ("../../secret.png", "..", "a/../../../secret.png", "sub/"):
+        write(root / "train.json", [{"uid": "1", "img0": name, "img1": "b.png", "sents": ["x"]}])
+        with pytest.raises(PairError, match=r"leaves the data folder|is not the path of a file"):
+            ImageEditingRequest(root, official=False).pairs_of("train")
+    (root / "images/link.png").symlink_to(tmp_path / "secret.png")
+    write(root / "train.json", [{"uid": "1", "img0": "link.png", "img1": "b.png", "sents": ["x"]}])
+    with pytest.raises(PairError, match="link that leaves"):
+        ImageEditingRequest(root, official=False).pairs_of("train")
+
+
+def test_a_web_page_instead_of_annotations(tmp_path: Path) -> None:
+    spot_the_diff(tmp_path)
+    (tmp_path / "annotations/train.json").write_text("\n <!DOCTYPE html><html>Sign in</html>")
+    with pytest.raises(PairError, match="it is a web page"):
+        SpotTheDiff(tmp_path, official=False).pairs_of("train")

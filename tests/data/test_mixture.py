@@ -1,0 +1,200 @@
+"""Mixtures and tables. Oracle: shares worked out by hand, and tables written with `datasets` from known pairs."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.hf_table import HuggingFaceTable
+from lightning_idc.data.magicbrush import MagicBrush
+from lightning_idc.data.mixture import Mixture, MixtureSampler, largest_remainder
+from lightning_idc.pairs import PairError
+
+
+def folder(root: Path, pairs: int, captions: int = 1) -> FolderPairs:
+    root.mkdir(parents=True)
+    lines = ["id,before,after,split," + ",".join(f"caption_{n + 1}" for n in range(captions))]
+    for split in ("train", "val", "test"):
+        for number in range(pairs):
+            Image.fromarray(np.full((4, 6, 3), number, np.uint8)).save(root / f"{split}{number}.png")
+            texts = ",".join(f"{root.name} {number} {n}" for n in range(captions))
+            lines.append(f"{split}{number},{split}{number}.png,{split}{number}.png,{split},{texts}")
+    (root / "pairs.csv").write_text("\n".join(lines))
+    return FolderPairs(root)
+
+
+def drawn(data: PairDataModule, epoch: int) -> list[str]:
+    loader = data.loader("train")
+    loader.pair_sampler.set_epoch(epoch)
+    return [name for batch in loader for name in batch["ids"]]
+
+
+@pytest.mark.parametrize(
+    ("weights", "total", "shares"),
+    [((1, 1), 3, [2, 1]), ((1, 2), 9, [3, 6]), ((0.5, 0.25, 0.25), 10, [5, 3, 2]), ((1, 1000), 5, [0, 5])],
+)
+def test_shares(weights: tuple[float, ...], total: int, shares: list[int]) -> None:
+    assert largest_remainder(weights, total) == shares
+
+
+def test_every_part_has_its_share_and_no_pair_comes_twice_before_all_came(tmp_path: Path) -> None:
+    parts = {"small": folder(tmp_path / "small", 3), "large": folder(tmp_path / "large", 10)}
+    data = Mixture(parts, weights={"small": 2, "large": 1}, epoch_pairs=12, batch_size=4)
+    seen: Counter[str] = Counter()
+    for epoch in range(5):
+        names = drawn(data, epoch)
+        assert Counter(name.split("/")[0] for name in names) == {"small": 8, "large": 4}
+        seen.update(names)
+        own = [count for name, count in seen.items() if name.startswith("small")]
+        assert max(own) - min(own) <= 1
+        assert drawn(data, epoch) == names
+    assert drawn(data, 0) != drawn(data, 1)
+    # 20 draws of the 10 large ones in 5 epochs
+    assert {count for name, count in seen.items() if name.startswith("large")} == {2}
+
+
+def test_without_weights_an_epoch_is_every_pair_once(tmp_path: Path) -> None:
+    parts = {"a": folder(tmp_path / "a", 3), "b": folder(tmp_path / "b", 5)}
+    data = Mixture(parts)
+    names = drawn(data, 3)
+    assert sorted(names) == sorted(f"{part}/train{n}" for part, count in (("a", 3), ("b", 5)) for n in range(count))
+    assert len(data.pairs_of("val")) == 8
+    sample = data.pairs_of("val").load(4)
+    assert (sample.id, sample.captions, sample.meta["part"]) == ("b/val1", ["b 1 0"], "b")
+
+
+def test_one_sample_per_caption_in_training_alone(tmp_path: Path) -> None:
+    data = Mixture({"a": folder(tmp_path / "a", 2, captions=3), "b": folder(tmp_path / "b", 2)}, per_caption=["a"])
+    source = data.pairs_of("train")
+    assert source.ids[:4] == ["a/train0", "a/train0/2", "a/train0/3", "a/train1"]
+    assert [source.captions(i) for i in range(3)] == [["a 0 0"], ["a 0 1"], ["a 0 2"]]
+    assert len(source) == 8 and len(drawn(data, 0)) == 8
+    assert source.load(2).captions == ["a 0 2"] and source.load(2).id == "a/train0/3"
+    assert len(data.pairs_of("test")) == 4 and len(data.pairs_of("test").captions(0)) == 3
+    assert len(data.train_captions()) == 8
+
+
+def test_the_mixture_size_and_limit_hold_for_its_parts(tmp_path: Path) -> None:
+    data = Mixture({"a": folder(tmp_path / "a", 3), "b": folder(tmp_path / "b", 3)}, image_size=(5, 7), limit=2)
+    assert data.pairs_of("train").ids == ["a/train0", "a/train1", "b/train0", "b/train1"]
+    assert data.pairs_of("train").load(0).before.shape == (3, 5, 7)
+
+
+def test_two_processes_share_an_epoch() -> None:
+    together = MixtureSampler([3, 10], [1, 1], 10, seed=4, rank=0, world_size=1)
+    halves = [MixtureSampler([3, 10], [1, 1], 10, seed=4, rank=rank, world_size=2) for rank in (0, 1)]
+    for sampler in (together, *halves):
+        sampler.set_epoch(2)
+    dealt = [list(half) for half in halves]
+    assert [draw for pair in zip(*dealt, strict=True) for draw in pair] == list(together)
+
+
+def test_wrong_mixtures(tmp_path: Path) -> None:
+    part = folder(tmp_path / "a", 1)
+    for options, message in (
+        ({"parts": {}}, "at least one part"),
+        ({"parts": {"a": part}, "weights": {"b": 1}}, "names 'b'; the parts are a"),
+        ({"parts": {"a": part, "c": part}, "weights": {"a": 1}}, "'c' has no weight"),
+        ({"parts": {"a": part}, "weights": {"a": 0}}, "expected a number above 0"),
+        ({"parts": {"a/b": part}}, "hold no slash"),
+        ({"parts": {"a": part}, "epoch_pairs": 0}, "at least 1"),
+    ):
+        with pytest.raises(PairError, match=message):
+            Mixture(**options)  # type: ignore[arg-type]
+
+
+def png(value: int) -> bytes:
+    file = io.BytesIO()
+    Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def table(pairs: int, first: int = 0) -> Any:
+    datasets = pytest.importorskip("datasets")
+    features = {
+        "source_img": datasets.Image(),
+        "target_img": datasets.Image(),
+        "instruction": datasets.Value("string"),
+        "img_id": datasets.Value("string"),
+        "turn_index": datasets.Value("int32"),
+    }
+    rows = range(first, first + pairs)
+    columns = {
+        "source_img": [{"bytes": png(n), "path": None} for n in rows],
+        "target_img": [{"bytes": png(100 + n), "path": None} for n in rows],
+        "instruction": ["" if n == 2 else f"edit {n}" for n in rows],
+        "img_id": [str(n // 2) for n in rows],
+        "turn_index": [n % 2 for n in rows],
+    }
+    return datasets.Dataset.from_dict(columns, features=datasets.Features(features))
+
+
+COLUMNS = {"before": "source_img", "after": "target_img", "captions": "instruction"}
+
+
+def test_a_table_on_disk(tmp_path: Path) -> None:
+    import datasets
+
+    datasets.DatasetDict({"train": table(4), "validation": table(2, 4)}).save_to_disk(str(tmp_path / "saved"))
+    data = HuggingFaceTable(tmp_path / "saved", **COLUMNS, id=["img_id", "turn_index"], image_size=(8, 8))
+    source = data.pairs_of("train")
+    assert source.ids == ["0-0", "0-1", "1-1"]  # the third has no caption
+    sample = source.load(2)
+    assert (int(sample.before[0, 0, 0]), int(sample.after[0, 0, 0])) == (3, 103) and sample.captions == ["edit 3"]
+    assert sample.before.shape == (3, 8, 8)
+    assert data.pairs_of("val").ids == ["2-0", "2-1"]
+    with pytest.raises(PairError, match=r"no split 'test' .* 'train', 'validation'"):
+        data.pairs_of("test")
+    with pytest.raises(PairError, match="no column 'text'"):
+        HuggingFaceTable(tmp_path / "saved", "source_img", "target_img", "text").pairs_of("train")
+
+
+def test_a_parquet_file_and_lists_of_captions(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    columns = {"a": [png(1)], "b": [png(2)], "texts": [["one", "", "two"]], "kind": ["add"]}
+    datasets.Dataset.from_dict(columns).to_parquet(str(tmp_path / "train.parquet"))
+    source = HuggingFaceTable(tmp_path / "train.parquet", "a", "b", "texts", change_type="kind").pairs_of("train")
+    sample = source.load(0)
+    assert sample.captions == ["one", "two"] and sample.change_type == "add" and sample.id == "000000"
+    assert int(sample.after[0, 0, 0]) == 2
+
+
+def test_paths_in_a_table_stay_below_it(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    root.mkdir()
+    (root / "a.png").write_bytes(png(5))
+    (tmp_path / "secret.png").write_bytes(png(6))
+    lines = ['{"a": "a.png", "b": "a.png", "t": "x"}', '{"a": "../secret.png", "b": "a.png", "t": "y"}']
+    (root / "train.jsonl").write_text("\n".join(lines))
+    source = HuggingFaceTable(root / "train.jsonl", "a", "b", "t").pairs_of("train")
+    assert int(source.load(0).before[0, 0, 0]) == 5
+    with pytest.raises(PairError, match="leaves the data folder"):
+        source.load(1)
+
+
+def test_what_is_no_table_is_told(tmp_path: Path) -> None:
+    (tmp_path / "x.txt").write_text("hello")
+    with pytest.raises(PairError, match="is no table"):
+        HuggingFaceTable(tmp_path / "x.txt", "a", "b", "c").pairs_of("train")
+    (tmp_path / "broken.parquet").write_text("hello")
+    with pytest.raises(PairError, match="cannot be loaded"):
+        HuggingFaceTable(tmp_path / "broken.parquet", "a", "b", "c").pairs_of("train")
+
+
+def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    table(2).to_parquet(str(tmp_path / "data/train-00000-of-00001.parquet"))
+    table(2, 6).to_parquet(str(tmp_path / "data/dev-00000-of-00001.parquet"))
+    data = MagicBrush(tmp_path, official=False)
+    assert data.pairs_of("train").ids == ["0-0", "0-1"] and data.pairs_of("val").ids == ["3-0", "3-1"]
+    assert int(data.pairs_of("val").load(0).after[0, 0, 0]) == 106
+    with pytest.raises(PairError, match=r"expected 8,807 pairs.*found 2 pairs"):
+        MagicBrush(tmp_path).pairs_of("train")

@@ -1,0 +1,191 @@
+"""Preparing benchmarks. Oracle: a server of our own that sends files, web pages and half files."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import threading
+import zipfile
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_idc.cli import data as cli
+from lightning_idc.data.benchmark import Remote
+from lightning_idc.data.prepare import download, prepare, unpack, wrong_with
+from lightning_idc.data.spot_the_diff import SpotTheDiff
+from lightning_idc.pairs import PairError
+
+GOOD = b'[{"img_id": "1", "sentences": ["x"]}]'
+PAGE = b"\n<!doctype html><html>Sign in to continue</html>"
+SENT = {"/good.json": GOOD, "/page.json": PAGE, "/half.json": GOOD[:-5], "/long.json": GOOD * 2}
+
+
+class Handler(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        body = SENT.get(self.path)
+        self.send_response(200 if body is not None else 404)
+        self.send_header("Content-Length", str(len(GOOD) if self.path == "/half.json" else len(body or b"")))
+        self.end_headers()
+        self.wfile.write(body or b"")
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[str]:
+    running = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=running.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{running.server_address[1]}"
+    running.shutdown()
+    running.server_close()
+    thread.join()
+
+
+def remote(url: str, **known: Any) -> Remote:
+    return Remote("annotations/x.json", url, **known)
+
+
+def test_a_good_file_arrives_whole(server: str, tmp_path: Path) -> None:
+    target = tmp_path / "annotations/x.json"
+    known = {"size": len(GOOD), "sha256": hashlib.sha256(GOOD).hexdigest()}
+    assert download(remote(f"{server}/good.json", **known), target) is None
+    assert target.read_bytes() == GOOD and [path.name for path in target.parent.iterdir()] == ["x.json"]
+
+
+@pytest.mark.parametrize(
+    ("name", "known", "told"),
+    [
+        ("page.json", {}, "it is a web page"),
+        ("half.json", {}, r"stopped after 32 of 37 bytes"),
+        ("long.json", {"size": len(GOOD)}, "more than the 37 bytes"),
+        ("good.json", {"size": 99}, "has 37 bytes; expected 99"),
+        ("good.json", {"sha256": "0" * 64}, "SHA-256"),
+        ("absent.json", {}, "404"),
+    ],
+)
+def test_a_bad_file_leaves_nothing_behind(
+    server: str, tmp_path: Path, name: str, known: dict[str, Any], told: str
+) -> None:
+    target = tmp_path / "annotations/x.json"
+    problem = download(remote(f"{server}/{name}", **known), target)
+    assert problem is not None and re.search(told, problem)
+    assert not list(target.parent.iterdir())
+
+
+def test_no_server_gives_the_manual_step(tmp_path: Path) -> None:
+    assert "URLError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
+
+
+def test_prepare_fetches_verifies_and_tells_the_rest(
+    server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = (
+        remote(f"{server}/good.json"),
+        Remote("annotations/y.json", f"{server}/page.json"),
+        Remote("images", "https://example.org", page=True),
+    )
+    monkeypatch.setattr(SpotTheDiff, "remotes", files)
+    data = SpotTheDiff(tmp_path)
+    left = prepare(data)
+    assert "downloaded  annotations/x.json" in (told := capsys.readouterr().out) and "What to do: " in told
+    assert len(left) == 2 and "web page" in left[0] and "by hand from https://example.org" in left[1]
+    (tmp_path / "annotations/y.json").write_bytes(b"[]")
+    (tmp_path / "images").mkdir()
+    assert prepare(data) == []
+    assert "verified    annotations/x.json" in capsys.readouterr().out
+    (tmp_path / "annotations/x.json").write_bytes(PAGE)
+    assert "delete it and run this again" in prepare(data)[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "start", "told"),
+    [
+        ("a.zip", b"hello", "is no .zip file"),
+        ("a.png", b"\xff\xd8\xff", "is no .png file"),
+        ("a.json", b"", "the file is empty"),
+    ],
+)
+def test_first_bytes(tmp_path: Path, name: str, start: bytes, told: str) -> None:
+    (tmp_path / name).write_bytes(start)
+    assert told in str(wrong_with(tmp_path / name, Remote(name, "https://example.org")))
+
+
+def zipped(path: Path, names: dict[str, bytes]) -> Path:
+    with zipfile.ZipFile(path, "w") as packed:
+        for name, content in names.items():
+            packed.writestr(name, content)
+    return path
+
+
+def tarred(path: Path, members: list[tuple[tarfile.TarInfo, bytes]]) -> Path:
+    with tarfile.open(path, "w:gz") as bundle:
+        for info, content in members:
+            info.size = len(content)
+            bundle.addfile(info, io.BytesIO(content))
+    return path
+
+
+def test_archives_are_unpacked(tmp_path: Path) -> None:
+    files = {"images/a.png": b"1", "b.json": b"2"}
+    members = [(tarfile.TarInfo(name), content) for name, content in files.items()]
+    for number, archive in enumerate((zipped(tmp_path / "a.zip", files), tarred(tmp_path / "a.tar.gz", members))):
+        root = tmp_path / str(number)
+        assert unpack(archive, root) == 2
+        assert {str(p.relative_to(root)): p.read_bytes() for p in root.rglob("*") if p.is_file()} == files
+
+
+@pytest.mark.parametrize("name", ["../evil", "a/../../evil", "/evil"])
+def test_archives_that_leave_the_root_write_nothing(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "root"
+    for archive in (
+        zipped(tmp_path / "a.zip", {"fine": b"1", name: b"2"}),
+        tarred(tmp_path / "a.tar.gz", [(tarfile.TarInfo("fine"), b"1"), (tarfile.TarInfo(name), b"2")]),
+    ):
+        with pytest.raises(PairError, match=r"leaves the data folder|must be relative"):
+            unpack(archive, root)
+        assert not list(root.iterdir()) and not (tmp_path / "evil").exists()
+
+
+def test_links_in_archives_are_refused(tmp_path: Path) -> None:
+    link = tarfile.TarInfo("images")
+    link.type, link.linkname = tarfile.SYMTYPE, "/etc"
+    with pytest.raises(PairError, match="link or device"):
+        unpack(tarred(tmp_path / "a.tar.gz", [(link, b"")]), tmp_path / "root")
+    info = zipfile.ZipInfo("images")
+    info.external_attr = 0o120777 << 16
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr(info, "/etc")
+    with pytest.raises(PairError, match="holds the link"):
+        unpack(tmp_path / "a.zip", tmp_path / "root")
+
+
+def test_a_web_page_saved_as_an_archive(tmp_path: Path) -> None:
+    (tmp_path / "data.tar.gz").write_bytes(PAGE)
+    with pytest.raises(PairError, match="it is a web page"):
+        unpack(tmp_path / "data.tar.gz", tmp_path / "root")
+    (tmp_path / "cut.zip").write_bytes(zipped(tmp_path / "whole.zip", {"a": b"x" * 999}).read_bytes()[:200])
+    with pytest.raises(PairError, match=r"neither a zip nor a tar|cannot be unpacked"):
+        unpack(tmp_path / "cut.zip", tmp_path / "root")
+
+
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(SpotTheDiff, "remotes", (Remote("annotations", "https://example.org", page=True),))
+    archive = zipped(tmp_path / "a.zip", {"annotations/train.json": GOOD})
+    given = ["data", "prepare", "spot_the_diff", "--root", str(tmp_path / "root")]
+    assert cli.run(given) == 1
+    assert "must be fetched by hand from https://example.org" in capsys.readouterr().out
+    assert cli.run([*given, "--archive", str(archive)]) == 0
+    assert "now: lightning-idc data check spot_the_diff" in capsys.readouterr().out
+    assert cli.run(["data", "check", "spot_the_diff", "--root", str(tmp_path / "root")]) == 1
+    told = capsys.readouterr().out
+    assert "Spot-the-Diff (grouped)\n" in told and "found 1 pairs" in told and "resized_images/1.png" in told
+    with pytest.raises(PairError, match="no benchmark with files"):
+        cli.run(["data", "prepare", "folder", "--root", str(tmp_path)])

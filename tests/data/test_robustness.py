@@ -1,0 +1,150 @@
+"""Corruptions. Oracle: the numbers of ImageNet-C, and diamond-square written out point by point."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+
+from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.robustness import FOG, NOISE, Corrupted, Corruption, Fog, GaussianNoise, ReplaceWords, plasma
+from lightning_idc.data.source import PairSource
+from lightning_idc.pairs import PairError, PairSample
+
+WORDS = [f"w{number}" for number in range(12)]
+
+
+class Fixed(PairSource):
+    def __init__(self, image: torch.Tensor, captions: list[list[str]]) -> None:
+        self.image, self._captions = image, captions
+        self.ids = [f"pair{number}" for number in range(len(captions))]
+
+    def load(self, index: int) -> PairSample:
+        return PairSample(self.ids[index], self.image, self.image, list(self._captions[index]))
+
+    def captions(self, index: int) -> list[str]:
+        return self._captions[index]
+
+    def change_type(self, index: int) -> str | None:
+        return None
+
+
+def grey(value: int = 128, size: int = 64) -> torch.Tensor:
+    return torch.full((3, size, size), value, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize("share", [0.2, 0.4, 0.6, 0.8])
+def test_words_are_replaced_in_the_share_asked_for(share: float) -> None:
+    captions = [[" ".join(WORDS[:10]), " ".join(WORDS[2:12])] for _ in range(50)]
+    source = Corrupted(Fixed(grey(), captions), ReplaceWords(share), None)
+    for index in range(50):
+        for clean, noisy in zip(captions[index], source.captions(index), strict=True):
+            pairs = list(zip(clean.split(), noisy.split(), strict=True))
+            assert sum(first != second for first, second in pairs) == round(share * 10)
+    assert source.captions(0) == source.load(0).captions == source.captions(0)
+    assert source.captions(0) != source.captions(1)  # the id decides
+
+
+def test_replacements_are_drawn_evenly_from_the_other_words() -> None:
+    replaced = Corrupted(Fixed(grey(), [["a b c d"]] * 3 + [["a"]] * 6000), ReplaceWords(1.0), None)
+    drawn = Counter(replaced.captions(index)[0] for index in range(3, 6003))
+    assert set(drawn) == {"b", "c", "d"}
+    # three sigma of a binomial with p = 1/3
+    assert all(abs(count - 2000) < 3 * (6000 * 2 / 9) ** 0.5 for count in drawn.values())
+
+
+@pytest.mark.parametrize("severity", [1, 2, 3, 4, 5])
+def test_noise_has_the_deviation_of_its_severity(severity: int) -> None:
+    # dark enough on the scale that little is cut off at 0 and 255
+    sample = Corrupted(Fixed(grey(128, 200), [["x"]]), GaussianNoise(severity), None).load(0)
+    values = sample.before.double().flatten()
+    middle = values[(values > 0) & (values < 255)]
+    deviation = 255 * NOISE[severity - 1]
+    expected = torch.distributions.Normal(127.5, deviation)
+    # shares below fixed values, where nothing is cut off
+    for bound in (64, 128, 192):
+        share = float((values < bound).double().mean())
+        assert abs(share - float(expected.cdf(torch.tensor(float(bound) - 0.5)))) < 0.01
+    assert len(middle) < len(values) or severity == 1
+    assert not torch.equal(sample.before, sample.after)
+
+
+def test_plasma_is_diamond_square_point_by_point() -> None:
+    levels, decay = 3, 1.4
+    size = 2**levels
+    got = plasma(levels, decay, torch.Generator().manual_seed(7))
+    generator = torch.Generator().manual_seed(7)
+    grid = {(0, 0): 0.0}
+    step, amplitude = size, 1.0
+    while step >= 2:
+        half, count = step // 2, size // step
+        wobble = [
+            ((2 * torch.rand(count, count, generator=generator, dtype=torch.float64) - 1) * amplitude).tolist()
+            for _ in range(3)
+        ]
+        corners = [(y, x) for y in range(0, size, step) for x in range(0, size, step)]
+        for y, x in corners:
+            around = [grid[(y + dy) % size, (x + dx) % size] for dy in (0, step) for dx in (0, step)]
+            grid[y + half, x + half] = sum(around) / 4 + wobble[0][y // step][x // step]
+        for kind, (oy, ox) in ((1, (0, half)), (2, (half, 0))):
+            for y, x in corners:
+                py, px = y + oy, x + ox
+                neighbours = [
+                    ((py + dy) % size, (px + dx) % size) for dy, dx in ((half, 0), (-half, 0), (0, half), (0, -half))
+                ]
+                assert all(place in grid for place in neighbours)
+                grid[py, px] = sum(grid[place] for place in neighbours) / 4 + wobble[kind][y // step][x // step]
+        step, amplitude = half, amplitude / decay**2
+    expected = torch.tensor([[grid[y, x] for x in range(size)] for y in range(size)], dtype=torch.float64)
+    expected = (expected - expected.min()) / (expected.max() - expected.min())
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+
+
+def test_fog_keeps_between_its_least_and_greatest_thickness() -> None:
+    thickness, _ = FOG[4]
+    assert thickness == 3.0
+    image = torch.randint(0, 200, (3, 60, 100), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    image[0, 0, 0] = 200
+    foggy = Corrupted(Fixed(image, [["x"]]), Fog(), None).load(0)
+    brightest = 200 / 255
+    thin = image.double() / 255 * brightest / (brightest + thickness)
+    thick = (image.double() / 255 + thickness) * brightest / (brightest + thickness)
+    values = foggy.before.double()
+    assert (values >= (thin * 255).floor() - 1e-9).all() and (values <= (thick * 255).clamp(max=255) + 1e-9).all()
+    assert not torch.equal(foggy.before, foggy.after)
+
+
+def test_black_images_stay_black_in_fog() -> None:
+    # the fog is as bright as the image's brightest value
+    assert Fog().image(torch.zeros(3, 8, 8, dtype=torch.uint8), torch.Generator()).max() == 0
+
+
+def test_one_option_of_any_data_module(tmp_path: Path) -> None:
+    rows = ["before,after,caption,split"]
+    for number, split in enumerate(["train", "train", "val", "test"]):
+        Image.new("RGB", (64, 64), (100 + number,) * 3).save(tmp_path / f"{number}.png")
+        rows.append(f"{number}.png,{number}.png,a b c d e f g h i j,{split}")
+    (tmp_path / "pairs.csv").write_text("\n".join(rows))
+    noisy = FolderPairs(tmp_path, corruption=GaussianNoise(), image_size=32)
+    clean = FolderPairs(tmp_path, image_size=32)
+    for split, same in (("train", True), ("val", True), ("test", False), ("predict", False)):
+        ours, theirs = noisy.pairs_of(split).load(0), clean.pairs_of(split).load(0)
+        assert torch.equal(ours.before, theirs.before) is same and ours.captions == theirs.captions
+        assert ours.before.shape == (3, 32, 32)
+    words = FolderPairs(tmp_path, corruption=ReplaceWords(0.5))
+    assert words.train_captions() != clean.train_captions()
+    assert words.pairs_of("test").captions(0) == clean.pairs_of("test").captions(0)
+    first = next(iter(words.loader("train")))
+    assert sorted(map(tuple, first["captions"])) == sorted((text,) for text in words.train_captions())
+
+
+def test_wrong_arguments() -> None:
+    with pytest.raises(PairError, match="expected 1 to 5"):
+        Fog(severity=6)
+    with pytest.raises(PairError, match="between 0 and 1"):
+        ReplaceWords(share=1.2)
+    with pytest.raises(PairError, match="'testing'"):
+        Corruption(splits=["testing"])
