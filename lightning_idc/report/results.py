@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.report.confusion import Confusion, confusion
+from lightning_idc.metrics.confusion import Confusion, confusion
 from lightning_idc.report.html import Entry
 from lightning_idc.report.sheet import Card
 from lightning_idc.report.table import Summary, summarise
