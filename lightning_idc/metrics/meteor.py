@@ -110,8 +110,7 @@ class Meteor:
                 statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
             first = self._ask(" ||| ".join(["EVAL", *statistics]))
             each = [float(first), *(float(self._answer()) for _ in statistics[1:])]
-            counts = [[float(number) for number in line.split()] for line in statistics]
-            return MeteorScores(float(self._answer()), each, counts)
+            return MeteorScores(float(self._answer()), each, [_counts(line) for line in statistics])
 
 
 @cache
@@ -138,6 +137,15 @@ def start() -> None:
     _running()
 
 
+def _counts(line: str) -> list[float]:
+    counts = [float(number) for number in line.split()]
+    length, reference_length, chunks, matched, reference_matched = *counts[:2], *counts[20:]
+    if chunks == 1 and matched == length and reference_matched == reference_length:
+        # the program takes a candidate that matches from end to end for unbroken, and adds no piece of it to a sum
+        counts[20] = 0.0
+    return counts
+
+
 def from_statistics(statistics: Floats) -> Floats:
     """METEOR from summed counts (Denkowski and Lavie 2014, section 2), equal to the program's own to the last digits.
 
@@ -162,15 +170,11 @@ def from_statistics(statistics: Floats) -> Floats:
     bottom = _ALPHA * precision + (1 - _ALPHA) * recall
     mean = np.divide(precision * recall, bottom, out=np.zeros_like(bottom), where=bottom > 0)
     average = (matched + reference_matched) / 2
-    # a candidate that matches in one piece from end to end is not broken into pieces
-    whole = (chunks == 1) & (matched == length) & (reference_matched == reference_length)
-    broken = np.divide(np.where(whole, 0.0, chunks), average, out=np.zeros_like(average), where=average > 0)
+    broken = np.divide(chunks, average, out=np.zeros_like(average), where=average > 0)
     return mean * (1 - _GAMMA * broken**_BETA)
 
 
-def meteor_scores(
-    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
-) -> MeteorScores | NotComputed:
+def meteor_scores(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
     """METEOR of the corpus and of every pair; why not, where it cannot be had."""
     meteor = _running()
     if isinstance(meteor, NotComputed):
