@@ -188,10 +188,12 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     empty = result["pairs_without_a_reference_that_says_anything"]
     if empty:
         lines.append(f"{empty} records have only empty references; their captions score 0")
+    shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
     if result["intervals"]:
-        ends = [f"{name} {low:.1f} to {high:.1f}" for name, (low, high) in result["intervals"].items()]
+        ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]
         lines.append(f"95 % intervals over pairs: {', '.join(ends)}")
-    for name, found in result.get("against", {}).items():
+    for name in shown if "against" in result else []:
+        found = result["against"][name]
         lines.append(
             f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
             f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "

@@ -1,9 +1,9 @@
 """SPICE (Anderson et al. 2016) through pycocoevalcap's Java program and the user's own CoreNLP jars.
 
 pycocoevalcap's own launcher downloads CoreNLP, writes into site-packages, and fails on Java 15 and later in two
-places: its cache cannot be serialised, and its output goes through a JavaScript engine that Java no longer has. Here no
-cache is used, and a few lines of Java beside the program write its answer. There is no equal without CoreNLP, so without
-it the answer is :class:`~lightning_idc.metrics.meteor.NotComputed` and never a number.
+places: its cache cannot be serialised, and its output goes through a JavaScript engine that Java no longer has. Here
+no cache is used, and a few lines of Java beside the program write its answer. There is no equal without CoreNLP, so
+without it the answer is :class:`~lightning_idc.metrics.meteor.NotComputed` and never a number.
 """
 
 from __future__ import annotations
