@@ -78,12 +78,11 @@ def make_result(
         sentences: that say nothing changed.
     """
     headline = next(iter(parts))
-    said = [captions[truth.id] for truth in truths if truth.id in captions]
-    varied = diversity(said, sentences)
+    known = {truth.id: truth for truth in truths if truth.id in captions}
+    varied = diversity([captions[id] for id in known], sentences)
     records = [
-        {"caption": captions[t.id], "references": list(t.references), "change_type": t.change_type}
-        for t in truths
-        if t.id in captions
+        {"caption": captions[id], "references": list(truth.references), "change_type": truth.change_type}
+        for id, truth in known.items()
     ]
     judged = confusion(records, sentences)
     return {
@@ -93,7 +92,7 @@ def make_result(
         "headline": headline,
         "scores": {name: {m: rounded(v) for m, v in scores.values.items()} for name, scores in parts.items()},
         "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},
-        "not_computed": {m: reason for scores in parts.values() for m, reason in scores.missing.items()},
+        "not_computed": _not_computed(protocol, parts[headline]),
         "counts": {name: {"pairs": s.pairs, "references": s.references} for name, s in parts.items()},
         "pairs_without_a_reference_that_says_anything": sum(
             not any(text.strip() for text in truth.references) for truth in truths
@@ -173,11 +172,21 @@ def software() -> dict[str, str]:
     return found
 
 
+def _not_computed(protocol: Protocol, scores: Scores) -> dict[str, str]:
+    there = _families(scores)
+    absent = {name: "not computed: not asked for" for name in protocol.metrics if name not in there}
+    return absent | scores.missing
+
+
+def _families(scores: Scores) -> set[str]:
+    """Names of metrics, the four BLEUs as one."""
+    return {"BLEU" if name.startswith("BLEU-") else name for name in scores.values}
+
+
 def _implementations(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, str]:
-    computed = {name for scores in parts.values() for name in scores.values}
     if protocol.tokens.startswith("interleave"):
         return {"ROUGE-L": "lightning_idc, equal to the package rouge 1.0.1 after LLaVA-Interleave's cleaning"}
-    families = {"BLEU" if name.startswith("BLEU-") else name for name in computed}
+    families = {name for scores in parts.values() for name in _families(scores)}
     return {name: how for name, how in IMPLEMENTATIONS.items() if name in families}
 
 
