@@ -15,9 +15,9 @@ from lightning_idc.pairs import PairError
 class ValidationSelection(Callback):
     """Refuses to train when a checkpoint or a stop would be chosen on the test split.
 
-    That is so where a callback watches a value of the test, and where the validation split holds mostly pairs of the test
-    split, with the same ids and captions. ``lightning-idc fit`` adds this callback by itself. Published protocols that did
-    choose on the test split can be repeated by their name, which then stands in every result.
+    That is so where a callback watches a value of the test, and where the validation split holds mostly pairs of the
+    test split, with the same ids and captions. ``lightning-idc fit`` adds this callback by itself. Published protocols
+    that did choose on the test split can be repeated by their name, which then stands in every result.
 
     Args:
         protocol: that the training follows.
@@ -34,8 +34,8 @@ class ValidationSelection(Callback):
         tested = [name for name in watched if name.startswith("test")]
         if tested:
             raise PairError(
-                f"{tested[0]} is watched to choose the model, but a model chosen on the test split is not tested by it; "
-                f"watch a value of the validation split, such as val/CIDEr-D. {_LEGACY}"
+                f"{tested[0]} is watched to choose the model, but a model chosen on the test split is not tested by "
+                f"it; watch a value of the validation split, such as val/CIDEr-D. {_LEGACY}"
             )
         data = getattr(trainer, "datamodule", None)  # absent where loaders were given
         if watched and isinstance(data, PairDataModule):

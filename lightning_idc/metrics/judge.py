@@ -1,7 +1,7 @@
 """A language model as judge of captions: fixed prompts, strict reading of answers, and no guessing.
 
-An answer that does not give one score in the asked form counts as unparsed; it is asked again a few times, and what stays
-unparsed is counted beside the mean, never given a number. Scores depend on the judge, so a result names it.
+An answer that does not give one score in the asked form counts as unparsed; it is asked again a few times, and what
+stays unparsed is counted beside the mean, never given a number. Scores depend on the judge, so a result names it.
 """
 
 from __future__ import annotations
@@ -65,18 +65,19 @@ OMNIDIFF = Rubric(
     "omnidiff-figure-6",
     # the prompt of the paper, word for word, since another prompt is another judge
     "You are an impartial judge evaluating text similarity. Your job is to evaluate a model-generated caption for the "
-    "difference between two images against a human-annotated Ground Truth caption. Follow these guidelines: (1) Carefully "
-    "read the Ground Truth caption and model-generated caption. (2) Identify aspects in the Ground Truth caption and "
-    "calculate the percentage covered (through exact or partial matches) in the model-generated caption. (3) Score from 0 "
-    "to 100, where each aspect contributes equally to the score. (4) Provide your score (0-100) and a short "
-    "justification. Standard answer: {expected} Assistant's response: {said}",
+    "difference between two images against a human-annotated Ground Truth caption. Follow these guidelines: (1) "
+    "Carefully read the Ground Truth caption and model-generated caption. (2) Identify aspects in the Ground Truth "
+    "caption and calculate the percentage covered (through exact or partial matches) in the model-generated caption. "
+    "(3) Score from 0 to 100, where each aspect contributes equally to the score. (4) Provide your score (0-100) and a "
+    "short justification. Standard answer: {expected} Assistant's response: {said}",
     100,
 )
 IMG_DIFF = Rubric(
     "img-diff-0-3",
     # the supplement gives the scale and no prompt, so this one is ours
     "Two texts say how two images differ. Rate how well the second agrees with the first: 0 for not at all, 1 for a "
-    "little, 2 for mostly, 3 for fully. Answer with 'Score:' and the number.\nFirst text: {expected}\nSecond text: {said}",
+    "little, 2 for mostly, 3 for fully. Answer with 'Score:' and the number.\n"
+    "First text: {expected}\nSecond text: {said}",
     3,
 )
 

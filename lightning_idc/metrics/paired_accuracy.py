@@ -54,8 +54,8 @@ class PairedAccuracy:
 def choice(said: str, letters: str = "ab") -> str | None:
     """The letter that an answer chooses; None unless it is exactly one.
 
-    Read are "(a)", "a)", "a." and "a" at the beginning, and "answer is a" or "(a)" anywhere; an "a" within a sentence is
-    an article.
+    Read are "(a)", "a)", "a." and "a" at the beginning, and "answer is a" or "(a)" anywhere; an "a" within a sentence
+    is an article.
 
     Args:
         said: the answer.

@@ -109,18 +109,16 @@ def as_html(found: Iterable[Board]) -> str:
     parts = []
     for board in found:
         head = "".join(f"<th>{html.escape(column)}</th>" for column in board.columns)
-        body = "".join(
-            "<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in board.rows
-        )
+        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in board.rows]
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
         parts.append(
             f"<h2>{html.escape(board.title)}</h2><small>{html.escape(board.note)}</small>"
             f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
         )
     policy = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
     head = f'<meta charset="utf-8">{policy}<title>Leaderboard</title><style>{_STYLE}</style>'
-    return (
-        f'<!doctype html><html lang="en"><head>{head}</head><body><h1>Leaderboard</h1>{"".join(parts)}</body></html>\n'
-    )
+    body = f"<h1>Leaderboard</h1>{''.join(parts)}"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
 
 
 def _row(cells: Sequence[str]) -> str:
