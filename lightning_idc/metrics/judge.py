@@ -181,7 +181,8 @@ class CausalJudge:
         options = {} if gguf_file is None else {"gguf_file": gguf_file}
         self.name = path
         self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **options)
-        self._model: Any = AutoModelForCausalLM.from_pretrained(path, **options).to(device).eval()
+        model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+        self._model = model.to(device).eval()
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token
         self._max_new_tokens, self._temperature = max_new_tokens, temperature
