@@ -15,7 +15,7 @@ from lightning_idc.metrics.spice import JARS, spice_scores
 
 CANDIDATES = [["red", "cube"], [], ["café"]]
 REFERENCES = [[["red", "cube", "moved"], ["a", "cube"]], [["gone"]], [["café"]]]
-# the same names, visibilities and output as edu.anu.spice; the score is the share of a caption's words in its references
+# names, visibilities and output of edu.anu.spice; the score is the share of a caption's words in its references
 ARGUMENTS = """
 package edu.anu.spice;
 public class SpiceArguments {
@@ -53,7 +53,8 @@ public class SpiceScorer {
             List<String> words = new ArrayList<>(Arrays.asList(pairs.group(2).split(" ")));
             Set<String> known = new HashSet<>(Arrays.asList(pairs.group(3).replace("\\"", "").split("[ ,]+")));
             double hits = words.stream().filter(known::contains).count();
-            found.add(0, "{\\"image_id\\":" + pairs.group(1) + ",\\"scores\\":{\\"All\\":{\\"f\\":" + hits / words.size() + "}}}");
+            String score = "{\\"All\\":{\\"f\\":" + hits / words.size() + "}}";
+            found.add(0, "{\\"image_id\\":" + pairs.group(1) + ",\\"scores\\":" + score + "}");
         }
         stats = new Stats();
         stats.text = found.toString();
