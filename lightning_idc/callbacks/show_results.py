@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import shutil
 import sys
@@ -13,7 +14,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.captioner import PairCaptioner
+from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.metrics.protocols import protocol_named
+from lightning_idc.metrics.results import Origin
 from lightning_idc.pairs import PairError
 from lightning_idc.report.files import save, save_json
 from lightning_idc.report.html import write_report
@@ -27,15 +31,17 @@ class ShowResults(Callback):
     """Shows a person what a captioner says, after ``test``, ``validate`` and ``predict``.
 
     Writes into the trainer's ``default_root_dir``: ``predictions.json`` (id, caption, log_prob, references,
-    change_type, scores and facts of every pair), ``scores.json`` and ``scores.md`` (the table), ``contact_sheet.png``
-    (the examples with their pictures) and ``report.html`` (all pairs, to be sorted and searched in a browser). Facts
-    that the data module judges are logged as ``test/fact/<name>``.
+    change_type, scores and facts of every pair), ``scores.json`` and ``scores.md`` (the table), ``result.json`` (scores
+    under the protocol, with all that a leaderboard needs), ``contact_sheet.png`` (the examples with their pictures) and
+    ``report.html`` (all pairs, to be sorted and searched in a browser). Facts that the data module judges are logged as
+    ``test/fact/<name>``.
 
     Args:
         examples: number of pairs that are shown, spread over the types of change; 0 for none.
         main_facts: facts that colour a caption on the sheet: green if all that apply are right, red if one is wrong.
         report_pairs: most pairs in the report, spread over the types of change; 0 for no report.
         difference: also draw the difference of the two pictures on the sheet.
+        protocol: of ``result.json``; the table is always scored as ``coco``.
     """
 
     def __init__(
@@ -44,7 +50,9 @@ class ShowResults(Callback):
         main_facts: Sequence[str] = ("type", "attributes"),
         report_pairs: int = 2000,
         difference: bool = False,
+        protocol: str = "coco",
     ) -> None:
+        self.protocol = protocol_named(protocol)
         self.examples = examples
         self.main_facts = list(main_facts)
         self.report_pairs = report_pairs
@@ -104,12 +112,28 @@ class ShowResults(Callback):
             table = results.summary.as_dict()
             save_json(folder / "scores.json", {**table, "confusion": confusion_dict(results)})
             save(folder / "scores.md", lambda path: path.write_text(as_markdown(results.summary), encoding="utf-8"))  # type: ignore[arg-type]
+            self._result(trainer, name, results, folder / "result.json")
         if chosen and results.data is not None:
             sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
             if save(folder / "contact_sheet.png", lambda path: sheet.save(path, format="PNG")):
                 say(f"\npictures of these: {shown(folder / 'contact_sheet.png')}")
         if self.report_pairs:
             self._report(trainer, name, results, folder / "report.html")
+
+    def _result(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
+        origin = Origin(
+            name,
+            None if results.data is None else type(results.data).__name__,
+            results.split,
+            decoding_of(trainer.lightning_module),
+            int(os.environ["PL_GLOBAL_SEED"]) if "PL_GLOBAL_SEED" in os.environ else None,
+            Path(trainer.ckpt_path).name if trainer.ckpt_path else None,
+            None if not trainer.ckpt_path else selected_on(Path(trainer.ckpt_path)),
+        )
+        try:
+            save_json(target, results.result(self.protocol, origin))
+        except PairError as error:
+            say(f"no {target.name}: {error}")
 
     def _table(self, name: str, results: Results) -> None:
         from rich.console import Console
@@ -197,6 +221,21 @@ def about(trainer: Trainer, results: Results) -> dict[str, str]:
     if results.confusion is not None:
         facts["no change"] = "a caption says so if it equals a sentence that the data uses for unchanged pairs"
     return facts
+
+
+def decoding_of(captioner: Any) -> dict[str, Any]:
+    """How a captioner decodes, as far as its hyper-parameters say."""
+    return {name: captioner.hparams[name] for name in ("num_beams", "max_length") if name in captioner.hparams}
+
+
+def selected_on(checkpoint: Path) -> str | None:
+    """Split on whose values a checkpoint was chosen; None where it was not chosen, or nobody knows."""
+    if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
+        return None
+    for name, state in read_checkpoint(checkpoint).get("callbacks", {}).items():
+        if name.startswith("ModelCheckpoint") and isinstance(state.get("monitor"), str):
+            return str(state["monitor"]).split("/")[0]
+    return None
 
 
 def log_facts(trainer: Trainer, results: Results) -> None:

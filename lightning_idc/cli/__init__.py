@@ -16,6 +16,8 @@ VERBS = {
     "test": ("training", "measure on the test split"),
     "predict": ("training", "caption without references"),
     "describe": ("describe", "say what changed between two images"),
+    "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
+    "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),

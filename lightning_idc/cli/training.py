@@ -16,6 +16,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
+from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
@@ -130,6 +131,8 @@ class PairCLI(LightningCLI):
         extra: list[Any] = default_progress(config)
         if self.subcommand == "fit":
             extra.append(StopCleanly())
+            if not any(isinstance(chosen, ValidationSelection) for chosen in config.get("callbacks") or []):
+                extra.append(ValidationSelection())
         trainer = self._instantiate_trainer(
             {
                 **config,

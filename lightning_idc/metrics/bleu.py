@@ -12,6 +12,15 @@ _SMALL, _TINY = 1e-9, 1e-15
 
 def bleu(corpus: Corpus) -> tuple[Floats, Floats]:
     """BLEU-1 to 4 of the corpus ``(4,)`` and of every pair ``(4, P)``."""
+    statistics = bleu_statistics(corpus)
+    return from_statistics(statistics.sum(1)), from_statistics(statistics)
+
+
+def bleu_statistics(corpus: Corpus) -> Floats:
+    """Counts of every pair, of which sums give the BLEU of any set of pairs, ``(10, P)``.
+
+    Rows: n-grams that are right for n = 1 to 4, n-grams for n = 1 to 4, words, words of the closest reference.
+    """
     lengths = corpus.lengths
     correct = np.zeros((MOST_WORDS, corpus.pairs))
     for n, (grams, known) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
@@ -19,12 +28,19 @@ def bleu(corpus: Corpus) -> tuple[Floats, Floats]:
         clipped = np.minimum(grams.count[seen], known.most[place[seen]])
         correct[n] = np.bincount(grams.caption[seen], weights=clipped, minlength=corpus.pairs)
     guesses = np.maximum(lengths[None] - np.arange(MOST_WORDS)[:, None], 0)
-    closest = _closest_lengths(corpus, lengths)
-    whole = _score(correct.sum(1), guesses.sum(1), lengths.sum(), closest.sum())
-    return whole, _score(correct, guesses, lengths, closest)
+    return np.concatenate([correct, guesses, lengths[None], _closest_lengths(corpus, lengths)[None]])
 
 
-def _score(correct: Floats, guesses: Floats | Ints, length: Floats | Ints, reference_length: Floats) -> Floats:
+def from_statistics(statistics: Floats) -> Floats:
+    """BLEU-1 to 4 from summed counts.
+
+    Args:
+        statistics: sums of :func:`bleu_statistics`, ``(10, ...)``.
+
+    Returns:
+        Scores, 0 to 1, ``(4, ...)``.
+    """
+    correct, guesses, (length, reference_length) = np.split(statistics, [MOST_WORDS, 2 * MOST_WORDS])
     precision = (correct + _TINY) / (guesses + _SMALL)
     powers = (1.0 / np.arange(1, MOST_WORDS + 1)).reshape(-1, *[1] * (precision.ndim - 1))
     ratio = (length + _TINY) / (reference_length + _SMALL)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from lightning_idc.metrics.bleu import bleu
-from lightning_idc.metrics.cider import cider_d
+from lightning_idc.errors import PairError
+from lightning_idc.metrics import bleu, meteor
+from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
 from lightning_idc.metrics.meteor import NotComputed, meteor_scores
 from lightning_idc.metrics.rouge import rouge_l
+from lightning_idc.metrics.spice import spice_scores
 from lightning_idc.metrics.tokenizer import ptb_tokenize
-from lightning_idc.pairs import PairError
 
 T = TypeVar("T")
+FAST = ("BLEU", "ROUGE-L", "CIDEr-D")
+"""Metrics that need no Java."""
+USUAL = ("BLEU", "METEOR", "ROUGE-L", "CIDEr-D")
+"""What papers print; METEOR takes seconds to start."""
 
 
 @dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
@@ -29,6 +35,7 @@ class Scores:
         ids: pairs.
         references: number of references.
         missing: metrics that were asked for and could not be computed, with the reason.
+        statistics: counts of each pair, for metrics whose corpus score is no mean over pairs, ``(S, P)``.
     """
 
     values: dict[str, float]
@@ -36,6 +43,7 @@ class Scores:
     ids: list[str]
     references: int
     missing: dict[str, str] = field(default_factory=dict)
+    statistics: dict[str, Floats] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
@@ -57,29 +65,55 @@ class References:
 
     Args:
         references: texts by pair id, or (id, texts).
+        tokenize: makes tokens of a text; candidates are tokenised in the same way.
 
     Raises:
         PairError: an id comes twice, a pair has no reference, or one is not text.
     """
 
-    def __init__(self, references: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]]) -> None:
+    def __init__(
+        self,
+        references: Mapping[str, Sequence[str]] | Iterable[tuple[str, Sequence[str]]],
+        tokenize: Callable[[str], list[str]] = ptb_tokenize,
+    ) -> None:
         texts = _by_id(references, "references")
         empty = [id for id, of_pair in texts.items() if isinstance(of_pair, str) or not len(of_pair)]
         if empty:
             raise PairError(
-                f"{len(empty)} of {len(texts)} pairs have no list of references: {_some(empty)}; "
+                f"{len(empty)} of {len(texts)} pairs have no list of references: {some(empty)}; "
                 "give each pair a list with at least one text"
             )
         self.ids = list(texts)
+        self.tokenize = tokenize
         self.counts = ReferenceCounts(
-            [[_tokens(id, text, "reference") for text in of_pair] for id, of_pair in texts.items()]
+            [[tokenize(as_text(id, text, "reference")) for text in of_pair] for id, of_pair in texts.items()]
         )
+
+
+@dataclass(frozen=True)
+class Aids:
+    """What some metrics need beside captions and references.
+
+    Args:
+        frequencies: references of another corpus, which say how rare an n-gram is to CIDEr and CIDEr-D; None takes
+            the references that are scored.
+        corenlp: folder with Stanford CoreNLP's jars, for SPICE.
+    """
+
+    frequencies: References | None = None
+    corenlp: Path | None = None
+
+    @property
+    def counts(self) -> ReferenceCounts | None:
+        """N-grams of the other corpus."""
+        return None if self.frequencies is None else self.frequencies.counts
 
 
 def score_captions(
     candidates: Mapping[str, str] | Iterable[tuple[str, str]],
     references: Mapping[str, Sequence[str]] | References,
-    meteor: bool = False,
+    metrics: Sequence[str] = FAST,
+    aids: Aids | None = None,
 ) -> Scores:
     """Score one caption per pair against all references of the pair.
 
@@ -88,44 +122,103 @@ def score_captions(
     Args:
         candidates: caption by pair id, or (id, caption); an empty caption is one that says nothing.
         references: references by pair id; the same ids.
-        meteor: also run METEOR in Java.
+        metrics: of BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; METEOR and SPICE need Java.
+        aids: what some metrics need besides.
 
     Raises:
-        PairError: ids differ or come twice, a pair has no reference, or there is nothing to score.
+        PairError: ids differ or come twice, a pair has no reference, there is nothing to score, or a metric is
+            unknown.
     """
+    unknown = [metric for metric in metrics if metric not in _MEASURES]
+    if unknown:
+        raise PairError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(_MEASURES)}")
     texts = _by_id(candidates, "captions")
-    if not texts:
+    check_ids(texts, references.ids if isinstance(references, References) else list(references))
+    expected = references if isinstance(references, References) else References(references)
+    corpus = Corpus([expected.tokenize(as_text(id, texts[id], "caption")) for id in expected.ids], expected.counts)
+    scores = Scores({}, {}, list(expected.ids), int(expected.counts.per_pair.sum()))
+    for metric in metrics:
+        outcome = _MEASURES[metric](corpus, aids or Aids())
+        if isinstance(outcome, NotComputed):
+            scores.missing[metric] = str(outcome)
+            continue
+        whole, each, statistics = outcome
+        scores.values |= {name: 100 * value for name, value in whole.items()}
+        scores.per_pair |= {name: 100 * values for name, values in each.items()}
+        if statistics is not None:
+            scores.statistics[metric] = statistics
+    return scores
+
+
+Measured = tuple[dict[str, float], dict[str, Floats], Floats | None]
+
+
+def _bleu(corpus: Corpus, aids: Aids) -> Measured:
+    statistics = bleu.bleu_statistics(corpus)
+    whole, each = bleu.from_statistics(statistics.sum(1)), bleu.from_statistics(statistics)
+    names = [f"BLEU-{n + 1}" for n in range(4)]
+    return dict(zip(names, map(float, whole), strict=True)), dict(zip(names, each, strict=True)), statistics
+
+
+def _meteor(corpus: Corpus, aids: Aids) -> Measured | NotComputed:
+    outcome = meteor_scores(corpus.candidates, corpus.references.tokens)
+    if isinstance(outcome, NotComputed):
+        return outcome
+    return {"METEOR": outcome.corpus}, {"METEOR": np.array(outcome.per_pair)}, np.array(outcome.statistics).T
+
+
+def _rouge_l(corpus: Corpus, aids: Aids) -> Measured:
+    return _mean("ROUGE-L", *rouge_l(corpus))
+
+
+def _cider_d(corpus: Corpus, aids: Aids) -> Measured:
+    return _mean("CIDEr-D", *cider_d(corpus, aids.counts))
+
+
+def _cider(corpus: Corpus, aids: Aids) -> Measured:
+    return _mean("CIDEr", *cider(corpus, aids.counts))
+
+
+def _spice(corpus: Corpus, aids: Aids) -> Measured | NotComputed:
+    outcome = spice_scores(corpus.candidates, corpus.references.tokens, aids.corenlp)
+    return outcome if isinstance(outcome, NotComputed) else _mean("SPICE", *outcome)
+
+
+def _mean(name: str, whole: float, each: Floats) -> Measured:
+    return {name: whole}, {name: each}, None
+
+
+_MEASURES: dict[str, Callable[[Corpus, Aids], Measured | NotComputed]] = {
+    "BLEU": _bleu,
+    "METEOR": _meteor,
+    "ROUGE-L": _rouge_l,
+    "CIDEr-D": _cider_d,
+    "CIDEr": _cider,
+    "SPICE": _spice,
+}
+FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {
+    "BLEU": ([f"BLEU-{n + 1}" for n in range(4)], bleu.from_statistics),
+    "METEOR": (["METEOR"], lambda summed: meteor.from_statistics(summed)[None]),
+}
+"""Scores by summed statistics: their names, and a function from ``(S, ...)`` to ``(names, ...)``."""
+
+
+def check_ids(captions: Iterable[str], references: Iterable[str]) -> None:
+    """Refuse captions and references that name different pairs.
+
+    Raises:
+        PairError: ids differ, or there is no caption.
+    """
+    said, known = dict.fromkeys(captions), dict.fromkeys(references)
+    if not said:
         raise PairError("there are no captions to score")
-    known: Mapping[str, object] = dict.fromkeys(references.ids) if isinstance(references, References) else references
-    for name, have, lack in (("reference", texts, known), ("caption", known, texts)):
+    for name, have, lack in (("reference", said, known), ("caption", known, said)):
         absent = [id for id in have if id not in lack]
         if absent:
             raise PairError(
-                f"{len(absent)} of {len(have)} pairs have no {name}: {_some(absent)}; "
+                f"{len(absent)} of {len(have)} pairs have no {name}: {some(absent)}; "
                 "captions and references must name the same pairs"
             )
-    expected = references if isinstance(references, References) else References(references)
-    said = [_tokens(id, texts[id], "caption") for id in expected.ids]
-    corpus = Corpus(said, expected.counts)
-    whole, each = bleu(corpus)
-    rouge, rouge_each = rouge_l(corpus)
-    cider, cider_each = cider_d(corpus)
-    values = {f"BLEU-{n + 1}": float(whole[n]) for n in range(4)} | {"ROUGE-L": rouge, "CIDEr-D": cider}
-    per_pair = {f"BLEU-{n + 1}": each[n] for n in range(4)} | {"ROUGE-L": rouge_each, "CIDEr-D": cider_each}
-    missing: dict[str, str] = {}
-    if meteor:
-        outcome = meteor_scores(said, expected.counts.tokens)
-        if isinstance(outcome, NotComputed):
-            missing["METEOR"] = str(outcome)
-        else:
-            values["METEOR"], per_pair["METEOR"] = outcome[0], np.array(outcome[1])
-    return Scores(
-        {metric: 100 * value for metric, value in values.items()},
-        {metric: 100 * value for metric, value in per_pair.items()},
-        list(expected.ids),
-        int(expected.counts.per_pair.sum()),
-        missing,
-    )
 
 
 def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], what: str) -> dict[str, T]:
@@ -139,11 +232,17 @@ def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], what: str) -> dict[
     return found
 
 
-def _tokens(id: str, text: str, what: str) -> list[str]:
+def as_text(id: str, text: object, what: str) -> str:
+    """The text of a caption or reference.
+
+    Raises:
+        PairError: it is no text.
+    """
     if not isinstance(text, str):
         raise PairError(f"pair {id!r}: a {what} is {text!r}, which is no text; leave the pair out or give it text")
-    return ptb_tokenize(text)
+    return text
 
 
-def _some(ids: Sequence[str]) -> str:
+def some(ids: Sequence[str]) -> str:
+    """The first of many ids, for messages."""
     return ", ".join(map(repr, ids[:5])) + (", ..." if len(ids) > 5 else "")

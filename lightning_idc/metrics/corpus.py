@@ -147,6 +147,11 @@ def find(table: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
     return place, table[place] == wanted
 
 
+def pair_keys(pair: Ints, gram: Ints) -> Ints:
+    """Pair and n-gram in one number each."""
+    return pair * _GRAMS + gram
+
+
 def _number(captions: Sequence[Tokens], words: dict[str, int]) -> tuple[Ints, Ints]:
     """Numbers of all words in one row, new words added, and the lengths of the captions."""
     numbers = [words.setdefault(word, len(words)) for tokens in captions for word in tokens]
@@ -166,6 +171,6 @@ def _numbers(ranks: Ints, words: Ints, start: Ints, n: int) -> Ints:
 
 
 def _count(caption: Ints, gram: Ints, owner: Ints) -> Grams:
-    keys, counts = np.unique(caption * _GRAMS + gram, return_counts=True)
+    keys, counts = np.unique(pair_keys(caption, gram), return_counts=True)
     caption, gram = keys // _GRAMS, keys % _GRAMS
-    return Grams(caption, gram, counts.astype(np.int64), owner[caption] * _GRAMS + gram)
+    return Grams(caption, gram, counts.astype(np.int64), pair_keys(owner[caption], gram))

@@ -16,10 +16,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import NamedTuple
 
-from lightning_idc.metrics.corpus import Tokens
+import numpy as np
+
+from lightning_idc.metrics.corpus import Floats, Tokens
 
 MEMORY = "-Xmx2G"
+# the program's parameters for English, and its weights of exact, stem, synonym and paraphrase matches
+_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
+_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
 
 
 @dataclass(frozen=True)
@@ -30,6 +36,20 @@ class NotComputed:
 
     def __str__(self) -> str:
         return f"not computed: {self.reason}"
+
+
+class MeteorScores(NamedTuple):
+    """What METEOR says of a corpus.
+
+    Args:
+        corpus: score of the whole, 0 to 1; no mean over pairs.
+        per_pair: score of each pair, 0 to 1.
+        statistics: counts of each pair, 23 numbers, of which sums give the score of any set of pairs.
+    """
+
+    corpus: float
+    per_pair: list[float]
+    statistics: list[list[float]]
 
 
 class Meteor:
@@ -81,8 +101,8 @@ class Meteor:
             raise RuntimeError(f"it ended with code {self._process.wait()}; {MEMORY} of memory may be too much here")
         return line.strip()
 
-    def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> tuple[float, list[float]]:
-        """Corpus score and score per pair, 0 to 1."""
+    def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores:
+        """Score a corpus of at least one pair."""
         with self._lock:
             statistics = []
             for candidate, of_pair in zip(candidates, references, strict=True):
@@ -90,7 +110,7 @@ class Meteor:
                 statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
             first = self._ask(" ||| ".join(["EVAL", *statistics]))
             each = [float(first), *(float(self._answer()) for _ in statistics[1:])]
-            return float(self._answer()), each
+            return MeteorScores(float(self._answer()), each, [_counts(line) for line in statistics])
 
 
 @cache
@@ -104,13 +124,58 @@ def _running() -> Meteor | NotComputed:
         return NotComputed("pycocoevalcap, which brings METEOR's jar, is not installed")
     # a namespace package: it has no __file__
     jars = [jar for folder in pycocoevalcap.__path__ if (jar := Path(folder) / "meteor" / "meteor-1.5.jar").is_file()]
-    return Meteor(java, jars[0]) if jars else NotComputed("METEOR's jar is missing from pycocoevalcap")
+    if not jars:
+        return NotComputed("METEOR's jar is missing from pycocoevalcap")
+    try:
+        return Meteor(java, jars[0])
+    except OSError as error:
+        return NotComputed(f"Java could not be started ({error.strerror or error})")
 
 
-def meteor_scores(
-    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]
-) -> tuple[float, list[float]] | NotComputed:
-    """METEOR of the corpus and of every pair, 0 to 1; why not, where it cannot be had."""
+def start() -> None:
+    """Start the program, which loads its tables for seconds in a process of its own, before its scores are needed."""
+    _running()
+
+
+def _counts(line: str) -> list[float]:
+    counts = [float(number) for number in line.split()]
+    length, reference_length, chunks, matched, reference_matched = *counts[:2], *counts[20:]
+    if chunks == 1 and matched == length and reference_matched == reference_length:
+        # the program takes a candidate that matches from end to end for unbroken, and adds no piece of it to a sum
+        counts[20] = 0.0
+    return counts
+
+
+def from_statistics(statistics: Floats) -> Floats:
+    """METEOR from summed counts (Denkowski and Lavie 2014, section 2), equal to the program's own to the last digits.
+
+    Args:
+        statistics: sums of what :class:`MeteorScores` holds per pair, ``(23, ...)``.
+
+    Returns:
+        Scores, 0 to 1, ``(...)``.
+    """
+    length, reference_length, function, reference_function = statistics[:4]
+    # per kind of match: content words in the candidate and the reference, then function words likewise
+    matches = statistics[4:20].reshape(4, 4, *statistics.shape[1:])
+    chunks, matched, reference_matched = statistics[20:]
+
+    def share(words: Floats, function_words: Floats, content_hits: Floats, function_hits: Floats) -> Floats:
+        weighted = np.tensordot(_WEIGHTS, _DELTA * content_hits + (1 - _DELTA) * function_hits, 1)
+        total = _DELTA * (words - function_words) + (1 - _DELTA) * function_words
+        return np.divide(weighted, total, out=np.zeros_like(total), where=total > 0)
+
+    precision = share(length, function, matches[:, 0], matches[:, 2])
+    recall = share(reference_length, reference_function, matches[:, 1], matches[:, 3])
+    bottom = _ALPHA * precision + (1 - _ALPHA) * recall
+    mean = np.divide(precision * recall, bottom, out=np.zeros_like(bottom), where=bottom > 0)
+    average = (matched + reference_matched) / 2
+    broken = np.divide(chunks, average, out=np.zeros_like(average), where=average > 0)
+    return mean * (1 - _GAMMA * broken**_BETA)
+
+
+def meteor_scores(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
+    """METEOR of the corpus and of every pair; why not, where it cannot be had."""
     meteor = _running()
     if isinstance(meteor, NotComputed):
         return meteor

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_idc.metrics.captions import References, Scores, score_captions
+from lightning_idc.metrics.captions import FAST, References, Scores, score_captions
 
 
 class CaptionScores(Metric):
@@ -21,15 +22,15 @@ class CaptionScores(Metric):
     samplers fill the last round up with pairs seen before.
 
     Args:
-        meteor: also run METEOR in Java.
+        metrics: as in :func:`~lightning_idc.metrics.captions.score_captions`.
     """
 
     full_state_update = False
     payload: list[Tensor]
 
-    def __init__(self, meteor: bool = False, **options: Any) -> None:
+    def __init__(self, metrics: Sequence[str] = FAST, **options: Any) -> None:
         super().__init__(**options)
-        self.meteor = meteor
+        self.metrics = tuple(metrics)
         # a validation scores the same references after every epoch
         self._prepared: tuple[dict[str, list[str]], References] | None = None
         # torchmetrics gathers tensors only, so records travel as bytes, one JSON document a line
@@ -64,8 +65,24 @@ class CaptionScores(Metric):
         scored = [record for record in records if record["references"]]
         if not scored:
             return records, None
-        captions = {record["id"]: record["caption"] for record in scored}
-        references = {record["id"]: record["references"] for record in scored}
+        if not self._is_synced:
+            return records, self._score(scored)
+        # the first process scores for all: METEOR's program takes a processor and a gigabyte, and once is enough
+        outcome: list[Any] = [None]
+        first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
+        if dist.get_rank() == first:
+            try:
+                outcome = [self._score(scored)]
+            except Exception as error:  # the others wait for an answer
+                outcome = [error]
+        dist.broadcast_object_list(outcome, src=first, group=self.process_group)
+        if isinstance(outcome[0], Exception):
+            raise outcome[0]
+        return records, outcome[0]
+
+    def _score(self, records: Sequence[dict[str, Any]]) -> Scores:
+        captions = {record["id"]: record["caption"] for record in records}
+        references = {record["id"]: record["references"] for record in records}
         if self._prepared is None or self._prepared[0] != references:
             self._prepared = references, References(references)
-        return records, score_captions(captions, self._prepared[1], self.meteor)
+        return score_captions(captions, self._prepared[1], self.metrics)

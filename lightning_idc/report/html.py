@@ -17,7 +17,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.report.confusion import Confusion
+from lightning_idc.metrics.confusion import Confusion
 from lightning_idc.report.table import Summary, remarks
 from lightning_idc.report.text import plain
 

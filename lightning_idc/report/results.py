@@ -9,7 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.report.confusion import Confusion, confusion
+from lightning_idc.metrics.confusion import Confusion, confusion
+from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES
+from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.protocols import Protocol, evaluate
+from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.html import Entry
 from lightning_idc.report.sheet import Card
 from lightning_idc.report.table import Summary, summarise
@@ -72,6 +76,27 @@ class Results:
             {**record, "scores": self.of_pairs.get(record["id"], {}), "facts": self.facts.get(record["id"], {})}
             for record in self.records
         ]
+
+    def result(self, protocol: Protocol, origin: Origin) -> dict[str, Any]:
+        """The evaluation under a protocol as plain values.
+
+        Args:
+            protocol: that counts; the scores at hand are taken where they are its own.
+            origin: of captions and references.
+
+        Raises:
+            PairError: the protocol does not fit the pairs.
+        """
+        scored = [record for record in self.records if record["references"]]
+        captions = {record["id"]: record["caption"] for record in scored}
+        truths = [Truth(r["id"], tuple(r["references"]), r["change_type"], r.get("iou")) for r in scored]
+        if protocol.name == "coco" and self.scores is not None:
+            protocol.parts(truths)  # refuses what would score 0
+            parts = {"all": self.scores}
+        else:
+            parts = evaluate(protocol, captions, truths)
+        sentences = [*NO_CHANGE_SENTENCES, *self.sentences]
+        return make_result(protocol, parts, captions, truths, origin, sentences=sentences)
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:
         """Cards of a contact sheet, with pictures; none where the data is unknown.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from lightning_idc.metrics.captions import Scores
 
-METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D")
+METRICS = ("BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "CIDEr", "SPICE")
 HEADLINE = METRICS[3:]
 """What is shown where room is short."""
 MOST_ROWS = 30

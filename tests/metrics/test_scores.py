@@ -176,7 +176,7 @@ def test_meteor_without_java_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(meteor.shutil, "which", lambda name: None)
     meteor._running.cache_clear()
     try:
-        scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, meteor=True)
+        scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, metrics=["METEOR"])
     finally:
         meteor._running.cache_clear()
     assert scores.missing == {"METEOR": "not computed: no Java"}

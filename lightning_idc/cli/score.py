@@ -1,0 +1,203 @@
+"""score: score any file of captions under a named protocol."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.errors import PairError
+
+_ABOUT = """Score captions that any program made, under a named protocol.
+
+PREDICTIONS is a COCO result list, a map from id to text, this library's predictions.json, or one record a line (JSONL).
+Ids that differ from the references', ids that come twice and pairs without a reference are named, never scored as 0."""
+
+
+def run(given: list[str]) -> int:
+    """The verb `score`."""
+    from lightning_idc.cli import parser
+
+    arguments = parser("score", _ABOUT)
+    arguments.formatter_class = argparse.RawDescriptionHelpFormatter
+    _add(arguments)
+    options = arguments.parse_args(given[1:])
+    if options.protocols:
+        return _list_protocols()
+    if options.predictions is None:
+        arguments.error("name a file of captions (or --protocols, which lists the protocols)")
+    result, table = _score(options)
+    text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
+    if options.out:
+        _write(Path(options.out), text)
+    if options.json:
+        print(text)
+    else:
+        _show(result, table)
+    return 0
+
+
+def _add(arguments: argparse.ArgumentParser) -> None:
+    add = arguments.add_argument
+    add("predictions", nargs="?", help="file of captions")
+    add("--references", help="file of references; without it the predictions must hold them")
+    add("--protocol", default="coco", help="name of the protocol (default: coco)")
+    add("--protocols", action="store_true", help="list the protocols and stop")
+    add("--split", default="test", help="of references that name several (default: test)")
+    add("--types", help="types of change by id, such as type_mapping.json")
+    add("--iou", help="overlaps of views by id, such as change_captions_by_IOU.json")
+    add("--vocabulary", help="numbers of words, for levir-cc/ids")
+    add("--frequencies", help="references of another corpus, whose words weigh in CIDEr-D and CIDEr")
+    add("--metrics", help="in place of the protocol's: of BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE")
+    add("--corenlp", help="folder with CoreNLP 3.6.0's two jars; adds SPICE")
+    add("--no-java", action="store_true", help="leave METEOR and SPICE out")
+    add(
+        "--bootstrap",
+        type=int,
+        default=0,
+        metavar="N",
+        help="confidence intervals from N drawn corpora (1000 is usual)",
+    )
+    add("--against", help="another file of captions, compared on the same pairs")
+    add("--model", help="name for the result")
+    add("--data", help="name for the result")
+    add("--json", action="store_true", help="print the result as JSON")
+    add("--out", help="also write the result there")
+
+
+def _score(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+    from lightning_idc.metrics import bootstrap, reading, results
+    from lightning_idc.metrics.captions import Aids, References
+    from lightning_idc.metrics.grouping import with_ious, with_types
+    from lightning_idc.metrics.protocols import evaluate, protocol_named, with_vocabulary
+
+    protocol = protocol_named(options.protocol)
+    predictions = reading.read_predictions(options.predictions)
+    files = {Path(options.predictions).name: predictions.digest}
+    truths = predictions.truths
+    if options.references:
+        truths = reading.read_truths(options.references, options.split)
+        files[Path(options.references).name] = _digest(options.references)
+    if not truths:
+        raise PairError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
+    if options.types:
+        truths = with_types(truths, reading.read_types(options.types))
+    if options.iou:
+        truths = with_ious(truths, reading.read_ious(options.iou))
+    if options.vocabulary:
+        protocol = with_vocabulary(protocol, reading.read_vocabulary(options.vocabulary))
+    frequencies = None
+    if options.frequencies:
+        documents = reading.read_truths(options.frequencies, options.split)
+        frequencies = References(_documents(documents))
+        texts = [[truth.id, text] for truth in documents for text in truth.references]
+        protocol = protocol.with_input("document frequencies", results.digest(texts))
+    metrics = _metrics(options, protocol.metrics)
+    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None)
+    parts = evaluate(protocol, predictions.captions, truths, metrics, aids)
+    headline = next(iter(parts.values()))
+    intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
+    origin = results.Origin(options.model, options.data, options.split if options.references else None, files=files)
+    result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
+    result["bootstrap_samples"] = options.bootstrap
+    if options.against:
+        other = reading.read_predictions(options.against)
+        result["files"][Path(options.against).name] = other.digest
+        theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, aids).values()))
+        compared = bootstrap.compare(theirs, headline, options.bootstrap or 1000)
+        result["against"] = {name: asdict(difference) for name, difference in compared.items()}
+    return result, parts
+
+
+def _documents(truths: Sequence[Any]) -> dict[str, list[str]]:
+    """References of a corpus by pair, records of one pair together; pairs without any say nothing of words."""
+    found: dict[str, list[str]] = {}
+    for truth in truths:
+        found.setdefault(truth.id, []).extend(truth.references)
+    return {id: texts for id, texts in found.items() if texts}
+
+
+def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
+    asked = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
+    if options.corenlp and "SPICE" not in asked:
+        asked.append("SPICE")
+    return [name for name in asked if not (options.no_java and name in ("METEOR", "SPICE"))]
+
+
+def _digest(path: str) -> str:
+    from lightning_idc.metrics.reading import unpacked
+
+    return hashlib.sha256(unpacked(Path(path))).hexdigest()
+
+
+def _write(target: Path, text: str) -> None:
+    from lightning_idc.report.files import save
+
+    if not save(target, lambda path: path.write_text(text + "\n", encoding="utf-8")):
+        raise PairError(f"the result was not written to {target}")
+
+
+def _list_protocols() -> int:
+    from lightning_idc.metrics.protocols import PROTOCOLS
+
+    width = max(map(len, PROTOCOLS))
+    for name, protocol in PROTOCOLS.items():
+        needs = f" (needs {', '.join(f'--{need}' for need in protocol.needs)})" if protocol.needs else ""
+        print(f"{name:<{width}}  {protocol.hash}  {protocol.about}{needs}")
+    return 0
+
+
+def _show(result: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+    from rich.console import Console
+
+    from lightning_idc.report.table import Summary, as_rich
+    from lightning_idc.report.text import plain
+
+    protocol, headline = result["protocol"], result["counts"][result["headline"]]
+    summary = Summary(
+        {name: dict(scores.values) for name, scores in parts.items()},
+        {name: scores.pairs for name, scores in parts.items()},
+        headline["references"],
+        dict(result["not_computed"]),
+    )
+    width = max(shutil.get_terminal_size().columns, 60)
+    console = Console(width=width, highlight=False, markup=False)
+    title = (
+        f"{protocol['name']} ({protocol['hash']}): {headline['pairs']} pairs, {headline['references']} references, x100"
+    )
+    console.print()
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(as_rich(summary, "", width))
+    for line in _lines(result):
+        console.print(f"  {plain(line)}", soft_wrap=True)
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    """What stands below the table."""
+    varied = result["diversity"]
+    lines = [
+        f"{varied['distinct']:.0%} of the captions are said once, {varied['words']:.1f} words each, "
+        f"{varied['vocabulary']} distinct words, {varied['no_change']:.1%} say nothing changed",
+        *(f"beware: {remark}" for remark in result["remarks"]),
+    ]
+    empty = result["pairs_without_a_reference_that_says_anything"]
+    if empty:
+        lines.append(f"{empty} records have only empty references; their captions score 0")
+    shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
+    if result["intervals"]:
+        ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]
+        lines.append(f"95 % intervals over pairs: {', '.join(ends)}")
+    for name in shown if "against" in result else []:
+        found = result["against"][name]
+        lines.append(
+            f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
+            f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "
+            f"higher on {found['wins']} pairs, lower on {found['losses']}"
+        )
+    lines.append(f"data {result['data']['fingerprint']}, captions {result['predictions']['digest']}")
+    return lines

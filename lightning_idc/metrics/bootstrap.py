@@ -1,0 +1,151 @@
+"""How sure a score is, and whether two captioners differ: the bootstrap over pairs (Efron 1979; Koehn 2004).
+
+Pairs are drawn again and again with replacement. BLEU and METEOR of a drawn corpus come from its summed counts, the
+others are means over its pairs; CIDEr-D keeps the word weights of the whole corpus. The captioner and its training are
+held fixed: an interval says how far another draw of test pairs could move the score, not another seed of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
+from lightning_idc.metrics.corpus import Floats
+
+_BLOCK = 64
+# smaller differences come from the order of sums and from what keeps BLEU from dividing by 0
+_NOTHING = 1e-6
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Ends of a confidence interval of a score, times 100."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Difference:
+    """What the second captioner has over the first by one metric, times 100.
+
+    Args:
+        first: score of the first.
+        second: score of the second.
+        difference: second minus first.
+        low: end of its confidence interval.
+        high: end of its confidence interval.
+        p: two-sided, that pairs without any difference would look so or more so.
+        wins: pairs on which the second scores higher.
+        losses: pairs on which it scores lower.
+    """
+
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+    p: float
+    wins: int
+    losses: int
+
+    def as_dict(self) -> dict[str, float]:
+        """Plain values."""
+        return asdict(self)
+
+
+def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, seed: int = 0) -> dict[str, Interval]:
+    """Confidence interval of every metric, by percentiles.
+
+    Args:
+        scores: of a corpus.
+        samples: corpora that are drawn.
+        confidence: share of them within the interval.
+        seed: of the draws.
+
+    Raises:
+        PairError: there are fewer than two pairs, or the arguments make no interval.
+    """
+    _check(scores, samples, confidence)
+    drawn = _concatenated(_drawn(scores, weights) for weights in _weights(scores.pairs, samples, seed))
+    tail = (1 - confidence) / 2
+    return {name: Interval(*map(float, np.quantile(values, [tail, 1 - tail]))) for name, values in drawn.items()}
+
+
+def compare(
+    first: Scores, second: Scores, samples: int = 1000, confidence: float = 0.95, seed: int = 0
+) -> dict[str, Difference]:
+    """Compare two captioners on the same pairs, drawing the same pairs for both.
+
+    Args:
+        first: scores of one.
+        second: scores of the other, against the same references.
+        samples: corpora that are drawn.
+        confidence: share of them within the interval.
+        seed: of the draws.
+
+    Raises:
+        PairError: the two were scored on different pairs.
+    """
+    _check(first, samples, confidence)
+    if first.ids != second.ids or first.references != second.references:
+        odd = sorted(set(first.ids) ^ set(second.ids))
+        raise PairError(
+            f"two captioners are compared on the same pairs and references only; {len(odd)} pairs are scored for one "
+            f"of them{': ' + some(odd) if odd else ', but their order or their references differ'}"
+        )
+    names = [name for name in first.values if name in second.values]
+    tail = (1 - confidence) / 2
+    drawn = _concatenated(
+        {name: there[name] - here[name] for name in names}
+        for weights in _weights(first.pairs, samples, seed)
+        for here, there in [(_drawn(first, weights), _drawn(second, weights))]
+    )
+    found = {}
+    for name, differences in drawn.items():
+        low, high = map(float, np.quantile(differences, [tail, 1 - tail]))
+        # the draws themselves count as one more, so that no p is 0
+        beyond = min((differences <= _NOTHING).sum(), (differences >= -_NOTHING).sum())
+        p = min(1.0, 2 * (float(beyond) + 1) / (samples + 1))
+        here, there = first.values[name], second.values[name]
+        gains = second.per_pair[name] - first.per_pair[name]
+        wins, losses = int((gains > _NOTHING).sum()), int((gains < -_NOTHING).sum())
+        found[name] = Difference(here, there, there - here, low, high, p, wins, losses)
+    return found
+
+
+def _check(scores: Scores, samples: int, confidence: float) -> None:
+    if scores.pairs < 2:
+        raise PairError("one pair alone has no confidence interval; score at least two")
+    if samples < 1 or not 0 < confidence < 1:
+        raise PairError(f"{samples} samples and a confidence of {confidence} make no interval; take 1000 and 0.95")
+
+
+def _weights(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each pair is drawn, a block of corpora at a time, ``(block, P)``."""
+    generator = np.random.default_rng(seed)
+    for start in range(0, samples, _BLOCK):
+        block = min(_BLOCK, samples - start)
+        drawn = generator.integers(pairs, size=(block, pairs)) + np.arange(block)[:, None] * pairs
+        yield np.bincount(drawn.ravel(), minlength=block * pairs).reshape(block, pairs).astype(np.float64)
+
+
+def _drawn(scores: Scores, weights: Floats) -> dict[str, Floats]:
+    """Scores of drawn corpora by metric, ``(block,)``."""
+    found: dict[str, Floats] = {}
+    for metric, statistics in scores.statistics.items():
+        names, combine = FROM_STATISTICS[metric]
+        found |= dict(zip(names, 100 * combine(statistics @ weights.T), strict=True))
+    for name, values in scores.per_pair.items():
+        if name not in found:
+            found[name] = weights @ values / scores.pairs
+    return {name: found[name] for name in scores.values}
+
+
+def _concatenated(blocks: Iterator[dict[str, Floats]]) -> dict[str, Floats]:
+    every = list(blocks)
+    return {name: np.concatenate([block[name] for block in every]) for name in every[0]}

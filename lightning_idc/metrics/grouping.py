@@ -1,0 +1,220 @@
+"""What a protocol scores: which pairs, and which references together."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TypeVar
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import some
+
+T = TypeVar("T")
+NO_CHANGE = "no_change"
+HARDEST = 0.25
+CARD_WORDS = 60
+# "000017.png" of a change and "000017.png_n" without one, as DUDA and CLIP4IDC name them; "17c" and "17nc" are ProCap's
+_CLEVR = re.compile(r"(?:CLEVR_(?:default|semantic|nonsemantic)_)?(\d{1,9})(?:\.png)?(c|_n|nc)?")
+_SAME = frozenset(["_n", "nc"])
+
+
+@dataclass(frozen=True)
+class Truth:
+    """References of a pair, or of one of several records of it.
+
+    Args:
+        id: of the pair, and of the caption that is scored against the references.
+        references: may be empty texts, as in Spot-the-Diff.
+        change_type: as the benchmark names it.
+        iou: overlap of the two views.
+    """
+
+    id: str
+    references: tuple[str, ...]
+    change_type: str | None = None
+    iou: float | None = None
+
+
+Parts = dict[str, list[Truth]]
+"""Named corpora, each scored on its own; the first is the headline."""
+
+
+def each_pair(truths: Sequence[Truth]) -> Parts:
+    """Every pair once, each with at least one reference that says something.
+
+    Raises:
+        PairError: a pair comes twice, or all its references are empty.
+    """
+    seen: set[str] = set()
+    twice = [truth.id for truth in truths if truth.id in seen or seen.add(truth.id)]  # type: ignore[func-returns-value]
+    if twice:
+        raise PairError(
+            f"{len(twice)} records repeat a pair: {some(twice)}; name a protocol that says what that means "
+            "(spot-the-diff/grouped: their references together; spot-the-diff/entry: each record on its own)"
+        )
+    empty = [truth.id for truth in truths if not any(text.strip() for text in truth.references)]
+    if empty:
+        raise PairError(
+            f"{len(empty)} of {len(truths)} pairs have no reference that says anything: {some(empty)}; they would "
+            "score 0. Leave them out, or name a protocol that keeps them (spot-the-diff/grouped)"
+        )
+    return {"all": list(truths)}
+
+
+def grouped(truths: Sequence[Truth]) -> Parts:
+    """Every pair once, against the references of all its records."""
+    return {"all": _merged(truths)}
+
+
+def by_entry(truths: Sequence[Truth]) -> Parts:
+    """Every record on its own, against the same caption where they are of one pair."""
+    return {"all": list(truths)}
+
+
+def joined(truths: Sequence[Truth]) -> Parts:
+    """Every pair once, against one paragraph of all its sentences, cut after 60 words as CARD (Tu et al. 2024) does."""
+    return {"all": [replace(t, references=(paragraph(t.references, CARD_WORDS),)) for t in _merged(truths)]}
+
+
+def whole(truths: Sequence[Truth]) -> Parts:
+    """Every pair once, against one paragraph of all its sentences."""
+    return {"all": [replace(truth, references=(paragraph(truth.references),)) for truth in _merged(truths)]}
+
+
+def by_reference(truths: Sequence[Truth]) -> Parts:
+    """Every reference on its own."""
+    return {"all": [replace(truth, references=(text,)) for truth in truths for text in truth.references]}
+
+
+def change_and_no_change(truths: Sequence[Truth]) -> Parts:
+    """All pairs as one corpus; then those that changed and those that did not, each as a corpus of its own."""
+    parts = each_pair(truths)
+    changed = [truth for truth in truths if has_changed(truth)]
+    same = [truth for truth in truths if not has_changed(truth)]
+    return parts | ({"change": changed, "no change": same} if changed and same else {})
+
+
+def changed_pairs(truths: Sequence[Truth]) -> Parts:
+    """Only the pairs that changed.
+
+    Raises:
+        PairError: there are none.
+    """
+    return {"change": _some_of([truth for truth in each_pair(truths)["all"] if has_changed(truth)], "changed")}
+
+
+def unchanged_pairs(truths: Sequence[Truth]) -> Parts:
+    """Only the pairs that did not change.
+
+    Raises:
+        PairError: there are none.
+    """
+    return {"no change": _some_of([t for t in each_pair(truths)["all"] if not has_changed(t)], "unchanged")}
+
+
+def by_type(truths: Sequence[Truth]) -> Parts:
+    """The pairs that changed, and those of each type of change, each as a corpus of its own.
+
+    Raises:
+        PairError: a type is unknown.
+    """
+    changed = changed_pairs(truths)["change"]
+    unknown = [truth.id for truth in changed if truth.change_type is None]
+    if unknown:
+        raise PairError(
+            f"{len(unknown)} of {len(changed)} changed pairs have no type of change: {some(unknown)}; "
+            "give a file of them (--types type_mapping.json)"
+        )
+    types = sorted({str(truth.change_type) for truth in changed})
+    return {"change": changed} | {kind: [truth for truth in changed if truth.change_type == kind] for kind in types}
+
+
+def by_iou(truths: Sequence[Truth]) -> Parts:
+    """The pairs that changed, then the quarter with the least and the quarter with the most overlap of views.
+
+    DUDA (Park et al. 2019) calls them the hardest and the easiest.
+
+    Raises:
+        PairError: an overlap is unknown, or there are fewer than four pairs.
+    """
+    changed = changed_pairs(truths)["change"]
+    unknown = [truth.id for truth in changed if truth.iou is None]
+    if unknown:
+        raise PairError(
+            f"{len(unknown)} of {len(changed)} changed pairs have no IoU: {some(unknown)}; "
+            "give a file of them (--iou change_captions_by_IOU.json)"
+        )
+    count = int(HARDEST * len(changed))
+    if not count:
+        raise PairError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
+    ordered = sorted(changed, key=lambda truth: (truth.iou, truth.id))
+    return {"change": changed, "hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]}
+
+
+def has_changed(truth: Truth) -> bool:
+    """Whether a pair changed, by its type or, in CLEVR-Change's files, by its id.
+
+    Raises:
+        PairError: neither says.
+    """
+    if truth.change_type is not None:
+        return truth.change_type != NO_CHANGE
+    named = _CLEVR.fullmatch(truth.id)
+    if not named:
+        raise PairError(
+            f"pair {truth.id!r}: whether it changed is unknown; give its change_type, "
+            "or ids as in CLEVR-Change's files (000017.png and 000017.png_n)"
+        )
+    return named[2] not in _SAME
+
+
+def with_types(truths: Sequence[Truth], types: Mapping[str, str]) -> list[Truth]:
+    """Truths with their types of change; those of unchanged pairs are known by their ids."""
+    known = _by_number(types)
+    return [
+        replace(truth, change_type=_found(truth, types, known) if has_changed(truth) else NO_CHANGE) for truth in truths
+    ]
+
+
+def with_ious(truths: Sequence[Truth], ious: Mapping[str, float]) -> list[Truth]:
+    """Truths with the overlaps of their views."""
+    known = _by_number(ious)
+    return [replace(truth, iou=_found(truth, ious, known)) for truth in truths]
+
+
+def paragraph(sentences: Sequence[str], words: int | None = None) -> str:
+    """One text of several sentences, in their order, with a full stop between them.
+
+    Args:
+        sentences: empty ones are left out.
+        words: after which the text is cut.
+    """
+    kept = [sentence.strip() for sentence in sentences if sentence.strip()]
+    text = ". ".join([*(sentence.rstrip(" .") for sentence in kept[:-1]), *kept[-1:]])
+    return text if words is None else " ".join(text.split()[:words])
+
+
+def _merged(truths: Sequence[Truth]) -> list[Truth]:
+    pairs: dict[str, Truth] = {}
+    for truth in truths:
+        first = pairs.get(truth.id)
+        pairs[truth.id] = truth if first is None else replace(first, references=first.references + truth.references)
+    return list(pairs.values())
+
+
+def _some_of(truths: list[Truth], which: str) -> list[Truth]:
+    if not truths:
+        raise PairError(f"no pair is {which}, so there is nothing to score; is this the file of the other pairs?")
+    return truths
+
+
+def _by_number(values: Mapping[str, T]) -> dict[int, T]:
+    return {int(named[1]): value for id, value in values.items() if (named := _CLEVR.fullmatch(id))}
+
+
+def _found(truth: Truth, values: Mapping[str, T], by_number: Mapping[int, T]) -> T | None:
+    if truth.id in values:
+        return values[truth.id]
+    named = _CLEVR.fullmatch(truth.id)
+    return by_number.get(int(named[1])) if named else None

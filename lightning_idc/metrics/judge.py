@@ -1,0 +1,220 @@
+"""A language model as judge of captions: fixed prompts, strict reading of answers, and no guessing.
+
+An answer that does not give one score in the asked form counts as unparsed; it is asked again a few times, and what
+stays unparsed is counted beside the mean, never given a number. Scores depend on the judge, so a result names it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import check_ids
+
+TextModel = Callable[[Sequence[str], int], list[str]]
+"""Answers to prompts; the number says which try it is, 0 being the first, so that a retry can draw another answer."""
+_NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
+
+
+@dataclass(frozen=True)
+class Rubric:
+    """A prompt and how its answer is read.
+
+    Args:
+        name: of the rubric, for results.
+        prompt: with ``{expected}`` and ``{said}``.
+        most: highest score; the lowest is 0.
+    """
+
+    name: str
+    prompt: str
+    most: float
+
+    def ask(self, said: str, expected: str) -> str:
+        """The prompt about one caption."""
+        # format() would read braces of captions, too
+        filled = {"{expected}": expected, "{said}": said}
+        return re.sub(r"\{expected\}|\{said\}", lambda mark: filled[mark.group()], self.prompt)
+
+    def read(self, answer: str) -> float | None:
+        """The score of an answer; None unless it gives exactly one from 0 to the most.
+
+        It is given after "score", before "/" and the most, or alone at the very beginning.
+        """
+        text = answer.replace("*", "")
+        most = f"{self.most:g}"
+        # the scale itself, as the prompt names it, is no score
+        text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{most}\b\)?", " ", text)
+        out_of = rf"\s*(?:/|out of)\s*{most}(?![\d.])"
+        marked = re.findall(rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d)", text, re.IGNORECASE)
+        marked += re.findall(rf"(?<![\d.])({_NUMBER}){out_of}", text)
+        if not marked:
+            alone = re.match(rf"\s*({_NUMBER})(?=\s*(?:[.,;:!\n)]|$|-\s))(?!\.\d)", text)
+            marked = [alone.group(1)] if alone else []
+        scores = {float(score) for score in marked}
+        if len(scores) != 1:
+            return None
+        (score,) = scores
+        return score if 0 <= score <= self.most else None
+
+
+OMNIDIFF = Rubric(
+    "omnidiff-figure-6",
+    # the prompt of the paper, word for word, since another prompt is another judge
+    "You are an impartial judge evaluating text similarity. Your job is to evaluate a model-generated caption for the "
+    "difference between two images against a human-annotated Ground Truth caption. Follow these guidelines: (1) "
+    "Carefully read the Ground Truth caption and model-generated caption. (2) Identify aspects in the Ground Truth "
+    "caption and calculate the percentage covered (through exact or partial matches) in the model-generated caption. "
+    "(3) Score from 0 to 100, where each aspect contributes equally to the score. (4) Provide your score (0-100) and a "
+    "short justification. Standard answer: {expected} Assistant's response: {said}",
+    100,
+)
+IMG_DIFF = Rubric(
+    "img-diff-0-3",
+    # the supplement gives the scale and no prompt, so this one is ours
+    "Two texts say how two images differ. Rate how well the second agrees with the first: 0 for not at all, 1 for a "
+    "little, 2 for mostly, 3 for fully. Answer with 'Score:' and the number.\n"
+    "First text: {expected}\nSecond text: {said}",
+    3,
+)
+
+
+@dataclass
+class Judgement:
+    """What a judge said of captions.
+
+    Args:
+        rubric: that it was given.
+        scores: of each caption, None where no answer could be read.
+        answers: the last of each caption, as the judge wrote it.
+        asked: prompts that were answered, retries included.
+    """
+
+    rubric: str
+    scores: dict[str, float | None]
+    answers: dict[str, str] = field(default_factory=dict)
+    asked: int = 0
+
+    @property
+    def unparsed(self) -> list[str]:
+        """Captions without a score."""
+        return [id for id, score in self.scores.items() if score is None]
+
+    @property
+    def mean(self) -> float | None:
+        """Mean over the captions that have a score; None where none has."""
+        known = [score for score in self.scores.values() if score is not None]
+        return sum(known) / len(known) if known else None
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return {
+            "rubric": self.rubric,
+            "mean": self.mean,
+            "scored": len(self.scores) - len(self.unparsed),
+            "unparsed": len(self.unparsed),
+            "asked": self.asked,
+        }
+
+
+def judge_captions(
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    model: TextModel,
+    rubric: Rubric = OMNIDIFF,
+    retries: int = 2,
+    batch_size: int = 8,
+) -> Judgement:
+    """Let a language model score captions against their references.
+
+    Args:
+        captions: by pair.
+        references: by pair; several are handed over as one text.
+        model: answers prompts.
+        rubric: prompt and scale.
+        retries: further tries for answers that cannot be read.
+        batch_size: prompts per call of the model.
+
+    Raises:
+        PairError: ids differ, or the model does not give one answer per prompt.
+    """
+    check_ids(captions, references)
+    found = Judgement(rubric.name, dict.fromkeys(captions))
+    for attempt in range(retries + 1):
+        left = found.unparsed
+        for start in range(0, len(left), batch_size):
+            ids = left[start : start + batch_size]
+            prompts = [rubric.ask(captions[id], " ".join(references[id])) for id in ids]
+            answers = model(prompts, attempt)
+            if len(answers) != len(prompts):
+                raise PairError(f"the judge gave {len(answers)} answers to {len(prompts)} prompts; expected one each")
+            found.asked += len(prompts)
+            for id, answer in zip(ids, answers, strict=True):
+                found.answers[id], found.scores[id] = answer, rubric.read(answer)
+    return found
+
+
+class CausalJudge:
+    """A causal language model of transformers as :data:`TextModel`: greedy at first, drawn when asked again.
+
+    Args:
+        path: folder of the model and its tokenizer; a GGUF file in it is named by ``gguf_file``.
+        gguf_file: name of a GGUF file in the folder.
+        max_new_tokens: most tokens of an answer.
+        temperature: of retries.
+        device: that the model runs on.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        gguf_file: str | None = None,
+        max_new_tokens: int = 64,
+        temperature: float = 0.7,
+        device: str = "cpu",
+    ) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        options = {} if gguf_file is None else {"gguf_file": gguf_file}
+        self.name = path
+        self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+        self._model = model.to(device).eval()
+        if self._tokenizer.pad_token is None:
+            self._tokenizer.pad_token = self._tokenizer.eos_token
+        self._max_new_tokens, self._temperature = max_new_tokens, temperature
+
+    def __call__(self, prompts: Sequence[str], attempt: int) -> list[str]:
+        """Answers to prompts."""
+        import torch
+
+        texts = [self._framed(prompt) for prompt in prompts]
+        # a chat template writes its own special tokens
+        chat = self._tokenizer.chat_template is not None
+        inputs = self._tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=not chat)
+        inputs = inputs.to(self._model.device)
+        drawn = {"do_sample": True, "temperature": self._temperature} if attempt else {"do_sample": False}
+        with torch.inference_mode(), torch.random.fork_rng(devices=self._devices()):
+            torch.manual_seed(attempt)
+            output = self._model.generate(
+                input_ids=inputs["input_ids"],
+                attention_mask=inputs["attention_mask"],
+                max_new_tokens=self._max_new_tokens,
+                pad_token_id=self._tokenizer.pad_token_id,
+                **drawn,
+            )
+        answers = output[:, inputs["input_ids"].shape[1] :]
+        return list(self._tokenizer.batch_decode(answers, skip_special_tokens=True))
+
+    def _framed(self, prompt: str) -> str:
+        if self._tokenizer.chat_template is None:
+            return prompt + "\n"
+        message = [{"role": "user", "content": prompt}]
+        return str(self._tokenizer.apply_chat_template(message, tokenize=False, add_generation_prompt=True))
+
+    def _devices(self) -> list[int]:
+        device = self._model.device
+        return [device.index or 0] if device.type == "cuda" else []

@@ -1,0 +1,138 @@
+"""Questions on pairs of images: MMVP's accuracy (Tong et al. 2024), and asking for differences first (CoCoT)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import some
+
+Images = TypeVar("Images")
+CONTRAST = "Please identify the similarities and differences between these two images."
+"""The first question of contrastive chain-of-thought, as Img-Diff's supplement words it (section 12)."""
+
+
+@dataclass(frozen=True)
+class Answered:
+    """One question of a pair, and what was answered.
+
+    Args:
+        pair: that the question belongs to; two questions share it.
+        answer: letter of the right choice.
+        said: what the model wrote.
+    """
+
+    pair: str
+    answer: str
+    said: str
+
+
+@dataclass(frozen=True)
+class PairedAccuracy:
+    """Shares are times 100.
+
+    Args:
+        pairs: share of pairs with both questions right, which is MMVP's score.
+        questions: share of questions that are right.
+        unparsed: answers in which no choice could be read; they count as wrong.
+        counted: number of pairs.
+    """
+
+    pairs: float
+    questions: float
+    unparsed: int
+    counted: int
+
+    def as_dict(self) -> dict[str, float | int]:
+        """Plain values."""
+        return dict(vars(self))
+
+
+def choice(said: str, letters: str = "ab") -> str | None:
+    """The letter that an answer chooses; None unless it is exactly one.
+
+    Read are "(a)", "a)", "a." and "a" at the beginning, and "answer is a" or "(a)" anywhere; an "a" within a sentence
+    is an article.
+
+    Args:
+        said: the answer.
+        letters: that may be chosen.
+    """
+    kind = f"[{letters}{letters.upper()}]"
+    text = said.strip()
+    at_start = re.match(rf"(?:\(({kind})\)|({kind})(?:[).:,]|\s*$))", text)
+    named = re.findall(rf"(?:\(({kind})\)|\banswer(?:\s+is)?\s*:?\s*\(?({kind})\b(?!\s+\w))", text, re.IGNORECASE)
+    found = {letter.lower() for groups in named for letter in groups if letter}
+    if at_start:
+        found |= {letter.lower() for letter in at_start.groups() if letter}
+    return found.pop() if len(found) == 1 else None
+
+
+def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> PairedAccuracy:
+    """Accuracy where a pair counts only if both of its questions are right, so that a blind guess earns a quarter.
+
+    Args:
+        answered: two per pair, in any order.
+        letters: that may be chosen.
+
+    Raises:
+        PairError: a pair has another number of questions than two, a right answer is no letter, or there are none.
+    """
+    right: dict[str, list[bool]] = {}
+    unparsed = 0
+    for question in answered:
+        if len(question.answer) != 1 or question.answer.lower() not in letters:
+            raise PairError(
+                f"pair {question.pair!r}: the right answer is {question.answer!r}; expected one of {letters}"
+            )
+        chosen = choice(question.said, letters)
+        unparsed += chosen is None
+        right.setdefault(question.pair, []).append(chosen == question.answer.lower())
+    if not right:
+        raise PairError("there are no questions to score")
+    odd = [pair for pair, marks in right.items() if len(marks) != 2]
+    if odd:
+        raise PairError(f"{len(odd)} pairs do not have two questions each: {some(odd)}")
+    marks = [mark for of_pair in right.values() for mark in of_pair]
+    both = [all(of_pair) for of_pair in right.values()]
+    return PairedAccuracy(100 * sum(both) / len(both), 100 * sum(marks) / len(marks), unparsed, len(both))
+
+
+def with_contrast(question: str, differences: str) -> str:
+    """The second prompt of contrastive chain-of-thought: the question after what the model said of the images."""
+    return f"{differences.strip()}\n\nBased on the similarities and differences above, answer the question.\n{question}"
+
+
+def ask_with_contrast(
+    ask: Callable[[Images, Sequence[str]], Sequence[str]], images: Images, questions: Sequence[str]
+) -> list[str]:
+    """Answers of a model that is first asked to compare the images, once for all questions about them.
+
+    Args:
+        ask: answers prompts about images.
+        images: that the questions are about.
+        questions: about the images.
+    """
+    (differences,) = ask(images, [CONTRAST])
+    return list(ask(images, [with_contrast(question, differences) for question in questions]))
+
+
+def read_answers(records: Iterable[Any]) -> list[Answered]:
+    """Answers from plain records with ``pair``, ``answer`` and ``said``.
+
+    Raises:
+        PairError: a record lacks one of them, or it is no text.
+    """
+    found = []
+    for number, record in enumerate(records, 1):
+        try:
+            fields = [record["pair"], record["answer"], record["said"]]
+        except (KeyError, TypeError):
+            raise PairError(f"record {number} needs pair, answer and said") from None
+        if not all(isinstance(text, str) for text in fields):
+            raise PairError(f"record {number}: pair, answer and said are texts")
+        found.append(Answered(*fields))
+    return found

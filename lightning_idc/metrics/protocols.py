@@ -1,0 +1,286 @@
+"""Named protocols: what is scored, against what, as which words, by which metrics. A score without one says little.
+
+A protocol's hash covers everything that could change a number: its definition, and the digests of a foreign corpus of
+document frequencies or of a vocabulary. Two results with one hash are comparable; two with different hashes are not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics import grouping
+from lightning_idc.metrics.captions import USUAL, Aids, References, Scores, check_ids, score_captions
+from lightning_idc.metrics.grouping import Parts, Truth
+from lightning_idc.metrics.interleave import interleave_rouge
+from lightning_idc.metrics.tokenizer import ptb_tokenize
+
+Scorer = Callable[[Mapping[str, str], Mapping[str, Sequence[str]], Sequence[str], Aids], Scores]
+UNKNOWN_WORD = "<UNK>"
+
+
+def by_words(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], metrics: Sequence[str], aids: Aids
+) -> Scores:
+    """COCO's way: Penn Treebank words in lower case, without punctuation."""
+    return score_captions(captions, References(references, ptb_tokenize), metrics, aids)
+
+
+def by_ids(
+    vocabulary: Mapping[str, int],
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    metrics: Sequence[str],
+    aids: Aids,
+) -> Scores:
+    """The LEVIR-CC family's way: numbers of words take the place of words, so METEOR knows no stem and no synonym.
+
+    Args:
+        vocabulary: number of every word, and of ``<UNK>``.
+        captions: by id.
+        references: by id.
+        metrics: to compute.
+        aids: what they need besides.
+    """
+
+    def tokenize(text: str) -> list[str]:
+        words = re.sub(r"[.?!,;]", " ", text.lower()).split()
+        return [str(vocabulary.get(word, vocabulary[UNKNOWN_WORD])) for word in words]
+
+    return score_captions(captions, References(references, tokenize), metrics, aids)
+
+
+def by_interleave(
+    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], metrics: Sequence[str], aids: Aids
+) -> Scores:
+    """LLaVA-Interleave's way; see :mod:`lightning_idc.metrics.interleave`."""
+    check_ids(captions, references)
+    ids = list(references)
+    whole, each = interleave_rouge([captions[id] for id in ids], [references[id][0] for id in ids])
+    return Scores({"ROUGE-L": 100 * whole}, {"ROUGE-L": 100 * each}, ids, len(ids))
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """How a benchmark's numbers are made.
+
+    Args:
+        name: of the protocol.
+        about: one sentence.
+        parts: cuts the pairs into corpora, each scored on its own.
+        grouping: what ``parts`` does, for the hash.
+        tokens: what ``score`` compares, for the hash.
+        score: scores one corpus.
+        metrics: in the order of a table; SPICE is added where CoreNLP is named.
+        split: that is scored.
+        selection: split on which the model may be chosen; "test" only where a published protocol did so.
+        decoding: that goes with the protocol.
+        needs: what the user has to give besides.
+        version: raised when a change of the code changes a number.
+        inputs: digests of what was given besides.
+    """
+
+    name: str
+    about: str
+    parts: Callable[[Sequence[Truth]], Parts]
+    grouping: str
+    tokens: str = "ptb-1"
+    score: Scorer = by_words
+    metrics: tuple[str, ...] = USUAL
+    split: str = "test"
+    selection: str = "val"
+    decoding: str = "the captioner's own, which the result names"
+    needs: tuple[str, ...] = ()
+    version: int = 1
+    inputs: Mapping[str, str] = field(default_factory=dict)
+
+    def definition(self) -> dict[str, Any]:
+        """Everything that the hash covers, as plain values."""
+        facts = ("name", "grouping", "tokens", "metrics", "split", "selection", "decoding", "version", "inputs")
+        return {fact: _plain(getattr(self, fact)) for fact in facts}
+
+    @property
+    def hash(self) -> str:
+        """Twelve digits that change with the definition."""
+        text = json.dumps(self.definition(), sort_keys=True, ensure_ascii=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def with_input(self, name: str, digest: str) -> Protocol:
+        """The protocol with something given besides, which becomes part of its hash."""
+        return replace(self, inputs={**self.inputs, name: digest})
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else dict(value) if isinstance(value, Mapping) else value
+
+
+_ALL = [
+    Protocol("coco", "every pair once, all its references together", grouping.each_pair, "pairs"),
+    Protocol(
+        "clevr-change/total",
+        "change and no-change pairs as one corpus, the headline of papers; then each kind on its own",
+        grouping.change_and_no_change,
+        "pairs; then changed; then unchanged",
+    ),
+    Protocol("clevr-change/change", "changed pairs only", grouping.changed_pairs, "changed pairs"),
+    Protocol("clevr-change/no-change", "unchanged pairs only", grouping.unchanged_pairs, "unchanged pairs"),
+    Protocol(
+        "clevr-change/by-type",
+        "changed pairs, then each type of change as a corpus of its own",
+        grouping.by_type,
+        "changed pairs; then each type",
+        needs=("types",),
+    ),
+    Protocol(
+        "clevr-change/by-iou",
+        "changed pairs, then the quarters with the least and the most overlap of views",
+        grouping.by_iou,
+        "changed pairs; then the quarter of lowest and of highest IoU",
+        needs=("iou",),
+    ),
+    Protocol(
+        "spot-the-diff/grouped",
+        "one caption per pair against the sentences of all its records; 1,270 test pairs",
+        grouping.grouped,
+        "records of a pair merged, empty sentences kept",
+    ),
+    Protocol(
+        "spot-the-diff/entry",
+        "each record on its own, against the pair's caption; 1,404 test records",
+        grouping.by_entry,
+        "records, empty sentences kept",
+    ),
+    Protocol(
+        "spot-the-diff/multi",
+        "one paragraph per pair: all sentences of its records, cut after 60 words, as CARD does",
+        grouping.joined,
+        "sentences of a pair joined by '. ', 60 words",
+    ),
+    Protocol("image-editing-request", "495 test pairs with three requests each", grouping.each_pair, "pairs"),
+    Protocol("levir-cc/words", "five sentences per pair, compared as words", grouping.each_pair, "pairs"),
+    Protocol(
+        "levir-cc/ids",
+        "five sentences per pair, compared as numbers of words, as the code of that family does",
+        grouping.each_pair,
+        "pairs",
+        tokens="vocabulary-ids-1",
+        needs=("vocabulary",),
+    ),
+    Protocol(
+        "omnidiff/multi",
+        "one paragraph per pair with all its changes",
+        grouping.whole,
+        "sentences of a pair joined by '. '",
+    ),
+    Protocol(
+        "interleave-rouge",
+        "ROUGE-L of LLaVA-Interleave's benchmark, each reference on its own",
+        grouping.by_reference,
+        "references",
+        tokens="interleave-1",
+        score=by_interleave,
+        metrics=("ROUGE-L",),
+    ),
+    Protocol(
+        "legacy/clip4idc",
+        "as published with CLIP4IDC: the checkpoint with the best CIDEr-D on the test split",
+        grouping.grouped,
+        "records of a pair merged, empty sentences kept",
+        selection="test",
+        decoding="greedy, 32 steps",
+    ),
+    Protocol(
+        "legacy/procap",
+        "as published with ProCap: the checkpoint with the best CIDEr-D on the test split",
+        grouping.grouped,
+        "records of a pair merged, empty sentences kept",
+        selection="test",
+        decoding="greedy, 24 steps, never the unknown word",
+    ),
+]
+PROTOCOLS = {protocol.name: protocol for protocol in _ALL}
+
+
+def protocol_named(name: str) -> Protocol:
+    """The protocol of a name.
+
+    Raises:
+        PairError: there is none.
+    """
+    if name not in PROTOCOLS:
+        near = difflib.get_close_matches(name, PROTOCOLS, 1, 0.4)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise PairError(f"there is no protocol {name!r}; {hint}There are {', '.join(PROTOCOLS)}")
+    return PROTOCOLS[name]
+
+
+def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protocol:
+    """A protocol of numbers in place of words, with its vocabulary.
+
+    Raises:
+        PairError: the protocol compares words, or the vocabulary lacks ``<UNK>``.
+    """
+    if "vocabulary" not in protocol.needs:
+        raise PairError(f"the protocol {protocol.name!r} compares words and takes no vocabulary")
+    if UNKNOWN_WORD not in vocabulary:
+        raise PairError(f"the vocabulary has no {UNKNOWN_WORD}; a number must stand for words it does not know")
+    digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:12]
+    return replace(protocol.with_input("vocabulary", digest), score=partial(by_ids, dict(vocabulary)), needs=())
+
+
+def evaluate(
+    protocol: Protocol,
+    captions: Mapping[str, str],
+    truths: Sequence[Truth],
+    metrics: Sequence[str] | None = None,
+    aids: Aids | None = None,
+) -> dict[str, Scores]:
+    """Scores of each part of a protocol, the headline first.
+
+    Args:
+        protocol: what counts.
+        captions: by pair.
+        truths: references of every pair, in one or several records.
+        metrics: of the protocol's, fewer or more; all of the protocol's when None.
+        aids: what metrics need besides.
+
+    Raises:
+        PairError: captions and references name different pairs, or something that the protocol needs is missing.
+    """
+    if "vocabulary" in protocol.needs:
+        raise PairError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
+    if not truths:
+        raise PairError("there are no references to score against")
+    parts = protocol.parts(truths)
+    # pairs that the protocol leaves out may have a caption, and pairs that nobody knows may not
+    wanted = {truth.id for part in parts.values() for truth in part}
+    known = {truth.id for truth in truths}
+    check_ids([id for id in captions if id in wanted or id not in known], wanted)
+    asked = protocol.metrics if metrics is None else metrics
+    found = {}
+    for name, part in parts.items():
+        keys = _keys(part)
+        said = {key: captions[truth.id] for key, truth in zip(keys, part, strict=True)}
+        expected = {key: truth.references for key, truth in zip(keys, part, strict=True)}
+        found[name] = protocol.score(said, expected, asked, aids or Aids())
+    return found
+
+
+def _keys(truths: Sequence[Truth]) -> list[str]:
+    """A name for each record: the pair's, and where it has several records, their number."""
+    if len({truth.id for truth in truths}) == len(truths):
+        return [truth.id for truth in truths]
+    count: Counter[str] = Counter()
+    keys = []
+    for truth in truths:
+        count[truth.id] += 1
+        keys.append(f"{truth.id}#{count[truth.id]}")
+    return keys

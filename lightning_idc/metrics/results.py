@@ -1,0 +1,194 @@
+"""The result of an evaluation as JSON: scores, and everything that a reader needs to know what they are scores of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.bootstrap import Interval
+from lightning_idc.metrics.captions import Scores
+from lightning_idc.metrics.confusion import confusion
+from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES, diversity
+from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.protocols import Protocol
+
+SCHEMA = "lightning_idc.result/1"
+IMPLEMENTATIONS = {
+    "BLEU": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
+    "METEOR": "METEOR 1.5 (Java) of pycocoevalcap, -l en -norm",
+    "ROUGE-L": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
+    "CIDEr-D": "lightning_idc, equal to what pycocoevalcap 1.2 calls Cider",
+    "CIDEr": "lightning_idc, without the clipping and the length penalty of CIDEr-D",
+    "SPICE": "SPICE 1.0 (Java) of pycocoevalcap with CoreNLP 3.6.0, without its cache",
+}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where captions and references come from.
+
+    Args:
+        model: who said the captions.
+        data: whose pairs they are.
+        split: of the data.
+        decoding: how the captions were made; None where nobody knows.
+        seed: of the run; None where nobody knows.
+        checkpoint: that was tested.
+        selection: split on which the model was chosen; None where nobody knows.
+        files: SHA-256 of the files that were read, by name.
+    """
+
+    model: str | None = None
+    data: str | None = None
+    split: str | None = None
+    decoding: Mapping[str, Any] | None = None
+    seed: int | None = None
+    checkpoint: str | None = None
+    selection: str | None = None
+    files: Mapping[str, str] = field(default_factory=dict)
+
+
+def make_result(
+    protocol: Protocol,
+    parts: Mapping[str, Scores],
+    captions: Mapping[str, str],
+    truths: Sequence[Truth],
+    origin: Origin,
+    intervals: Mapping[str, Interval] | None = None,
+    sentences: Sequence[str] = NO_CHANGE_SENTENCES,
+) -> dict[str, Any]:
+    """A result as plain values.
+
+    Args:
+        protocol: that was in force.
+        parts: scores by part, the headline first.
+        captions: by pair.
+        truths: references of the pairs.
+        origin: of both.
+        intervals: confidence intervals of the headline.
+        sentences: that say nothing changed.
+    """
+    headline = next(iter(parts))
+    known = {truth.id: truth for truth in truths if truth.id in captions}
+    varied = diversity([captions[id] for id in known], sentences)
+    records = [
+        {"caption": captions[id], "references": list(truth.references), "change_type": truth.change_type}
+        for id, truth in known.items()
+    ]
+    judged = confusion(records, sentences)
+    return {
+        "schema": SCHEMA,
+        "model": origin.model,
+        "protocol": {"name": protocol.name, "hash": protocol.hash, "about": protocol.about, **protocol.definition()},
+        "headline": headline,
+        "scores": {name: {m: rounded(v) for m, v in scores.values.items()} for name, scores in parts.items()},
+        "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},
+        "not_computed": _not_computed(protocol, parts[headline]),
+        "counts": {name: {"pairs": s.pairs, "references": s.references} for name, s in parts.items()},
+        "pairs_without_a_reference_that_says_anything": sum(
+            not any(text.strip() for text in truth.references) for truth in truths
+        ),
+        "diversity": varied.as_dict(),
+        "remarks": varied.remarks(),
+        "change_no_change": None if judged is None else dict(vars(judged)),
+        "data": {
+            "name": origin.data,
+            "split": origin.split,
+            "fingerprint": digest([[truth.id, text] for truth in truths for text in truth.references]),
+        },
+        "predictions": {"count": len(captions), "digest": digest(list(map(list, captions.items())))},
+        "files": dict(origin.files),
+        "decoding": None if origin.decoding is None else dict(origin.decoding),
+        "seed": origin.seed,
+        "checkpoint": origin.checkpoint,
+        "selection": origin.selection,
+        "tokenizer": protocol.tokens,
+        "metrics": _implementations(protocol, parts),
+        "software": software(),
+    }
+
+
+def read_result(path: str | Path) -> dict[str, Any] | None:
+    """A result from its file; None where the file is JSON of another kind.
+
+    Raises:
+        PairError: the file is no JSON, or a result that lacks what it must have.
+    """
+    source = Path(path)
+    try:
+        value = json.loads(source.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise PairError(f"{source.name} cannot be read as JSON: {error}") from None
+    if not isinstance(value, dict) or value.get("schema") != SCHEMA:
+        return None
+    try:
+        headline = value["scores"][value["headline"]]
+        sound = (
+            isinstance(value["protocol"]["name"], str)
+            and isinstance(value["protocol"]["hash"], str)
+            and isinstance(value["data"]["fingerprint"], str)
+            and isinstance(value["counts"][value["headline"]]["pairs"], int)
+            and all(_is_number(score) for score in headline.values())
+            and all(_is_number(end) for ends in value.get("intervals", {}).values() for end in ends)
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise PairError(f"{source.name} is no complete result: {error!r}; score its predictions again") from None
+    if not sound:
+        raise PairError(f"{source.name} is no sound result: a name or a score is of the wrong kind; score again")
+    return value
+
+
+def digest(records: Sequence[Sequence[Any]]) -> str:
+    """Sixteen digits of plain records in any order: of what they say, not of how a file writes it."""
+    lines = sorted(json.dumps(list(record), ensure_ascii=True) for record in records)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()[:16]
+
+
+def rounded(score: float) -> float | None:
+    """A score with the digits that survive another order of sums; None where it is no number."""
+    return round(score, 6) if math.isfinite(score) else None
+
+
+@cache
+def software() -> dict[str, str]:
+    """Versions of what computed the scores."""
+    from lightning_idc import __version__
+
+    found = {"lightning_idc": __version__, "python": platform.python_version()}
+    for package in ("numpy", "pycocoevalcap", "torch"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def _not_computed(protocol: Protocol, scores: Scores) -> dict[str, str]:
+    there = _families(scores)
+    absent = {name: "not computed: not asked for" for name in protocol.metrics if name not in there}
+    return absent | scores.missing
+
+
+def _families(scores: Scores) -> set[str]:
+    """Names of metrics, the four BLEUs as one."""
+    return {"BLEU" if name.startswith("BLEU-") else name for name in scores.values}
+
+
+def _implementations(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, str]:
+    if protocol.tokens.startswith("interleave"):
+        return {"ROUGE-L": "lightning_idc, equal to the package rouge 1.0.1 after LLaVA-Interleave's cleaning"}
+    families = {name for scores in parts.values() for name in _families(scores)}
+    return {name: how for name, how in IMPLEMENTATIONS.items() if name in families}
+
+
+def _is_number(value: Any) -> bool:
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))

@@ -1,0 +1,172 @@
+"""CIDEr against its equations, resampled scores against scoring the drawn corpus itself, diversity."""
+
+from __future__ import annotations
+
+import math
+import random
+import shutil
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics import bootstrap as resampling
+from lightning_idc.metrics import meteor
+from lightning_idc.metrics.bootstrap import bootstrap, compare
+from lightning_idc.metrics.captions import FAST, Aids, References, score_captions
+from lightning_idc.metrics.cider import cider, cider_d
+from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
+from lightning_idc.metrics.diversity import diversity
+
+WORDS = ["a", "the", "small", "red", "cube", "sphere", "moved", "left", "gone", "now"]
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+
+
+def corpus_of(pairs: int, seed: int) -> tuple[list[list[str]], list[list[list[str]]]]:
+    generator = random.Random(seed)
+    expected = [
+        [generator.choices(WORDS, k=generator.randint(1, 9)) for _ in range(generator.randint(1, 3))]
+        for _ in range(pairs)
+    ]
+    said = [generator.choice(of_pair)[: generator.randint(0, 9)] for of_pair in expected]
+    return said, expected
+
+
+def by_equations(
+    said: list[list[str]], expected: list[list[list[str]]], documents: list[list[list[str]]], clipped: bool
+) -> list[float]:
+    """CIDEr (equations 1 to 3) and CIDEr-D (equation 4), from dictionaries of n-grams."""
+
+    def grams(tokens: list[str], n: int) -> Counter[tuple[str, ...]]:
+        return Counter(tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1))
+
+    scores = []
+    for candidate, references in zip(said, expected, strict=True):
+        total = 0.0
+        for n in range(1, 5):
+            seen = Counter(gram for texts in documents for gram in {g for text in texts for g in grams(text, n)})
+
+            def weighed(tokens: list[str], n: int = n, seen: Counter = seen) -> dict[tuple[str, ...], float]:
+                return {g: c * math.log(len(documents) / max(1, seen[g])) for g, c in grams(tokens, n).items()}
+
+            hypothesis = weighed(candidate)
+            for reference in references:
+                truth = weighed(reference)
+                norms = math.hypot(*hypothesis.values()) * math.hypot(*truth.values())
+                dot = sum((min(w, truth.get(g, 0)) if clipped else w) * truth.get(g, 0) for g, w in hypothesis.items())
+                delta = max(len(candidate) - 1, 0) - max(len(reference) - 1, 0)
+                penalty = math.exp(-(delta**2) / 72) if clipped else 1
+                total += penalty * dot / norms / len(references) if norms else 0
+        scores.append(10 * total / 4)
+    return scores
+
+
+@pytest.mark.parametrize("clipped", [True, False])
+@pytest.mark.parametrize("foreign", [True, False])
+def test_cider_follows_its_equations(clipped: bool, foreign: bool) -> None:
+    said, expected = corpus_of(30, seed=1)
+    said[0] = ["unheard", "of", "red", "cube"]
+    documents = corpus_of(50, seed=2)[1] if foreign else expected
+    frequencies = ReferenceCounts(documents) if foreign else None
+    score = cider_d if clipped else cider
+    whole, each = score(Corpus(said, expected), frequencies)
+    truth = by_equations(said, expected, documents, clipped)
+    np.testing.assert_allclose(each, truth, atol=1e-12)
+    assert whole == pytest.approx(sum(truth) / len(truth), abs=1e-12)
+
+
+def test_own_references_given_as_a_foreign_corpus_change_nothing() -> None:
+    said, expected = corpus_of(40, seed=3)
+    for score in (cider, cider_d):
+        own, foreign = score(Corpus(said, expected)), score(Corpus(said, expected), ReferenceCounts(expected))
+        np.testing.assert_allclose(own[1], foreign[1], atol=1e-12)
+
+
+def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
+    said, expected = corpus_of(pairs, seed)
+    return (
+        {str(n): " ".join(tokens) for n, tokens in enumerate(said)},
+        {str(n): [" ".join(tokens) for tokens in of_pair] for n, of_pair in enumerate(expected)},
+    )
+
+
+@needs_java
+def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
+    """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
+    said, expected = texts(12, seed=4)
+    metrics = [*FAST, "METEOR"]
+    scores = score_captions(said, expected, metrics)
+    weights = np.array([[3, 0, 1, 2, 0, 0, 1, 1, 0, 2, 1, 1]], dtype=np.float64)
+    copies = [(id, copy) for id, times in zip(scores.ids, weights[0], strict=True) for copy in range(int(times))]
+    drawn = score_captions(
+        {f"{id}/{copy}": said[id] for id, copy in copies},
+        {f"{id}/{copy}": expected[id] for id, copy in copies},
+        metrics,
+        Aids(References(expected)),
+    )
+    found = resampling._drawn(scores, weights)
+    for name, value in drawn.values.items():
+        assert found[name][0] == pytest.approx(value, abs=1e-9), name
+
+
+@needs_java
+def test_meteor_from_counts_equals_its_program() -> None:
+    for seed in range(4):
+        said, expected = corpus_of(15, seed)
+        outcome = meteor.meteor_scores(said, expected)
+        assert not isinstance(outcome, meteor.NotComputed)
+        counts = np.array(outcome.statistics).T
+        np.testing.assert_allclose(meteor.from_statistics(counts), outcome.per_pair, atol=1e-14)
+        assert float(meteor.from_statistics(counts.sum(1))) == pytest.approx(outcome.corpus, abs=1e-14)
+
+
+def test_intervals_hold_the_score_and_come_again() -> None:
+    said, expected = texts(60, seed=5)
+    scores = score_captions(said, expected)
+    intervals = bootstrap(scores, 300, seed=1)
+    assert intervals == bootstrap(scores, 300, seed=1) != bootstrap(scores, 300, seed=2)
+    for name, interval in intervals.items():
+        assert interval.low < scores.values[name] < interval.high, name
+    wide = bootstrap(scores, 300, confidence=0.99, seed=1)
+    assert wide["ROUGE-L"].low < intervals["ROUGE-L"].low
+    # the mean of ROUGE-L has a known standard error
+    error = scores.per_pair["ROUGE-L"].std(ddof=1) / math.sqrt(60)
+    width = intervals["ROUGE-L"].high - intervals["ROUGE-L"].low
+    assert width == pytest.approx(2 * 1.96 * error, rel=0.2)
+
+
+def test_a_captioner_against_itself_and_against_a_better_one() -> None:
+    said, expected = texts(60, seed=6)
+    scores = score_captions(said, expected)
+    same = compare(scores, scores, 200)["CIDEr-D"]
+    assert (same.difference, same.p, same.wins, same.losses) == (0, 1, 0, 0)
+    better = score_captions({id: of_pair[0] for id, of_pair in expected.items()}, expected)
+    found = compare(scores, better, 200)["ROUGE-L"]
+    assert found.difference == pytest.approx(better.values["ROUGE-L"] - scores.values["ROUGE-L"])
+    assert found.low > 0 and found.losses == 0 and found.p == pytest.approx(2 / 201)
+    mirrored = compare(better, scores, 200)["ROUGE-L"]
+    assert (mirrored.wins, mirrored.losses, mirrored.high) == (0, found.wins, -found.low)
+
+
+def test_comparing_needs_the_same_pairs() -> None:
+    first = score_captions({"a": "x", "b": "y"}, {"a": ["x"], "b": ["y"]})
+    second = score_captions({"a": "x", "c": "y"}, {"a": ["x"], "c": ["y"]})
+    with pytest.raises(PairError, match="2 pairs are scored for one of them: 'b', 'c'"):
+        compare(first, second)
+    with pytest.raises(PairError, match="at least two"):
+        bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))
+    with pytest.raises(PairError, match="make no interval"):
+        bootstrap(first, confidence=1)
+
+
+def test_collapse_is_seen() -> None:
+    varied = diversity(["The cube moved.", "the cube moved", "there is no change", "", "a b c a b c"])
+    assert (varied.captions, varied.distinct, varied.most_common) == (5, 3 / 5, "the cube moved")
+    assert (varied.most_common_share, varied.empty, varied.no_change) == (2 / 5, 1 / 5, 1 / 5)
+    assert (varied.words, varied.longest, varied.vocabulary) == (16 / 5, 6, 10)
+    assert varied.repeating == 1 / 5
+    assert varied.distinct_2 == (2 + 3 + 3) / (2 + 2 + 3 + 5)
+    assert varied.remarks() == ["20.0% of all captions are empty", "20% of all captions repeat a run of three words"]
+    collapsed = diversity(["the cube moved"] * 9 + ["it is gone"])
+    assert collapsed.remarks() == ["90% of all captions are 'the cube moved'"]

@@ -1,0 +1,177 @@
+"""Judges: what an answer says is read strictly, retried, counted; questions on pairs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, judge_captions
+from lightning_idc.metrics.paired_accuracy import (
+    CONTRAST,
+    Answered,
+    ask_with_contrast,
+    choice,
+    paired_accuracy,
+    read_answers,
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "score"),
+    [
+        ("Score: 85\nThe caption covers most.", 85),
+        ("85", 85),
+        ("90. Most aspects are covered.", 90),
+        ("85/100 because 3 of 4 aspects are there", 85),
+        ("**Score: 70**/100", 70),
+        ("My score is 40 out of 100.", 40),
+        ("Score (0-100): 60", 60),
+        ("Score: 66.7", 66.7),
+        ("Score: 85%", 85),
+        ("I count 3 aspects", None),
+        ("2 cubes moved", None),
+        ("Score: 85. Or rather score: 20.", None),
+        ("Score: 0-100", None),
+        ("Score: 150", None),
+        ("Score: 1000", None),
+        ("-5", None),
+        ("Score: -5", None),
+        ("", None),
+        ("excellent", None),
+    ],
+)
+def test_answers_are_read_strictly(answer: str, score: float | None) -> None:
+    assert OMNIDIFF.read(answer) == score
+
+
+def test_the_other_scale() -> None:
+    assert [IMG_DIFF.read(text) for text in ("Score: 2", "3/3", "2/30", "Score: 5")] == [2, 3, None, None]
+
+
+@given(st.text())
+def test_any_answer_is_read_or_refused(answer: str) -> None:
+    score = OMNIDIFF.read(answer)
+    assert score is None or 0 <= score <= 100
+
+
+def test_captions_with_braces_stay_as_they_are() -> None:
+    prompt = OMNIDIFF.ask("a {expected} b {0}", "c {said} d")
+    assert prompt.endswith("Standard answer: c {said} d Assistant's response: a {expected} b {0}")
+
+
+def test_unparsed_answers_are_asked_again_and_counted() -> None:
+    asked: list[tuple[int, int]] = []
+
+    def model(prompts: Sequence[str], attempt: int) -> list[str]:
+        asked.append((attempt, len(prompts)))
+        answers = []
+        for prompt in prompts:
+            if prompt.endswith("good"):
+                answers.append("Score: 100")
+            elif prompt.endswith("slow"):
+                answers.append("Score: 50" if attempt else "let me think")
+            else:
+                answers.append("hm")
+        return answers
+
+    captions = {"1": "good", "2": "slow", "3": "never"}
+    found = judge_captions(captions, {id: ["x", "y"] for id in captions}, model, retries=2, batch_size=2)
+    assert found.scores == {"1": 100, "2": 50, "3": None}
+    assert asked == [(0, 2), (0, 1), (1, 2), (2, 1)]
+    assert found.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "asked": 6}
+    nothing = judge_captions({"3": "never"}, {"3": ["x"]}, model, retries=0)
+    assert nothing.mean is None and nothing.unparsed == ["3"]
+    with pytest.raises(PairError, match="0 answers to 1 prompts"):
+        judge_captions({"3": "x"}, {"3": ["x"]}, lambda prompts, attempt: [])
+    with pytest.raises(PairError, match="have no caption"):
+        judge_captions({"3": "x"}, {"3": ["x"], "4": ["y"]}, model)
+
+
+def tiny_model(folder: Path, template: bool) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+    words = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", "score", "1", "2", "the", "cube"])}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    if template:
+        fast.chat_template = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}"
+    fast.save_pretrained(folder)
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
+
+
+@pytest.mark.parametrize("template", [True, False])
+def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: bool) -> None:
+    tiny_model(tmp_path, template)
+    judge = CausalJudge(str(tmp_path), max_new_tokens=5)
+    prompts = ["the cube", "score 1 2 the cube score the cube 2 1"]
+    together = judge(prompts, 0)
+    assert together == [judge([prompt], 0)[0] for prompt in prompts], "padding changes nothing"
+    assert judge(prompts, 0) == together
+    state = torch.get_rng_state()
+    again = judge(prompts, 1)
+    assert again == judge(prompts, 1)
+    assert torch.equal(state, torch.get_rng_state()), "the judge draws from a stream of its own"
+    found = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
+    assert found.asked in (1, 2) and set(found.answers) == {"1"}
+
+
+@pytest.mark.parametrize(
+    ("said", "letter"),
+    [
+        ("(a)", "a"),
+        ("A.", "a"),
+        ("b) the door", "b"),
+        ("b", "b"),
+        ("The answer is (b)", "b"),
+        ("Answer: B", "b"),
+        ("answer is a cat", None),
+        ("A cat is seen", None),
+        ("(a) or (b)", None),
+        ("", None),
+        ("(c)", None),
+    ],
+)
+def test_choices_are_read_strictly(said: str, letter: str | None) -> None:
+    assert choice(said) == letter
+
+
+def test_a_pair_counts_with_both_questions_right() -> None:
+    answered = [
+        Answered("1", "a", "(a)"),
+        Answered("2", "b", "(b)"),
+        Answered("1", "b", "(b)"),
+        Answered("2", "a", "I do not know"),
+    ]
+    found = paired_accuracy(answered)
+    assert found.as_dict() == {"pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
+    with pytest.raises(PairError, match="1 pairs do not have two questions each: '3'"):
+        paired_accuracy([*answered, Answered("3", "a", "a")])
+    with pytest.raises(PairError, match="the right answer is 'x'"):
+        paired_accuracy([Answered("1", "x", "a")])
+    with pytest.raises(PairError, match="no questions"):
+        paired_accuracy([])
+    with pytest.raises(PairError, match="record 1 needs pair, answer and said"):
+        read_answers([{"pair": "1"}])
+    assert read_answers([{"pair": "1", "answer": "a", "said": "b"}]) == [Answered("1", "a", "b")]
+
+
+def test_contrast_is_asked_once_and_stands_before_every_question() -> None:
+    asked: list[str] = []
+
+    def ask(images: str, prompts: Sequence[str]) -> list[str]:
+        asked.extend(prompts)
+        return ["the left cup is gone " if prompt == CONTRAST else "(a)" for prompt in prompts]
+
+    assert ask_with_contrast(ask, "two pictures", ["Which?", "Where?"]) == ["(a)", "(a)"]
+    assert asked[0] == CONTRAST and len(asked) == 3
+    assert asked[1].startswith("the left cup is gone\n") and asked[1].endswith("\nWhich?")

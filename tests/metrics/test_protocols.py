@@ -1,0 +1,212 @@
+"""Protocols: what is scored together, hashes, and real annotation files against CARD's and pycocoevalcap's numbers."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import FAST, Aids, References, score_captions
+from lightning_idc.metrics.grouping import Truth, paragraph, with_ious, with_types
+from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named, with_vocabulary
+from lightning_idc.metrics.reading import read_ious, read_truths, read_types, read_vocabulary
+
+# a change here means that old numbers no longer compare with new ones: raise the protocol's version with it
+HASHES = {
+    "coco": "c96ab79b76d8",
+    "clevr-change/total": "62526ce8ad46",
+    "clevr-change/change": "7520ed830add",
+    "clevr-change/no-change": "96f32dc0b8e8",
+    "clevr-change/by-type": "18f63d5e2b42",
+    "clevr-change/by-iou": "fcee63ddc219",
+    "spot-the-diff/grouped": "6970b1f42c30",
+    "spot-the-diff/entry": "05c3d18a6320",
+    "spot-the-diff/multi": "d2b0b02e94a3",
+    "image-editing-request": "08dd53371523",
+    "levir-cc/words": "a1a036931ba7",
+    "levir-cc/ids": "db18894009ca",
+    "omnidiff/multi": "61adbb37d116",
+    "interleave-rouge": "986c3b724d93",
+    "legacy/clip4idc": "e5342881ace7",
+    "legacy/procap": "ac171aa8c3f2",
+}
+TRUTHS = [
+    Truth("a", ("the red cube moved", "a cube is elsewhere")),
+    Truth("b", ("the ball is gone",)),
+    Truth("c", ("nothing has changed", "there is no change")),
+]
+SAID = {"a": "the red cube moved", "b": "the ball was added", "c": "the ball is gone"}
+
+
+def spot(folder: Path, name: str) -> list[dict[str, Any]]:
+    opener = gzip.open if name.endswith(".gz") else open
+    with opener(folder / "spot_the_diff" / name, "rt", encoding="utf-8") as file:
+        return json.load(file)
+
+
+@pytest.fixture(scope="module")
+def annotations(shared: Path) -> Path:
+    return shared / "realdata" / "annotations"
+
+
+def test_hashes_stand_for_definitions() -> None:
+    assert {name: protocol.hash for name, protocol in PROTOCOLS.items()} == HASHES
+    assert len(set(HASHES.values())) == len(HASHES)
+    coco = protocol_named("coco")
+    assert coco.with_input("document frequencies", "1").hash not in (coco.hash, coco.with_input("x", "1").hash)
+
+
+def test_an_unknown_protocol_gets_the_nearest() -> None:
+    with pytest.raises(PairError, match="did you mean 'spot-the-diff/grouped'"):
+        protocol_named("spot-the-diff/group")
+
+
+def test_coco_is_one_call_of_score_captions() -> None:
+    found = evaluate(protocol_named("coco"), SAID, TRUTHS, FAST)
+    expected = score_captions(SAID, {truth.id: truth.references for truth in TRUTHS})
+    assert list(found) == ["all"]
+    assert found["all"].values == expected.values
+
+
+def test_total_cuts_by_the_ids_of_the_official_files() -> None:
+    truths = [Truth(f"{n:06d}.png", (f"the cube {n} moved",)) for n in range(4)]
+    truths += [Truth(f"{n:06d}.png_n", ("nothing has changed",)) for n in range(3)]
+    said = {truth.id: truth.references[0] for truth in truths}
+    found = evaluate(protocol_named("clevr-change/total"), said, truths, FAST)
+    assert {name: scores.pairs for name, scores in found.items()} == {"all": 7, "change": 4, "no change": 3}
+    for part, keep in (("change", "png"), ("no change", "png_n")):
+        ids = [truth.id for truth in truths if truth.id.endswith(keep)]
+        alone = score_captions({id: said[id] for id in ids}, {id: [said[id]] for id in ids})
+        assert found[part].values == alone.values, "each part has document frequencies of its own"
+    # ProCap's ids, and one half of the captions alone
+    renamed = [Truth(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
+    only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
+    assert evaluate(protocol_named("clevr-change/no-change"), only, renamed, FAST)["no change"].pairs == 3
+    with pytest.raises(PairError, match="4 of 4 pairs have no caption"):
+        evaluate(protocol_named("clevr-change/change"), only, renamed, FAST)
+
+
+def test_captions_of_pairs_that_nobody_knows_are_named() -> None:
+    with pytest.raises(PairError, match="1 of 4 pairs have no reference: 'zebra'"):
+        evaluate(protocol_named("coco"), {**SAID, "zebra": "x"}, TRUTHS, FAST)
+
+
+def test_repeated_and_empty_records_need_a_protocol_that_says_what_they_mean() -> None:
+    twice = [*TRUTHS, Truth("a", ("it moved",))]
+    with pytest.raises(PairError, match="1 records repeat a pair: 'a'"):
+        evaluate(protocol_named("coco"), SAID, twice, FAST)
+    with pytest.raises(PairError, match="no reference that says anything: 'a'"):
+        evaluate(protocol_named("coco"), SAID, [Truth("a", (" ",)), *TRUTHS[1:]], FAST)
+    grouped = evaluate(protocol_named("spot-the-diff/grouped"), SAID, twice, FAST)["all"]
+    entry = evaluate(protocol_named("spot-the-diff/entry"), SAID, twice, FAST)["all"]
+    assert (grouped.pairs, grouped.references) == (3, 6)
+    assert (entry.pairs, entry.references) == (4, 6)
+    assert entry.ids[0] == "a#1" and entry.ids[-1] == "a#2"
+
+
+def test_types_and_overlaps_come_from_the_official_files(annotations: Path) -> None:
+    types = read_types(annotations / "clevr_change" / "type_mapping.json.gz")
+    ious = read_ious(annotations / "clevr_change" / "change_captions_by_IOU.json.gz")
+    test = json.loads((annotations / "clevr_change" / "splits.json").read_text())["test"]
+    truths = [Truth(f"{n:06d}.png", (f"thing {n} moved",)) for n in test]
+    truths = with_ious(with_types(truths, types), ious)
+    parts = PROTOCOLS["clevr-change/by-type"].parts(truths)
+    counts = {name: len(part) for name, part in parts.items()}
+    assert counts["change"] == 3985 == sum(counts.values()) - 3985
+    assert set(counts) == {"change", "color", "material", "add", "drop", "move"}
+    quarters = PROTOCOLS["clevr-change/by-iou"].parts(truths)
+    hardest, easiest = quarters["hardest quarter"], quarters["easiest quarter"]
+    assert len(hardest) == len(easiest) == 996
+    assert max(t.iou or 0 for t in hardest) <= min(t.iou or 0 for t in easiest)
+    # another file of the same facts: ids in the order of their overlaps
+    with gzip.open(annotations / "clevr_change" / "iou_sorted.txt.gz", "rt") as file:
+        order = [line.split()[0] for line in file]
+    place = {id: number for number, id in enumerate(order)}
+    assert sorted(hardest, key=lambda t: place[t.id]) == sorted(hardest, key=lambda t: (t.iou, t.id))
+
+
+def test_parts_that_cannot_be_cut_say_what_is_missing() -> None:
+    clevr = [Truth("000001.png", ("x",))]
+    for name, message in (("by-type", "--types"), ("by-iou", "--iou"), ("no-change", "no pair is unchanged")):
+        with pytest.raises(PairError, match=message):
+            evaluate(protocol_named(f"clevr-change/{name}"), {"000001.png": "x"}, clevr, FAST)
+    with pytest.raises(PairError, match="whether it changed is unknown"):
+        evaluate(protocol_named("clevr-change/change"), SAID, TRUTHS, FAST)
+
+
+def test_paragraphs_equal_all_of_cards(annotations: Path) -> None:
+    """Spot-the-Diff's records as CARD joined them: 11,329 paragraphs, 374 of them cut after 60 words."""
+    pairs: dict[str, list[str]] = {}
+    for name in ("train.json.gz", "val.json", "test.json"):
+        for record in spot(annotations, name):
+            pairs.setdefault(record["img_id"], []).extend(record["sentences"])
+    with gzip.open(annotations / "card_spot_multi" / "change_multi_captions.json.gz", "rt") as file:
+        expected = {str(int(id.removesuffix(".png"))): texts for id, texts in json.load(file).items()}
+    assert {id: [paragraph(sentences, 60)] for id, sentences in pairs.items()} == expected
+
+
+def test_spot_the_diff_counts_stand(annotations: Path) -> None:
+    truths = read_truths(annotations / "spot_the_diff" / "test.json")
+    said = {truth.id: truth.references[0] for truth in reversed(truths)}
+    counts = {}
+    for name in ("grouped", "entry", "multi"):
+        scores = evaluate(protocol_named(f"spot-the-diff/{name}"), said, truths, ["BLEU"])["all"]
+        counts[name] = (scores.pairs, scores.references)
+    assert counts == {"grouped": (1270, 2107), "entry": (1404, 2107), "multi": (1270, 1270)}
+
+
+def test_ids_score_as_words_but_for_what_the_vocabulary_lacks(annotations: Path, tmp_path: Path) -> None:
+    vocabulary = read_vocabulary(annotations / "levir_cc" / "vocab.json")
+    with gzip.open(annotations / "levir_cc" / "levir_cc_captions.json.gz", "rt") as file:
+        every = json.load(file)
+    chosen = {id: texts for id, texts in every.items() if id.startswith("test")}
+    assert len(chosen) == 1929
+    truths = [Truth(id, tuple(texts)) for id, texts in chosen.items()]
+    generator = random.Random(0)
+    said = {id: generator.choice(texts) for id, texts in chosen.items()}
+    protocol = with_vocabulary(protocol_named("levir-cc/ids"), vocabulary)
+    by_ids = evaluate(protocol, said, truths, FAST)["all"]
+
+    def known(text: str) -> str:
+        return " ".join(word if word in vocabulary else "unknownword" for word in text.split())
+
+    # an independent path: unknown words renamed, scored as words
+    renamed = [Truth(t.id, tuple(map(known, t.references))) for t in truths]
+    by_words = evaluate(protocol_named("levir-cc/words"), {id: known(t) for id, t in said.items()}, renamed, FAST)[
+        "all"
+    ]
+    assert by_ids.values == pytest.approx(by_words.values, abs=1e-9)
+    with pytest.raises(PairError, match="--vocabulary"):
+        evaluate(protocol_named("levir-cc/ids"), said, truths, FAST)
+    assert protocol.hash != HASHES["levir-cc/ids"]
+    with pytest.raises(PairError, match="has no <UNK>"):
+        with_vocabulary(protocol_named("levir-cc/ids"), {"a": 1})
+    with pytest.raises(PairError, match="takes no vocabulary"):
+        with_vocabulary(protocol_named("coco"), vocabulary)
+
+
+def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
+    corpus = References({str(n): [text] for n, text in enumerate(["the cube", "the ball", "a cube moved", "gone"])})
+    references = {truth.id: truth.references for truth in TRUTHS}
+    own = score_captions(SAID, references, (*FAST, "CIDEr"))
+    foreign = score_captions(SAID, references, (*FAST, "CIDEr"), Aids(corpus))
+    same = {name for name in own.values if own.values[name] == foreign.values[name]}
+    assert same == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L"}
+
+
+def test_interleave_scores_each_reference() -> None:
+    scores = evaluate(protocol_named("interleave-rouge"), SAID, TRUTHS)["all"]
+    assert scores.pairs == 5 and set(scores.values) == {"ROUGE-L"}
+    assert scores.of_pair("a#1")["ROUGE-L"] == pytest.approx(100, abs=1e-4)
+
+
+def test_a_protocol_scores_all_of_its_metrics_or_says_why_not() -> None:
+    with pytest.raises(PairError, match="unknown metrics: ROUGE; there are BLEU"):
+        evaluate(protocol_named("coco"), SAID, TRUTHS, ["ROUGE"])
+    with pytest.raises(PairError, match="no references"):
+        evaluate(protocol_named("coco"), SAID, [])

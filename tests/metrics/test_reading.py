@@ -1,0 +1,246 @@
+"""Files of captions and references: every known form, everything that is wrong with one, and fuzzing."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics import reading
+from lightning_idc.metrics.reading import (
+    read_ious,
+    read_predictions,
+    read_truths,
+    read_types,
+    read_vocabulary,
+)
+
+CAPTIONS = {"1": "a cube moved", "2": "nothing\u2028changed", "3": ""}
+FORMS: dict[str, Any] = {
+    "coco": [{"image_id": int(id), "caption": text} for id, text in CAPTIONS.items()],
+    "map": CAPTIONS,
+    "lists": {id: [text] for id, text in CAPTIONS.items()},
+    "pycocoevalcap": {id: [{"caption": text}] for id, text in CAPTIONS.items()},
+    "own": [
+        {"id": id, "caption": text, "references": [text, "x"], "change_type": None} for id, text in CAPTIONS.items()
+    ],
+    "answers": [{"sample_id": id, "prediction": text} for id, text in CAPTIONS.items()],
+}
+
+
+def write(path: Path, value: Any) -> Path:
+    path.write_text(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_forms_of_captions(tmp_path: Path, form: str) -> None:
+    value = FORMS[form]
+    assert read_predictions(write(tmp_path / "p.json", value)).captions == CAPTIONS
+    packed = tmp_path / "p.json.gz"
+    packed.write_bytes(gzip.compress((tmp_path / "p.json").read_bytes()))
+    assert read_predictions(packed).captions == CAPTIONS
+    assert read_predictions(packed).digest == read_predictions(tmp_path / "p.json").digest
+    if isinstance(value, list):
+        lines = "\n".join(json.dumps(record, ensure_ascii=False) for record in value) + "\n\n"
+        assert read_predictions(write(tmp_path / "p.jsonl", "\ufeff" + lines)).captions == CAPTIONS
+        assert read_predictions(write(tmp_path / "one.jsonl", lines.split("\n")[0])).captions == {"1": CAPTIONS["1"]}
+
+
+def test_own_records_bring_their_references(tmp_path: Path) -> None:
+    truths = read_predictions(write(tmp_path / "p.json", FORMS["own"])).truths
+    assert [(truth.id, truth.references) for truth in truths] == [(id, (t, "x")) for id, t in CAPTIONS.items()]
+    assert read_predictions(write(tmp_path / "p.json", FORMS["coco"])).truths == []
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "is empty"),
+        ("   \n", "is empty"),
+        ("<!doctype html><p>404", "HTML or XML page"),
+        ("{", "is no JSON"),
+        ("[1, 2]", "record 1 is 1; expected an object"),
+        ("3", "expected a list of records, or a map"),
+        ("{}", "holds nothing"),
+        ("[]", "holds nothing"),
+        ('{"a": "x", "a": "y"}', "'a' twice"),
+        ('{"a": NaN}', "holds NaN"),
+        ('{"a": 3}', "'a' is 3; expected one caption"),
+        ('{"a": ["x", "y"]}', "expected one caption"),
+        ('{"a": "\\ud800"}', "lone surrogate"),
+        ('[{"caption": "x"}]', "record 1 has no id"),
+        ('[{"id": "a"}]', "record 1 has no caption"),
+        ('[{"id": true, "caption": "x"}]', "id is True; expected text or a whole number"),
+        ('[{"id": 1.5, "caption": "x"}]', "id is 1.5"),
+        ('[{"id": "", "caption": "x"}]', "id is ''"),
+        ('[{"id": "a", "caption": "x"}, {"id": "a", "caption": "x"}]', "comes again, with the same caption"),
+        ('[{"id": 1, "caption": "x"}, {"id": "1", "caption": "y"}]', "comes again, with another caption"),
+        ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2 is no JSON"),
+        ('{"id": "a", "caption": "x"}\n{"id": "a", "caption": "x"}', "line 2: pair 'a' comes again"),
+        ('{"images": [{"id": 1}], "annotations": []}', "are references, not captions"),
+        ("[" * 100_000, "nested too deeply"),
+        ('{"a": ' + "9" * 5000 + "}", "is no JSON"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(PairError, match=message):
+        read_predictions(write(tmp_path / "p.json", text))
+
+
+def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(PairError, match="there is no file"):
+        read_predictions(tmp_path / "absent.json")
+    with pytest.raises(PairError, match="cannot be read"):
+        read_predictions(tmp_path)
+    (tmp_path / "latin.json").write_bytes(b'{"a": "caf\xe9"}')
+    with pytest.raises(PairError, match="is no UTF-8 text"):
+        read_predictions(tmp_path / "latin.json")
+    (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"a": "x"}' * 100)[:-12])
+    with pytest.raises(PairError, match="cannot be read"):
+        read_predictions(tmp_path / "cut.json.gz")
+    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 100_000))
+    with pytest.raises(PairError, match="more than"):
+        read_predictions(tmp_path / "bomb.json.gz")
+
+
+def test_forms_of_references(tmp_path: Path) -> None:
+    expected = {"1": ("a b", "c"), "2": ("d",)}
+    forms = [
+        {"1": ["a b", "c"], "2": ["d"]},
+        {"1": ["a b", "c"], "2": "d"},
+        [{"img_id": "1", "sentences": ["a b", "c"]}, {"img_id": "2", "sentences": ["d"]}],
+        [{"uid": 1, "img0": "x", "img1": "y", "sents": ["a b", "c"]}, {"uid": 2, "sents": ["d"]}],
+        [{"id": 1, "description": [["a", "b"], ["c"]]}, {"id": 2, "description": [["d"]]}],
+        {
+            "images": [{"id": 1}, {"id": 1}, {"id": 2}],
+            "annotations": [
+                {"image_id": 1, "id": 7, "caption": "a b"},
+                {"image_id": 2, "id": 8, "caption": "d"},
+                {"image_id": 1, "id": 9, "caption": "c"},
+            ],
+        },
+        {
+            "images": [
+                {"filename": "1", "split": "test", "sentences": [{"raw": "a b", "tokens": ["a", "b"]}, {"raw": "c"}]},
+                {"filename": "2", "split": "test", "sentences": [{"raw": "d"}]},
+                {"filename": "3", "split": "train", "sentences": [{"raw": "e"}]},
+            ]
+        },
+    ]
+    for form in forms:
+        truths = read_truths(write(tmp_path / "r.json", form), "test")
+        assert {truth.id: truth.references for truth in truths} == expected, form
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ([{"id": "a"}], "has no references"),
+        ([{"id": "a", "captions": [3]}], "holds 3; expected texts"),
+        ([{"id": "a", "captions": "x", "change_type": 3}], "change_type is 3"),
+        ([{"id": "a", "captions": "x", "iou": "far"}], "iou is 'far'"),
+        ([], "holds no references"),
+        ([{"id": "a", "captions": "x", "split": s} for s in ("val", "train")], "holds the splits train, val"),
+        ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "x"}]}, "not among the file's images"),
+        ({"images": [], "annotations": []}, "holds no references"),
+    ],
+)
+def test_what_is_wrong_with_references_is_named(tmp_path: Path, value: Any, message: str) -> None:
+    with pytest.raises(PairError, match=message):
+        read_truths(write(tmp_path / "r.json", value), "test")
+
+
+def test_facts_are_read_strictly(tmp_path: Path) -> None:
+    path = tmp_path / "facts.json"
+    assert read_types(write(path, {"color": ["1.png"], "add": ["2.png"]})) == {"1.png": "color", "2.png": "add"}
+    assert read_types(write(path, {"1.png": "color"})) == {"1.png": "color"}
+    with pytest.raises(PairError, match="'1' is of type 'color' and of type 'add'"):
+        read_types(write(path, {"color": ["1"], "add": ["1"]}))
+    with pytest.raises(PairError, match="IoU of '1' is 1"):
+        read_ious(write(path, {"1": 1.5}))
+    with pytest.raises(PairError, match="'a' has the number -1"):
+        read_vocabulary(write(path, {"a": -1}))
+    with pytest.raises(PairError, match="two words have one number"):
+        read_vocabulary(write(path, {"a": 1, "b": 1}))
+    with pytest.raises(PairError, match="expected a map"):
+        read_ious(write(path, [1]))
+
+
+@pytest.mark.parametrize(
+    ("file", "split", "pairs", "records", "references"),
+    [
+        ("spot_the_diff/test.json", None, 1270, 1404, 2107),
+        ("spot_the_diff/val.json", None, 1493, 1634, 3310),
+        ("spot_the_diff/train.json.gz", None, 8566, 9524, 17676),
+        ("image_editing_request/test.json", None, 495, 495, 1485),
+        ("image_editing_request/valid.json", None, 383, 383, 1149),
+        ("image_editing_request/train.json.gz", None, 3061, 3061, 3061),
+        ("levir_cc/levir_cc_captions.json.gz", None, 10077, 10077, 50385),
+        ("clip4idc_gt/spot_total_change_captions_reformat.json.gz", None, 1270, 1270, 2107),
+        ("finer_mllm_gt/spot_val_change_captions_reformat.json.gz", None, 1489, 1489, 3293),
+        ("finer_mllm_gt/IER_test_change_captions_reformat.json.gz", None, 495, 495, 1485),
+        ("card_spot_multi/change_multi_captions.json.gz", None, 11329, 11329, 11329),
+        ("cdchat/sysu_test_captions.json.gz", None, 3774, 3774, None),
+        ("syned/gt_augmented_test_clean.json.gz", None, 2022, 2022, None),
+    ],
+)
+def test_real_files_have_the_right_counts(
+    shared: Path, file: str, split: str | None, pairs: int, records: int, references: int | None
+) -> None:
+    truths = read_truths(shared / "realdata" / "annotations" / file, split)
+    assert (len({truth.id for truth in truths}), len(truths)) == (pairs, records)
+    assert references in (None, sum(len(truth.references) for truth in truths))
+
+
+def test_real_predictions_of_another_program(shared: Path) -> None:
+    folder = shared / "realdata" / "annotations" / "clevr_change"
+    assert len(read_predictions(folder / "yili19_nsc_results.json").captions) == 6
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["id", "image_id", "caption", "captions", "images", "annotations", "split", "raw", "iou"])
+            | st.text(max_size=3),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+READERS = [read_predictions, read_truths, read_types, read_ious, read_vocabulary]
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(value=json_values, cut=st.integers(0, 40), lines=st.booleans())
+def test_any_json_is_read_or_refused(tmp_path: Path, value: Any, cut: int, lines: bool) -> None:
+    text = json.dumps(value)
+    path = tmp_path / "any.json"
+    path.write_text("\n".join([text, text]) if lines else text[: len(text) - cut % 7], encoding="utf-8")
+    for read in READERS:
+        try:
+            read(path)
+        except PairError:
+            continue
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.binary(max_size=60), packed=st.booleans())
+def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes, packed: bool) -> None:
+    path = tmp_path / "any.json"
+    path.write_bytes(gzip.compress(data) if packed else data)
+    for read in READERS:
+        try:
+            read(path)
+        except PairError:
+            continue

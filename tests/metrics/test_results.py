@@ -1,0 +1,176 @@
+"""The verbs `score` and `leaderboard`, the result JSON, and what a test run leaves behind."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lightning_idc.cli import main
+from lightning_idc.metrics.captions import score_captions
+from lightning_idc.metrics.results import SCHEMA, read_result
+
+CAPTIONS = {"a": "the red cube moved", "b": "nothing has changed", "c": "the ball is gone"}
+REFERENCES = {"a": ["the red cube has moved", "a cube moved"], "b": ["there is no change"], "c": ["the ball vanished"]}
+
+
+def files(folder: Path, captions: Any = CAPTIONS, references: Any = REFERENCES) -> list[str]:
+    (folder / "said.json").write_text(json.dumps(captions), encoding="utf-8")
+    (folder / "truth.json").write_text(json.dumps(references), encoding="utf-8")
+    return ["score", str(folder / "said.json"), "--references", str(folder / "truth.json"), "--no-java"]
+
+
+def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*files(tmp_path), "--bootstrap", "50"]) == 0
+    printed = capsys.readouterr().out
+    expected = score_captions(CAPTIONS, REFERENCES).values
+    assert f"{expected['ROUGE-L']:.1f}" in printed and f"{expected['CIDEr-D']:.1f}" in printed
+    assert "coco (c96ab79b76d8): 3 pairs, 4 references, x100" in printed
+    assert "METEOR: not computed: not asked for" in printed
+    assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
+
+
+def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "result.json"
+    given = [*files(tmp_path), "--json", "--out", str(target), "--model", "M", "--data", "D", "--bootstrap", "50"]
+    assert main(given) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result == read_result(target)
+    assert (result["schema"], result["model"], result["protocol"]["name"]) == (SCHEMA, "M", "coco")
+    assert result["scores"]["all"] == pytest.approx(score_captions(CAPTIONS, REFERENCES).values, abs=1e-5)
+    assert result["counts"] == {"all": {"pairs": 3, "references": 4}}
+    assert result["not_computed"] == {"METEOR": "not computed: not asked for"}
+    assert result["tokenizer"] == "ptb-1" and set(result["metrics"]) == {"BLEU", "ROUGE-L", "CIDEr-D"}
+    assert set(result["files"]) == {"said.json", "truth.json"}
+    low, high = result["intervals"]["ROUGE-L"]
+    assert low <= result["scores"]["all"]["ROUGE-L"] <= high
+
+
+def test_fingerprints_are_of_what_files_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another form and another order of the same captions and references: other files, the same digests."""
+
+    def digests(captions: Any, references: Any) -> tuple[Any, ...]:
+        assert main([*files(tmp_path, captions, references), "--json"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        return result["data"]["fingerprint"], result["predictions"]["digest"], result["files"]["said.json"]
+
+    first = digests(CAPTIONS, REFERENCES)
+    listed = [{"image_id": id, "caption": text} for id, text in reversed(CAPTIONS.items())]
+    records = [{"id": id, "captions": texts} for id, texts in reversed(REFERENCES.items())]
+    second = digests(listed, records)
+    assert first[:2] == second[:2] and first[2] != second[2]
+    third = digests({**CAPTIONS, "a": "the red cube moved."}, {**REFERENCES, "a": ["a cube moved"]})
+    assert third[0] != first[0] and third[1] != first[1]
+
+
+@pytest.mark.parametrize(
+    ("captions", "references", "message"),
+    [
+        ({**CAPTIONS, "d": "x"}, REFERENCES, "1 of 4 pairs have no reference: 'd'"),
+        ({"a": "x"}, REFERENCES, "2 of 3 pairs have no caption: 'b', 'c'"),
+        ([{"id": "a", "caption": "x"}] * 2, REFERENCES, "comes again"),
+        (CAPTIONS, {**REFERENCES, "b": []}, "no reference that says anything: 'b'"),
+        (CAPTIONS, {**REFERENCES, "b": [""]}, "they would score 0"),
+    ],
+)
+def test_score_refuses_by_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], captions: Any, references: Any, message: str
+) -> None:
+    assert main(files(tmp_path, captions, references)) == 1
+    printed = capsys.readouterr()
+    assert message in printed.err and not printed.out
+
+
+def test_references_may_stand_beside_the_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{"id": id, "caption": text, "references": REFERENCES[id]} for id, text in CAPTIONS.items()]
+    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "predictions.json"), "--no-java", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["counts"]["all"]["pairs"] == 3
+    given = files(tmp_path)
+    assert main([*given[:2], "--no-java"]) == 1
+    assert "name a file of them with --references" in capsys.readouterr().err
+
+
+def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    better = tmp_path / "better.json"
+    better.write_text(json.dumps({id: texts[0] for id, texts in REFERENCES.items()}), encoding="utf-8")
+    given = files(tmp_path)
+    assert main([given[0], str(better), *given[2:], "--against", given[1]]) == 0
+    assert "higher on 3 pairs, lower on 0" in capsys.readouterr().out
+    assert main([given[0], str(better), *given[2:], "--against", given[1], "--json"]) == 0
+    against = json.loads(capsys.readouterr().out)["against"]
+    assert against["ROUGE-L"]["second"] == pytest.approx(100) and against["ROUGE-L"]["low"] > 0
+
+
+def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    hashes, scores = [], []
+    for given in ([], ["--frequencies", str(tmp_path / "truth.json")], ["--frequencies", str(tmp_path / "said.json")]):
+        assert main([*files(tmp_path), *given, "--json", "--metrics", "CIDEr-D,CIDEr"]) == 0
+        result = json.loads(capsys.readouterr().out)
+        hashes.append(result["protocol"]["hash"])
+        scores.append(result["scores"]["all"])
+    assert len(set(hashes)) == 3
+    assert scores[0] == scores[1] != scores[2], "the references themselves are the usual corpus"
+
+
+def test_protocols_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["score", "--protocols"]) == 0
+    assert "spot-the-diff/grouped  6970b1f42c30" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main(["score"])
+    assert main(["score", "x.json", "--protocol", "cocoa"]) == 1
+    assert "did you mean 'coco'?" in capsys.readouterr().err
+
+
+def test_a_leaderboard_keeps_apart_what_does_not_compare(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    board = tmp_path / "board"
+    board.mkdir()
+    for name, captions, protocol in (
+        ("good", {id: texts[0] for id, texts in REFERENCES.items()}, "coco"),
+        ("bad|<b>", CAPTIONS, "coco"),
+        ("old", CAPTIONS, "legacy/procap"),
+    ):
+        given = [*files(tmp_path, captions), "--protocol", protocol, "--model", name, "--data", "D"]
+        assert main([*given, "--out", str(board / f"{name[:3]}.json")]) == 0
+    (board / "timings.json").write_text('{"seconds": 3}', encoding="utf-8")
+    capsys.readouterr()
+    assert main(["leaderboard", str(board), "--out", str(tmp_path / "board.md")]) == 0
+    text = (tmp_path / "board.md").read_text(encoding="utf-8")
+    assert text.count("\n## ") == 2
+    coco, legacy = text.split("\n## ")[1:]
+    assert coco.index("| good ") < coco.index("bad\\|&lt;b&gt;"), "the best first, and nothing that breaks the table"
+    assert "TEST" in legacy and "TEST" not in coco
+    page = (tmp_path / "board.html").read_text(encoding="utf-8")
+    assert "<b>" not in page and "bad|&lt;b&gt;" in page
+    assert main(["leaderboard", str(board)]) == 0
+    assert capsys.readouterr().out.endswith(text + "\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "cannot be read as JSON"),
+        (json.dumps({"schema": SCHEMA}), "is no complete result"),
+        (
+            json.dumps(
+                {
+                    "schema": SCHEMA,
+                    "headline": "all",
+                    "scores": {"all": {"CIDEr-D": "high"}},
+                    "protocol": {"name": "coco", "hash": "1"},
+                    "data": {"fingerprint": "1"},
+                    "counts": {"all": {"pairs": 1, "references": 1}},
+                }
+            ),
+            "is no sound result",
+        ),
+    ],
+)
+def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+    assert main(["leaderboard", str(tmp_path)]) == 1
+    assert "holds no results" in capsys.readouterr().err
+    (tmp_path / "r.json").write_text(text, encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err

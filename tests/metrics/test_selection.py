@@ -1,0 +1,93 @@
+"""A model is not chosen on the pairs that it is tested on; what a test leaves behind says on which it was."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+
+sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
+from test_addons import QUIET, fit
+from tiny import TinyCaptioner, TinyPairs, TinySource
+
+from lightning_idc.callbacks.selection import ValidationSelection
+from lightning_idc.callbacks.show_results import ShowResults, selected_on
+from lightning_idc.data.source import PairSource
+from lightning_idc.metrics.results import read_result
+from lightning_idc.pairs import PairError
+
+
+class OwnValidation(TinyPairs):
+    """The validation split of TinyPairs is its test split, as in published code; this one has a split of its own."""
+
+    def source(self, split: str) -> PairSource:
+        return TinySource(7, 300) if split == "val" else super().source(split)
+
+
+def train(data: TinyPairs, folder: Path, *callbacks: object) -> Trainer:
+    trainer = Trainer(max_epochs=1, callbacks=list(callbacks), default_root_dir=folder, **QUIET)
+    trainer.fit(TinyCaptioner(), data)
+    return trainer
+
+
+def test_watching_the_test_is_refused(tmp_path: Path) -> None:
+    for chooser in (ModelCheckpoint(monitor="test/CIDEr-D"), EarlyStopping("test/loss")):
+        with pytest.raises(PairError, match=r"is watched to choose the model.*legacy/procap"):
+            train(OwnValidation(), tmp_path, chooser, ValidationSelection())
+
+
+def test_a_validation_split_of_test_pairs_is_refused_unless_a_legacy_protocol_is_named(tmp_path: Path) -> None:
+    def chooser() -> ModelCheckpoint:
+        return ModelCheckpoint(
+            tmp_path, monitor="val/CIDEr-D", mode="max", filename="best", enable_version_counter=False
+        )
+
+    with pytest.raises(PairError, match="validation pairs are pairs of the test split"):
+        train(TinyPairs(), tmp_path, chooser(), ValidationSelection())
+    assert not list(tmp_path.glob("*.ckpt"))
+    train(TinyPairs(), tmp_path, chooser(), ValidationSelection("legacy/procap"))
+    assert selected_on(tmp_path / "best.ckpt") == "val"
+    # nothing is chosen, so nothing is refused
+    train(TinyPairs(), tmp_path, ModelCheckpoint(tmp_path, save_last=True), ValidationSelection())
+    assert selected_on(tmp_path / "last.ckpt") is None
+    train(OwnValidation(), tmp_path, chooser(), ValidationSelection())
+
+
+def test_a_test_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = fit([], tmp_path, TinyCaptioner(), max_steps=2)
+    trainer = Trainer(callbacks=[ShowResults(examples=0, report_pairs=0)], default_root_dir=tmp_path, **QUIET)
+    trainer.test(model, TinyPairs(), verbose=False)
+    result = read_result(tmp_path / "result.json")
+    assert result is not None
+    scores = json.loads((tmp_path / "scores.json").read_text())
+    assert result["scores"]["all"] == pytest.approx(
+        {name: value for name, value in scores["rows"]["all"].items() if name in result["scores"]["all"]}, abs=1e-5
+    )
+    assert result["counts"]["all"] == {"pairs": 7, "references": 21}
+    assert (result["model"], result["data"]["name"], result["data"]["split"]) == ("TinyCaptioner", "TinyPairs", "test")
+    assert result["decoding"]["num_beams"] == 1 and result["selection"] is None
+    # the predictions file, scored again by the verb, is the same result
+    from lightning_idc.cli import main
+
+    capsys.readouterr()
+    assert main(["score", str(tmp_path / "predictions.json"), "--no-java", "--json"]) == 0
+    again = json.loads(capsys.readouterr().out)
+    fast = {name: value for name, value in result["scores"]["all"].items() if name != "METEOR"}
+    assert again["scores"]["all"] == pytest.approx(fast, abs=1e-6)
+    assert again["data"]["fingerprint"] == result["data"]["fingerprint"]
+    assert again["predictions"] == result["predictions"]
+    assert again["protocol"] == result["protocol"]
+
+
+def test_a_protocol_that_does_not_fit_costs_no_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = fit([], tmp_path, TinyCaptioner(), max_steps=1)
+    callback = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/no-change")
+    Trainer(callbacks=[callback], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs(), verbose=False)
+    assert "no result.json: no pair is unchanged" in capsys.readouterr().out
+    assert (tmp_path / "scores.json").is_file() and not (tmp_path / "result.json").exists()
+    with pytest.raises(PairError, match="there is no protocol"):
+        ShowResults(protocol="none")
