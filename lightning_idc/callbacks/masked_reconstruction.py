@@ -112,7 +112,7 @@ class MaskedReconstructionAddon(Addon):
         return replace(batch, model_inputs={**batch.model_inputs, NOISE_MASK: bernoulli(chances)})
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
-        """L_MIR (Eq. 18) as a mean over the masked cells of both images, so that its size does not follow their number."""
+        """L_MIR (Eq. 18), as a mean over masked cells: its size must not follow their number."""
         if not self.weight:
             return {}
         features: PairFeatures = step.features
@@ -148,9 +148,9 @@ class MaskedReconstructionAddon(Addon):
 class MaskedReconstruction(AddonCallback):
     """Rebuilds masked cells of both images, so that an encoder learns what it may not see (NAMC's MIR).
 
-    Which cells are masked, `NoiseMasking` says where it stands before this callback; it then also gives the descriptions
-    that guide the reconstruction. Alone, cells are masked at random and each image is guided by the other one. The host
-    must keep the grid features of both images in ``PairFeatures.extras``.
+    Where `NoiseMasking` stands before this callback, it says which cells are masked and gives the descriptions that
+    guide the reconstruction. Alone, cells are masked at random and each image is guided by the other one. The host must
+    keep the grid features of both images in ``PairFeatures.extras``.
 
     Args:
         tokenizer: path of a trained image tokenizer, or the tokenizer: its ids are rebuilt, under cross entropy.

@@ -135,7 +135,10 @@ class NoiseMaskingAddon(Addon):
         """Masked patches, bool ``(B, 2, P)``, and masked words by pair, caption and side."""
         pairs, count = batch.tokens.shape[:2]
         texts = [caption.side(side) for row in captions for side in range(2) for caption in row]
+        was_training = self.encoder.training
+        self.encoder.eval()  # looking for noise must not move the statistics of a batch norm
         seen, read = self.encoder.look(batch.images.flatten(0, 1)), self.encoder.read(texts)
+        self.encoder.train(was_training)
         # all captions of a pair speak for its patches: (2B, K * S)
         word_valid = (read.word_of >= 0).view(2 * pairs, -1)
         similarity = token_similarity(seen.patches, read.tokens.reshape(2 * pairs, -1, read.tokens.shape[-1]))
@@ -175,8 +178,8 @@ def _positions(captions: list[list[_Caption]], words: list[list[list[list[bool]]
 class NoiseMasking(AddonCallback):
     """Masks words and patches that are irrelevant to each other, and trains what finds them (NAMC's NIM).
 
-    Works on any captioner with words of its own, and on captions of any form: each image of a pair is judged against its
-    part of an implicit-change description, or against the whole of a caption that is none. Masked words are not
+    Works on any captioner with words of its own, and on captions of any form: each image of a pair is judged against
+    its part of an implicit-change description, or against the whole of a caption that is none. Masked words are not
     predicted; masked patches go to the host as ``model_inputs["noise_mask"]`` and, with ``paint``, are painted over.
 
     Args:
@@ -212,8 +215,8 @@ class NoiseMasking(AddonCallback):
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner) or host.vocabulary is None:
             raise PairError(
-                f"NoiseMasking masks words, and {type(host).__name__} has no vocabulary of words; use it on a captioner "
-                "with a Vocabulary"
+                f"NoiseMasking masks words, and {type(host).__name__} has no vocabulary of words; use it on a "
+                "captioner with a Vocabulary"
             )
         encoder = self.encoder if isinstance(self.encoder, DualEncoder) else load_dual_encoder(self.encoder)
         return NoiseMaskingAddon(

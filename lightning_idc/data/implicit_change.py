@@ -11,18 +11,20 @@ from dataclasses import dataclass
 
 from lightning_idc.nn.vocabulary import words_of
 
-VERBS = tuple(
-    """is describes depicts illustrates displays demonstrates introduces has positions starts places discusses promotes
+_VERBS = """
+    is describes depicts illustrates displays demonstrates introduces has positions starts places discusses promotes
     takes converts adopts presents reveals incorporates aims refers offers focuses suggests attributes specifies
     captures symbolizes advertises conveys features appears consists remains shows lists explains shifts indicates
-    provides contains exhibits labels sets looks states showcases creates centers""".split()
-)
+    provides contains exhibits labels sets looks states showcases creates centers
+"""
+VERBS = tuple(_VERBS.split())
 """The predefined descriptive verbs of appendix D.2."""
 
-_EMPTY = frozenset(
-    """a an the it this that something anything there not no n't is are was were be been does do did has have had
-    isn't aren't wasn't weren't doesn't don't didn't , . ;""".split()
-)
+_NOTHING_SAID = """
+    a an the it this that something anything there not no is are was were be been does do did has have had
+    isn't aren't wasn't weren't doesn't don't didn't , . ;
+"""
+_EMPTY = frozenset(_NOTHING_SAID.split())
 """A description made of nothing but these says nothing about an object."""
 
 

@@ -87,7 +87,7 @@ class SmallDualEncoder(DualEncoder):
         self,
         vocabulary: Sequence[str],
         grid: tuple[int, int],
-        width: int = 96,
+        width: int = 64,
         layers: int = 1,
         heads: int = 4,
         backbone: str = "cnn",
@@ -197,8 +197,8 @@ class ClipDualEncoder(DualEncoder):
             model: Any = open_clip.create_model(name, pretrained=pretrained)
         except Exception as error:
             raise PairError(
-                f"open_clip cannot make {name!r} with the weights {pretrained!r} ({error}); see open_clip.list_pretrained(),"
-                " and put the weights into the Hugging Face cache or give the path of a file"
+                f"open_clip cannot make {name!r} with the weights {pretrained!r} ({error}); see "
+                "open_clip.list_pretrained(), and put the weights into the Hugging Face cache or give a file"
             ) from error
         visual = model.visual
         super().__init__(int(visual.output_dim), tuple(visual.grid_size))

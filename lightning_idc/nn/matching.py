@@ -33,26 +33,12 @@ def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
     return (best * valid).sum(-1) / valid.sum(-1).clamp(min=1)
 
 
-def sdm_of_similarity(similarity: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
-    """:func:`sdm` of similarities that are known already.
-
-    Args:
-        similarity: of image i with text j, ``(B, B)``.
-        labels: as in :func:`sdm`.
-        scale: 1 / temperature.
-    """
-    count = len(similarity)
+def _true(similarity: Tensor, labels: Tensor | None) -> Tensor:
+    """True matching distribution of each row (NAMC Eq. 13), ``(B, B)``; it is symmetric."""
     if labels is None:
-        labels = torch.arange(count, device=similarity.device)
+        return torch.eye(len(similarity), dtype=similarity.dtype, device=similarity.device)
     same = (labels[:, None] == labels[None]).to(similarity.dtype)
-    # the distributions have zeros, whose logarithm the reference bounds in this way (Jiang and Ye 2023)
-    log_true = (same / same.sum(1, keepdim=True) + 1e-8).log()
-
-    def divergence(logits: Tensor) -> Tensor:
-        log_modelled = logits.log_softmax(1)
-        return (log_modelled.exp() * (log_modelled - log_true)).sum(1).mean()
-
-    return divergence(scale * similarity) + divergence(scale * similarity.mT)
+    return same / same.sum(1, keepdim=True)
 
 
 def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
@@ -66,7 +52,27 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
         labels: int64 ``(B,)``; pairs of one label match each other. None where every image has one text only.
         scale: 1 / temperature.
     """
-    return sdm_of_similarity(cosines(images, texts), labels, scale)
+    similarity = cosines(images, texts)
+    # the true distribution has zeros, whose logarithm the reference bounds in this way
+    log_true = (_true(similarity, labels) + 1e-8).log()
+
+    def divergence(logits: Tensor) -> Tensor:
+        log_modelled = logits.log_softmax(1)
+        return (log_modelled.exp() * (log_modelled - log_true)).sum(1).mean()
+
+    return divergence(scale * similarity) + divergence(scale * similarity.mT)
+
+
+def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
+    """:func:`info_nce` of similarities that are known already.
+
+    Args:
+        similarity: of image i with text j, ``(B, B)``.
+        labels: as in :func:`sdm`.
+        scale: 1 / temperature.
+    """
+    true, logits = _true(similarity, labels), scale * similarity
+    return -((true * logits.log_softmax(1)).sum(1) + (true * logits.mT.log_softmax(1)).sum(1)).mean()
 
 
 def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
@@ -78,9 +84,4 @@ def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale:
         labels: as in :func:`sdm`; partners share the probability evenly.
         scale: 1 / temperature.
     """
-    if labels is None:
-        labels = torch.arange(len(images), device=images.device)
-    same = (labels[:, None] == labels[None]).to(images.dtype)
-    true = same / same.sum(1, keepdim=True)
-    logits = scale * cosines(images, texts)
-    return -((true * logits.log_softmax(1)).sum(1) + (true * logits.mT.log_softmax(1)).sum(1)).mean()
+    return info_nce_of_similarity(cosines(images, texts), labels, scale)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_idc.nn.matching import info_nce, late_interaction, sdm, sdm_of_similarity
+from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction, sdm
 from lightning_idc.nn.noise import (
     noise_probabilities,
     on_grid,
@@ -78,7 +78,7 @@ def test_late_interaction_is_the_mean_of_the_best_patches() -> None:
             assert late_interaction(patches, words, valid)[n, m].item() == pytest.approx(
                 sum(best) / len(best), abs=1e-6
             )
-    assert sdm_of_similarity(torch.eye(4)).item() == pytest.approx(0.0, abs=1e-6)
+    assert info_nce_of_similarity(torch.eye(4), scale=100.0).item() == pytest.approx(0.0, abs=1e-6)
 
 
 def test_relevance_ignores_special_tokens() -> None:

@@ -124,19 +124,19 @@ def _say(
             continue
         phrase = part
         for kind in _KINDS:
-            wrong = dice.chance(share)
+            wrong = _wrong_words(phrase, kind, things) if dice.chance(share) else []
             if wrong:
-                phrase = phrase._replace(**{kind: _wrong_word(phrase, kind, things, dice)})
-            labels.append((wrong, True))
+                phrase = phrase._replace(**{kind: dice.pick(wrong)})
+            labels.append((bool(wrong), True))
         said += [word for word in phrase if word]
     return " ".join(said), labels
 
 
-def _wrong_word(phrase: Attributes, kind: str, things: Sequence[Attributes], dice: Dice) -> str:
+def _wrong_words(phrase: Attributes, kind: str, things: Sequence[Attributes]) -> list[str]:
+    """Words in whose company a phrase is true of nothing; none where another thing has what each would say."""
     others = [word for word in ATTRIBUTE_WORDS[kind] if word != getattr(phrase, kind)]
     absent = [word for word in others if all(getattr(thing, kind) != word for thing in things)]
-    nothing = [word for word in others if phrase._replace(**{kind: word}) not in things]
-    return dice.pick(absent or nothing or others)
+    return absent or [word for word in others if phrase._replace(**{kind: word}) not in things]
 
 
 def _attributes(plain: Mapping[str, Any]) -> Attributes:

@@ -1,8 +1,8 @@
 """RelevancePretraining: a small pair of encoders that learns which word is about which patch from noisy descriptions.
 
-NAMC starts its noise identification from CLIP, which knows words and patches of photographs. On data that CLIP has never
-seen, or without its weights, this stage is the stand-in: the encoders learn from the same noisy descriptions that
-they will then judge, and from nothing that says where the noise is.
+NAMC starts its noise identification from CLIP, which knows words and patches of photographs. On data that CLIP has
+never seen, or without its weights, this stage is the stand-in: the encoders learn from the same noisy descriptions
+that they will then judge, and from nothing that says where the noise is.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lightning_idc.data.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.nn.backbones import build_backbone, load_backbone
 from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
-from lightning_idc.nn.matching import late_interaction, sdm, sdm_of_similarity
+from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction
 from lightning_idc.nn.noise import per_word, relevance, token_similarity
 from lightning_idc.nn.vocabulary import Vocabulary, words_of
 from lightning_idc.pairs import PairError
@@ -29,9 +29,9 @@ from lightning_idc.schedules import Schedule, WarmupCosine
 class RelevancePretraining(LightningModule):
     """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
 
-    The loss is similarity distribution matching, of whole images with whole texts (as NAMC's L_NIM) plus of the late
-    interaction of words and patches, which makes single words comparable with single patches: CLIP gets that from
-    400 million pairs, a small encoder has to be taught it. With `SyntheticDescriptions` the validation measures how
+    The loss is CLIP's (InfoNCE), on whole images with whole texts and once more on the late interaction of words and
+    patches, which makes single words comparable with single patches: CLIP gets that from 400 million pairs, a small
+    encoder has to be taught it. With `SyntheticDescriptions` the validation measures how
     well the relevance finds the planted noise, as the area under the ROC curve x100: ``val/noise_auc`` over the words
     that name attributes, ``val/noise_auc_all`` over all words of the object descriptions.
 
@@ -42,8 +42,7 @@ class RelevancePretraining(LightningModule):
         backbone: as of `build_backbone`.
         backbone_weights: checkpoint that the backbone starts from.
         freeze_backbone: train everything else only.
-        scale: 1 / temperature of the late interaction. Its cosines are means over words and differ less than those of
-            whole texts.
+        scale: 1 / temperature.
         optimizer: makes the optimizer.
         schedule: multiplier of the learning rate over the run.
     """
@@ -52,13 +51,13 @@ class RelevancePretraining(LightningModule):
 
     def __init__(
         self,
-        width: int = 96,
+        width: int = 64,
         layers: int = 1,
         heads: int = 4,
         backbone: str = "cnn",
         backbone_weights: str | None = None,
         freeze_backbone: bool = False,
-        scale: float = 50.0,
+        scale: float = 20.0,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
     ) -> None:
@@ -70,8 +69,8 @@ class RelevancePretraining(LightningModule):
         self._judged: list[tuple[float, bool, bool]] = []
 
     def configure_model(self) -> None:
-        if self.encoder is not None:
-            return
+        if self.encoder is not None or self._trainer is None:
+            return  # made already, or about to be made from a checkpoint
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, ProvidesCaptions):
             raise PairError(f"{type(self).__name__} learns its words from a data module with train_captions()")
@@ -126,8 +125,8 @@ class RelevancePretraining(LightningModule):
         for side in range(2):
             rows = slice(side * len(images), (side + 1) * len(images))
             similarity = late_interaction(seen.patches[rows], read.tokens[rows], read.word_of[rows] >= 0)
-            loss = loss + sdm_of_similarity(similarity, scale=self.hparams["scale"])
-            loss = loss + sdm(seen.whole[rows], read.whole[rows])
+            loss = loss + info_nce_of_similarity(similarity, scale=self.hparams["scale"])
+            loss = loss + info_nce(seen.whole[rows], read.whole[rows], scale=self.hparams["scale"])
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
         return loss
 
