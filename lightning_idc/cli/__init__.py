@@ -16,6 +16,7 @@ VERBS = {
     "test": ("training", "measure on the test split"),
     "predict": ("training", "caption without references"),
     "describe": ("describe", "say what changed between two images"),
+    "relevance": ("relevance", "draw which patches and words of a pair belong together"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "doctor": ("doctor", "look at this installation"),

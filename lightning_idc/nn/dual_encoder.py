@@ -54,11 +54,12 @@ class DualEncoder(nn.Module):
     Args:
         width: of the shared space D.
         grid: height and width of the grid of patches.
+        size: height and width of the images that it knows.
     """
 
-    def __init__(self, width: int, grid: tuple[int, int]) -> None:
+    def __init__(self, width: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
         super().__init__()
-        self.width, self.grid = width, grid
+        self.width, self.grid, self.size = width, grid, size
 
     @abstractmethod
     def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
@@ -74,7 +75,8 @@ class SmallDualEncoder(DualEncoder):
 
     Args:
         vocabulary: words, the special ones and ``[MASK]`` included (:func:`vocabulary_with_mask`).
-        grid: height and width of the backbone's grid for the images at hand.
+        grid: height and width of the backbone's grid for images of that size.
+        size: height and width of the images that it is trained on.
         width: of the shared space and of both transformers.
         layers: of each transformer.
         heads: attention heads.
@@ -87,6 +89,7 @@ class SmallDualEncoder(DualEncoder):
         self,
         vocabulary: Sequence[str],
         grid: tuple[int, int],
+        size: tuple[int, int] = (64, 64),
         width: int = 64,
         layers: int = 1,
         heads: int = 4,
@@ -94,7 +97,7 @@ class SmallDualEncoder(DualEncoder):
         freeze_backbone: bool = False,
         max_words: int = 64,
     ) -> None:
-        super().__init__(width, grid)
+        super().__init__(width, grid, size)
         self._ids = {word: index for index, word in enumerate(vocabulary)}
         self.backbone, self.frozen = build_backbone(backbone), freeze_backbone
         if freeze_backbone:
@@ -190,6 +193,9 @@ class ClipDualEncoder(DualEncoder):
         PairError: open_clip knows no such model, or the weights cannot be had.
     """
 
+    mean: Tensor
+    std: Tensor
+
     def __init__(self, name: str = "ViT-B-16", pretrained: str | None = "openai") -> None:
         import open_clip
 
@@ -201,9 +207,8 @@ class ClipDualEncoder(DualEncoder):
                 "open_clip.list_pretrained(), and put the weights into the Hugging Face cache or give a file"
             ) from error
         visual = model.visual
-        super().__init__(int(visual.output_dim), tuple(visual.grid_size))
+        super().__init__(int(visual.output_dim), tuple(visual.grid_size), tuple(visual.image_size))
         self.model = model
-        self.size = tuple(visual.image_size)
         self._encode = open_clip.get_tokenizer(name).encode
         self._ends = open_clip.tokenizer.SimpleTokenizer().all_special_ids
         # CLIP's own temperature takes no part in the losses here; idle parameters are refused in distributed training

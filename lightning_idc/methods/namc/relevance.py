@@ -82,6 +82,7 @@ class RelevancePretraining(LightningModule):
             {
                 "vocabulary": vocabulary_with_mask(words),
                 "grid": (int(found.shape[-2]), int(found.shape[-1])),
+                "size": size,
                 **{name: self.hparams[name] for name in ("width", "layers", "heads", "backbone", "freeze_backbone")},
             }
         )
