@@ -22,8 +22,8 @@ from lightning_idc.report.relevance import judge, relevance_map
 class LogRelevance(Callback):
     """After each validation draws the relevance maps of the same pairs (NAMC's Figures 6 to 8).
 
-    Writes ``relevance/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the picture
-    as ``val/relevance``. Words of planted noise are underlined.
+    Writes ``relevance/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
+    picture as ``val/relevance``. Words of planted noise are underlined.
 
     Args:
         pairs: how many, from the start of the validation split.

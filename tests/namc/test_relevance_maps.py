@@ -109,6 +109,5 @@ def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
     Trainer(callbacks=callbacks, limit_val_batches=1, **options).fit(PairTransformer(width=32, heads=2), data)
     assert Image.open(tmp_path / "relevance" / "step-00000002.png").height > 500
     with pytest.raises(PairError, match="list NoiseMasking among the callbacks"):
-        Trainer(callbacks=[LogRelevance()], limit_val_batches=1, **options).fit(
-            PairTransformer(width=32, heads=2), data
-        )
+        trainer = Trainer(callbacks=[LogRelevance()], limit_val_batches=1, **options)
+        trainer.fit(PairTransformer(width=32, heads=2), data)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 
 from lightning_idc.data.datamodule import NO_CHANGE, Split
 from lightning_idc.data.implicit_change import component_spans, components, compose
@@ -172,9 +173,9 @@ class DescribedSource(PairSource):
         return self.source.change_type(index)
 
     def load(self, index: int) -> PairSample:
-        sample = self.source.load(index)
-        sample.captions = self.captions(index)
-        return sample
+        # without boxes, masks and truth, which pre-training does not read: they are most of the work
+        before, after = torch.from_numpy(np.array(self.source.images[index]))
+        return PairSample(self.ids[index], before, after, self.captions(index), self.change_type(index))
 
 
 class SyntheticDescriptions(SyntheticPairs):
