@@ -32,7 +32,7 @@ from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  
 from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddon  # noqa: E402
 from lightning_idc.data.implicit_change import component_spans, components  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
-from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions  # noqa: E402
+from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
 from lightning_idc.data.synthetic.facts import fact_scores  # noqa: E402
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS  # noqa: E402
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
@@ -59,19 +59,20 @@ def adamw(rate: float) -> Any:
     return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
 
 
-def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Callback] | None = None) -> Trainer:
-    trainer = Trainer(
+def quiet(**options: Any) -> Trainer:
+    return Trainer(
         accelerator="cpu",
         logger=False,
-        callbacks=callbacks or [],
-        max_epochs=epochs,
-        gradient_clip_val=1.0,
-        limit_val_batches=0,
         num_sanity_val_steps=0,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
+        **options,
     )
+
+
+def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Callback] | None = None) -> Trainer:
+    trainer = quiet(callbacks=callbacks or [], max_epochs=epochs, gradient_clip_val=1.0, limit_val_batches=0)
     trainer.fit(model, data)
     return trainer
 
@@ -90,7 +91,7 @@ class Study:
             mode="clevr_change",
             train_pairs=options.rendered,
             val_pairs=options.held_out,
-            test_pairs=options.tested,
+            test_pairs=1,
             render_size=64,
             cache_dir=options.cache,
             progress=False,
@@ -106,6 +107,10 @@ class Study:
             limit=self.options.pretrain_pairs,
             **self.sizes,
         )
+
+    def held_out(self, seed: int) -> DescribedSource:
+        whole = self.descriptions(seed)
+        return whole.source("val")
 
     def once(self, name: str, make: Any) -> Path:
         path = self.work / f"{name}.ckpt"
@@ -146,7 +151,9 @@ class Study:
         options = self.options
         data = self.descriptions(seed)
         seed_everything(seed, verbose=False)
-        settings: dict[str, Any] = dict(hidden=256, dropout=0.0, optimizer=adamw(1.5e-3), schedule=WarmupCosine(0.1))
+        settings: dict[str, Any] = dict(
+            width=96, hidden=192, dropout=0.0, optimizer=adamw(1.5e-3), schedule=WarmupCosine(0.1)
+        )
         model = NAMC(
             backbone_weights=str(self.look()),
             captions_per_pair=1,
@@ -166,25 +173,23 @@ class Study:
         trainer = trained(model, data, options.pretrain_epochs, callbacks)
         result = {"pretrain_cpu_s": time.process_time() - began}
         result.update({name.removeprefix("train/"): float(v) for name, v in trainer.callback_metrics.items()})
-        whole = self.descriptions(seed)
-        whole.limit = None
-        trainer.test(model, whole, verbose=False)
+        start = self.work / f"pretrained-{arm}-{seed}.ckpt"
+        trainer.save_checkpoint(start)
+        quiet().validate(model, SyntheticDescriptions(0.0, 0.0, noise_seed=seed, **self.sizes), verbose=False)
         result["described_right"] = attributes_right(model.predictions)
         addon = addons_of(model).get("noise_masking")
         if isinstance(addon, NoiseMaskingAddon):
-            result["auc_after"] = planted(addon.encoder.eval(), whole, "val")["auc"]
-        start = self.work / f"pretrained-{arm}-{seed}.ckpt"
-        trainer.save_checkpoint(start)
+            result["auc_after"] = planted(addon.encoder.eval(), self.held_out(seed))["auc"]
 
         seed_everything(seed, verbose=False)
         few = SyntheticPairs(seed=seed, batch_size=32, limit=options.finetune_pairs, **self.sizes)
         tuned = NAMC(init_from=str(start), captions_per_pair=3, **settings)
-        trainer = trained(tuned, few, options.finetune_epochs)
+        trained(tuned, few, options.finetune_epochs)
         few = SyntheticPairs(**self.sizes)
-        trainer.test(tuned, few, verbose=False)
+        quiet().validate(tuned, few, verbose=False)
         assert tuned.scores is not None
         result["CIDEr-D"] = tuned.scores.as_dict()["CIDEr-D"]
-        source = few.source("test")
+        source = few.source("val")
         judged = [(p["caption"], source.truth(source.ids.index(p["id"]))) for p in tuned.predictions]
         result.update({f"fact/{name}": value for name, value in fact_scores(judged).items()})
         return result
@@ -205,13 +210,12 @@ def attributes_right(predictions: list[dict[str, Any]]) -> float:
 
 
 @torch.no_grad()
-def planted(encoder: DualEncoder, data: SyntheticDescriptions, split: Any, most: int = 400) -> dict[str, float]:
+def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
     """How well relevance finds the planted noise, and how many words and patches noise masking masks in fact."""
-    source = data.source(split)
     scores: dict[str, list[tuple[float, bool]]] = {"all": [], "words": []}
     word_shares: list[float] = []
     image_shares: list[float] = []
-    for index in range(min(most, len(source))):
+    for index in range(len(source)):
         sample, described = source.load(index), source.described[index]
         words = words_of(described.text)
         spans = component_spans(words)
@@ -246,23 +250,22 @@ def main() -> None:
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--rendered", type=int, default=6000)
     parser.add_argument("--held_out", type=int, default=400)
-    parser.add_argument("--tested", type=int, default=500)
-    parser.add_argument("--pretrain_pairs", type=int, default=4000)
+    parser.add_argument("--pretrain_pairs", type=int, default=3000)
     parser.add_argument("--finetune_pairs", type=int, default=1000)
     parser.add_argument("--word_noise", type=float, default=0.3)
     parser.add_argument("--description_noise", type=float, default=0.15)
     parser.add_argument("--look_epochs", type=int, default=4)
     parser.add_argument("--token_epochs", type=int, default=1)
-    parser.add_argument("--relevance_epochs", type=int, default=8)
+    parser.add_argument("--relevance_epochs", type=int, default=6)
     parser.add_argument("--pretrain_epochs", type=int, default=4)
-    parser.add_argument("--finetune_epochs", type=int, default=8)
+    parser.add_argument("--finetune_epochs", type=int, default=6)
     parser.add_argument("--smallest", action="store_true", help="only to see that it runs")
     parser.add_argument("--cache", type=Path, help="folder of rendered pairs")
     parser.add_argument("--work", type=Path, help="keep checkpoints here, and use those that are there")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     if options.smallest:
-        options.rendered, options.held_out, options.tested = 48, 8, 8
+        options.rendered, options.held_out = 48, 8
         options.pretrain_pairs = options.finetune_pairs = 48
         for name in ("look", "token", "relevance", "pretrain", "finetune"):
             setattr(options, f"{name}_epochs", 1)
@@ -281,9 +284,7 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         study = Study(options, work)
         for seed in options.seeds:
-            whole = study.descriptions(seed)
-            whole.limit = None
-            found = planted(load_dual_encoder(study.relevance(seed)), whole, "val")
+            found = planted(load_dual_encoder(study.relevance(seed)), study.held_out(seed))
             result["relevance"][seed] = found
             for arm in options.arms:
                 result["runs"][arm][seed] = study.arm(arm, seed, (found["image_share"], found["word_share"]))
