@@ -83,7 +83,10 @@ class LoadsAndSaves:
         if self.init_from is None:
             return None
         checkpoint = read_checkpoint(self.init_from)
+        wanted = self.hparams["max_length"]
         self._adopt(checkpoint["hyper_parameters"])
+        # descriptions of a pre-training may be longer than the captions that are wanted now
+        self.hparams["max_length"] = wanted or self.hparams["max_length"]
         return checkpoint["state_dict"]
 
     def _adopt(self: Any, hparams: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ VERBS = {
     "describe": ("describe", "say what changed between two images"),
     "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
     "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
+    "relevance": ("relevance", "draw which patches and words of a pair belong together"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),

@@ -111,9 +111,9 @@ class TimmGrid(GridBackbone):
             ) from error
 
 
-def build_backbone(name: str, pretrained: bool = False) -> GridBackbone:
-    """The small CNN for ``"cnn"``, otherwise the timm model of that name."""
-    return SmallCNN() if name == "cnn" else TimmGrid(name, pretrained)
+def build_backbone(name: str, pretrained: bool = False, stage: int = -1) -> GridBackbone:
+    """The small CNN for ``"cnn"``, otherwise the timm model of that name with the feature map of that stage."""
+    return SmallCNN() if name == "cnn" else TimmGrid(name, pretrained, stage)
 
 
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:

@@ -37,6 +37,14 @@ def test_a_tiny_subclass_learns_to_describe(trained: TinyCaptioner) -> None:
     assert caption.log_prob <= 0
 
 
+def test_init_from_keeps_the_length_that_was_asked_for(trained: TinyCaptioner) -> None:
+    start = str(trained.folder / "tiny.ckpt")  # type: ignore[operator]
+    for asked, expected in ((23, 23), (None, trained.hparams["max_length"])):
+        tuned = TinyCaptioner(dropout=0.0, init_from=start, max_length=asked)
+        tuned.build()
+        assert tuned.hparams["max_length"] == expected
+
+
 def test_k_captions_share_one_look_and_score_as_if_alone(trained: TinyCaptioner) -> None:
     samples = [TinySource(4, 700).load(i) for i in range(4)]
     batch = trained.collate(samples)

@@ -1,0 +1,318 @@
+"""With planted noise in the descriptions of pre-training: is noise found, and do noise masking and reconstruction help?
+
+    python benchmarks/noise.py [--seeds 1 2 3] [--work FOLDER] [--out results/noise.json] [--smallest]
+
+Per seed a pair of encoders is trained on noisy implicit-change descriptions, and NAMC is pre-trained on them in four
+ways: with neither callback, with random masking, with noise masking, and with noise masking and reconstruction. Random
+masking masks as many words and patches as noise masking does in fact, which is more than asked for, since probabilities
+are cut at 0. Each is measured twice: as pre-trained, by the share of attribute words that it gets right in descriptions
+of held-out pairs without noise, and after fine-tuning on a few clean captions. Object naming and the image tokenizer
+are trained once for all. Means and ranges over the seeds; figures of three seeds do not settle small differences.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import torch  # noqa: E402 - after the number of threads is set
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
+
+from lightning_idc.addon import addons_of  # noqa: E402
+from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  # noqa: E402
+from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddon  # noqa: E402
+from lightning_idc.data.implicit_change import component_spans, components  # noqa: E402
+from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
+from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
+from lightning_idc.data.synthetic.facts import fact_scores  # noqa: E402
+from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS  # noqa: E402
+from lightning_idc.methods.namc.module import NAMC  # noqa: E402
+from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc  # noqa: E402
+from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming  # noqa: E402
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
+from lightning_idc.nn.dual_encoder import DualEncoder, load_dual_encoder  # noqa: E402
+from lightning_idc.nn.noise import (  # noqa: E402
+    noise_probabilities,
+    per_word,
+    random_probabilities,
+    relevance,
+    token_similarity,
+)
+from lightning_idc.nn.vocabulary import words_of  # noqa: E402
+from lightning_idc.schedules import WarmupCosine, WarmupLinear  # noqa: E402
+
+ARMS = ("neither", "random", "noise", "noise+reconstruction")
+IMAGE_SHARE, WORD_SHARE = 0.2, 0.15
+NAMES = {word for words in ATTRIBUTE_WORDS.values() for word in words}
+
+
+def adamw(rate: float) -> Any:
+    return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
+
+
+def quiet(**options: Any) -> Trainer:
+    return Trainer(
+        accelerator="cpu",
+        logger=False,
+        num_sanity_val_steps=0,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        **options,
+    )
+
+
+def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Callback] | None = None) -> Trainer:
+    trainer = quiet(callbacks=callbacks or [], max_epochs=epochs, gradient_clip_val=1.0, limit_val_batches=0)
+    trainer.fit(model, data)
+    return trainer
+
+
+class Study:
+    """Everything that one run of this script shares.
+
+    Args:
+        options: of the command line.
+        work: folder for checkpoints.
+    """
+
+    def __init__(self, options: argparse.Namespace, work: Path) -> None:
+        self.options, self.work = options, work
+        self.sizes = dict(
+            mode="clevr_change",
+            train_pairs=options.rendered,
+            val_pairs=options.held_out,
+            test_pairs=1,
+            render_size=64,
+            cache_dir=options.cache,
+            progress=False,
+        )
+
+    def descriptions(self, seed: int) -> SyntheticDescriptions:
+        return SyntheticDescriptions(
+            self.options.word_noise,
+            self.options.description_noise,
+            noise_seed=seed,
+            seed=seed,
+            batch_size=32,
+            limit=self.options.pretrain_pairs,
+            **self.sizes,
+        )
+
+    def held_out(self, seed: int) -> DescribedSource:
+        whole = self.descriptions(seed)
+        return whole.source("val")
+
+    def once(self, name: str, make: Any) -> Path:
+        path = self.work / f"{name}.ckpt"
+        if not path.is_file():
+            make().save_checkpoint(path)
+        return path
+
+    def look(self) -> Path:
+        def make() -> Trainer:
+            seed_everything(0, verbose=False)
+            model = ObjectNaming(optimizer=adamw(1e-2), schedule=WarmupLinear(0.1))
+            return trained(model, SyntheticCells(batch_size=64, **self.sizes), self.options.look_epochs)
+
+        return self.once("look", make)
+
+    def tokens(self) -> Path:
+        def make() -> Trainer:
+            seed_everything(0, verbose=False)
+            model = TokenizerTraining(128, 16, 24, (1, 2), 1, 4, optimizer=adamw(2e-3))
+            return trained(model, self.descriptions(0), self.options.token_epochs)
+
+        return self.once("tokens", make)
+
+    def relevance(self, seed: int) -> Path:
+        def make() -> Trainer:
+            seed_everything(seed, verbose=False)
+            model = RelevancePretraining(
+                backbone_weights=str(self.look()),
+                freeze_backbone=True,
+                optimizer=adamw(3e-3),
+                schedule=WarmupCosine(0.1),
+            )
+            return trained(model, self.descriptions(seed), self.options.relevance_epochs)
+
+        return self.once(f"relevance-{seed}", make)
+
+    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> dict[str, float]:
+        options = self.options
+        data = self.descriptions(seed)
+        seed_everything(seed, verbose=False)
+        settings: dict[str, Any] = dict(
+            width=96, hidden=192, dropout=0.0, optimizer=adamw(1.5e-3), schedule=WarmupCosine(0.1)
+        )
+        model = NAMC(
+            backbone_weights=str(self.look()),
+            captions_per_pair=1,
+            learning_rates=None if arm == "neither" else {"addons.noise_masking": 0.1},
+            **settings,
+        )
+        callbacks: list[Callback] = []
+        if arm == "random":
+            callbacks.append(
+                NoiseMasking(str(self.relevance(seed)), *shares, probabilities=random_probabilities, paint=False)
+            )
+        elif arm != "neither":
+            callbacks.append(NoiseMasking(str(self.relevance(seed)), IMAGE_SHARE, WORD_SHARE, paint=False))
+        if arm.endswith("reconstruction"):
+            callbacks.append(MaskedReconstruction(str(self.tokens()), encoder="net.encoder"))
+        began = time.process_time()
+        trainer = trained(model, data, options.pretrain_epochs, callbacks)
+        result = {"pretrain_cpu_s": time.process_time() - began}
+        result.update({name.removeprefix("train/"): float(v) for name, v in trainer.callback_metrics.items()})
+        start = self.work / f"pretrained-{arm}-{seed}.ckpt"
+        trainer.save_checkpoint(start)
+        quiet().validate(model, SyntheticDescriptions(0.0, 0.0, noise_seed=seed, **self.sizes), verbose=False)
+        result["described_right"] = attributes_right(model.predictions)
+        addon = addons_of(model).get("noise_masking")
+        if isinstance(addon, NoiseMaskingAddon):
+            result["auc_after"] = planted(addon.encoder.eval(), self.held_out(seed))["auc"]
+
+        seed_everything(seed, verbose=False)
+        few = SyntheticPairs(seed=seed, batch_size=32, limit=options.finetune_pairs, **self.sizes)
+        tuned = NAMC(init_from=str(start), captions_per_pair=3, **settings)
+        trained(tuned, few, options.finetune_epochs)
+        few = SyntheticPairs(**self.sizes)
+        quiet().validate(tuned, few, verbose=False)
+        assert tuned.scores is not None
+        result["CIDEr-D"] = tuned.scores.as_dict()["CIDEr-D"]
+        source = few.source("val")
+        judged = [(p["caption"], source.truth(source.ids.index(p["id"]))) for p in tuned.predictions]
+        result.update({f"fact/{name}": value for name, value in fact_scores(judged).items()})
+        return result
+
+
+def attributes_right(predictions: list[dict[str, Any]]) -> float:
+    """Share of attribute words that stand right, in place, in the descriptions of both images, x100."""
+    right = total = 0
+    for record in predictions:
+        truth = components(record["references"][0])
+        said = components(record["caption"]) or ("", "")
+        assert truth is not None
+        for given, true in zip(said, truth, strict=True):
+            wanted = [word for word in true.split() if word in NAMES]
+            total += len(wanted)
+            right += sum(a == b for a, b in zip([w for w in given.split() if w in NAMES], wanted, strict=False))
+    return 100 * right / total
+
+
+@torch.no_grad()
+def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
+    """How well relevance finds the planted noise, and how many words and patches noise masking masks in fact."""
+    scores: dict[str, list[tuple[float, bool]]] = {"all": [], "words": []}
+    word_shares: list[float] = []
+    image_shares: list[float] = []
+    for index in range(len(source)):
+        sample, described = source.load(index), source.described[index]
+        words = words_of(described.text)
+        spans = component_spans(words)
+        assert spans is not None
+        texts = [words[span.start : span.stop] for span in spans]
+        seen, read = encoder.look(torch.stack([sample.before, sample.after])), encoder.read(texts)
+        patches, tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
+        found = per_word(tokens, read.word_of, max(map(len, texts)))
+        image_shares.append(float(noise_probabilities(patches, torch.ones_like(patches).bool(), IMAGE_SHARE).mean()))
+        for side, span in enumerate(spans):
+            of_words = found[side, : len(span)]
+            everywhere = torch.ones_like(of_words, dtype=torch.bool)
+            word_shares.append(float(noise_probabilities(of_words, everywhere, WORD_SHARE).mean()))
+            whole = all(described.wrong[i] for i in span)
+            for place, score in zip(span, of_words.tolist(), strict=True):
+                if described.attribute[place]:
+                    scores["all"].append((score, described.wrong[place]))
+                    if not whole:
+                        scores["words"].append((score, described.wrong[place]))
+    auc, words_auc = (100 * noise_auc([s for s, _ in kept], [w for _, w in kept]) for kept in scores.values())
+    return {
+        "auc": auc,
+        "auc_of_single_words": words_auc,
+        "image_share": statistics.fmean(image_shares),
+        "word_share": statistics.fmean(word_shares),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
+    parser.add_argument("--rendered", type=int, default=6000)
+    parser.add_argument("--held_out", type=int, default=400)
+    parser.add_argument("--pretrain_pairs", type=int, default=3000)
+    parser.add_argument("--finetune_pairs", type=int, default=1000)
+    parser.add_argument("--word_noise", type=float, default=0.3)
+    parser.add_argument("--description_noise", type=float, default=0.15)
+    parser.add_argument("--look_epochs", type=int, default=4)
+    parser.add_argument("--token_epochs", type=int, default=1)
+    parser.add_argument("--relevance_epochs", type=int, default=6)
+    parser.add_argument("--pretrain_epochs", type=int, default=4)
+    parser.add_argument("--finetune_epochs", type=int, default=6)
+    parser.add_argument("--smallest", action="store_true", help="only to see that it runs")
+    parser.add_argument("--cache", type=Path, help="folder of rendered pairs")
+    parser.add_argument("--work", type=Path, help="keep checkpoints here, and use those that are there")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    if options.smallest:
+        options.rendered, options.held_out = 48, 8
+        options.pretrain_pairs = options.finetune_pairs = 48
+        for name in ("look", "token", "relevance", "pretrain", "finetune"):
+            setattr(options, f"{name}_epochs", 1)
+        options.seeds = options.seeds[:1]
+    from environment import describe
+
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "question": "pre-training on descriptions with planted noise: is it found, and do the callbacks help?",
+        "settings": {k: v for k, v in vars(options).items() if k not in ("out", "work", "cache")},
+        "relevance": {},
+        "runs": {arm: {} for arm in options.arms},
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        work = options.work or Path(folder)
+        work.mkdir(parents=True, exist_ok=True)
+        study = Study(options, work)
+        for seed in options.seeds:
+            found = planted(load_dual_encoder(study.relevance(seed)), study.held_out(seed))
+            result["relevance"][seed] = found
+            for arm in options.arms:
+                result["runs"][arm][seed] = study.arm(arm, seed, (found["image_share"], found["word_share"]))
+                result["summary"] = summary(result["runs"])
+                print(json.dumps({"seed": seed, "arm": arm, **result["runs"][arm][seed]}), flush=True)
+                if options.out:
+                    result["environment"] = describe("lightning")
+                    options.out.parent.mkdir(parents=True, exist_ok=True)
+                    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(json.dumps({"relevance": result["relevance"], "summary": result["summary"]}, indent=1))
+
+
+def summary(runs: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
+    """Mean, least and greatest over the seeds of what counts."""
+    shown = ("described_right", "CIDEr-D", "fact/type", "fact/attributes", "auc_after", "pretrain_cpu_s")
+    return {
+        arm: {
+            name: {
+                "mean": statistics.fmean(values),
+                "range": [min(values), max(values)],
+            }
+            for name in shown
+            if (values := [run[name] for run in by_seed.values() if name in run])
+        }
+        for arm, by_seed in runs.items()
+        if by_seed
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,173 @@
+"""What does each callback of NAMC cost a pre-training step, in time and in memory?
+
+    python benchmarks/noise_overhead.py [--batch 32] [--steps 8] [--full] [--out results/noise_overhead.json]
+
+One process, one thread, four ways by turns: neither callback, `NoiseMasking`, `MaskedReconstruction`, both. A step is
+forward and backward of the real `training_step`; its time is CPU seconds, the least and the median of all turns. Memory
+is what the graph keeps for the backward pass (the distinct storages that autograd saves, parameters left out), which
+depends on no allocator, and the bytes of all parameters. Small is NAMC at width 128 on 64 pixels; --full takes the
+paper's (ResNet-101, CLIP ViT-B/16, a 16-fold VQGAN, all with random weights).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import torch  # noqa: E402 - after the number of threads is set
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
+from torch import Tensor  # noqa: E402
+from torch.utils.data import DataLoader  # noqa: E402
+
+from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  # noqa: E402
+from lightning_idc.callbacks.noise_masking import NoiseMasking  # noqa: E402
+from lightning_idc.data.implicit_change import compose  # noqa: E402
+from lightning_idc.methods.namc.module import NAMC  # noqa: E402
+from lightning_idc.nn.dual_encoder import (  # noqa: E402
+    ClipDualEncoder,
+    DualEncoder,
+    SmallDualEncoder,
+    vocabulary_with_mask,
+)
+from lightning_idc.nn.image_tokenizer import ImageTokenizer  # noqa: E402
+from lightning_idc.nn.vocabulary import Vocabulary  # noqa: E402
+from lightning_idc.pairs import PairSample  # noqa: E402
+
+WAYS = ("neither", "NoiseMasking", "MaskedReconstruction", "both")
+CAPTION = compose("a large red rubber cube left of a small blue metal sphere", "a small blue metal sphere alone")
+
+
+class Measured(Callback):
+    """CPU seconds from the start of each training step to the end of its backward pass."""
+
+    def __init__(self) -> None:
+        self.seconds: list[float] = []
+        self._began = 0.0
+
+    def on_train_batch_start(self, *unused: Any) -> None:
+        self._began = time.process_time()
+
+    def on_after_backward(self, *unused: Any) -> None:
+        self.seconds.append(time.process_time() - self._began)
+
+
+def parts(full: bool, vocabulary: Vocabulary) -> tuple[NAMC, DualEncoder, ImageTokenizer]:
+    """Captioner, encoders and tokenizer with random weights."""
+    seed_everything(0, verbose=False)
+    if full:
+        sizes: dict[str, Any] = dict(backbone="resnet101", width=768, heads=12, hidden=3072, image_size=(224, 224))
+        encoder: DualEncoder = ClipDualEncoder("ViT-B-16", None)
+        tokenizer = ImageTokenizer()
+    else:
+        sizes = dict(hidden=256, dropout=0.0, image_size=(64, 64))
+        encoder = SmallDualEncoder(vocabulary_with_mask(vocabulary.words), (8, 8), freeze_backbone=True)
+        tokenizer = ImageTokenizer(128, 16, 24, (1, 2), 1, 4)
+    model = NAMC(captions_per_pair=1, vocabulary=vocabulary.words, max_length=64, **sizes)
+    return model, encoder, tokenizer
+
+
+def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
+    """Seconds of every step, bytes kept for the backward pass, bytes of parameters."""
+    vocabulary = Vocabulary.build([CAPTION])
+    model, encoder, tokenizer = parts(options.full, vocabulary)
+    size = 224 if options.full else 64
+    callbacks: list[Callback] = []
+    if way in ("NoiseMasking", "both"):
+        callbacks.append(NoiseMasking(encoder, paint=False))
+    if way in ("MaskedReconstruction", "both"):
+        callbacks.append(MaskedReconstruction(tokenizer, encoder="net.encoder"))
+    generator = torch.Generator().manual_seed(1)
+    images = torch.randint(0, 256, (options.batch, 2, 3, size, size), dtype=torch.uint8, generator=generator)
+    samples = [PairSample(str(i), pair[0], pair[1], [CAPTION]) for i, pair in enumerate(images)]
+    loader: Any = DataLoader([0] * (options.steps + 1), collate_fn=lambda _: model.collate(samples))  # type: ignore[arg-type]
+    timer = Measured()
+    trainer = Trainer(
+        accelerator="cpu",
+        logger=False,
+        callbacks=[*callbacks, timer],
+        max_epochs=1,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    kept = SavedBytes(model)
+    model.training_step = kept.around(model.training_step)  # type: ignore[method-assign]
+    trainer.fit(model, loader)
+    return {
+        "seconds": timer.seconds[1:],  # the first one makes the optimizer's state and warms caches
+        "saved_bytes": kept.bytes,
+        "parameter_bytes": sum(p.numel() * p.element_size() for p in model.parameters()),
+    }
+
+
+class SavedBytes:
+    """Counts the distinct storages that autograd saves in a step, those of parameters left out."""
+
+    def __init__(self, model: LightningModule) -> None:
+        self.model, self.bytes = model, 0
+
+    def around(self, step: Any) -> Any:
+        def counted(*arguments: Any, **named: Any) -> Any:
+            own = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+            seen: dict[int, int] = {}
+
+            def pack(tensor: Tensor) -> Tensor:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in own:
+                    seen[storage.data_ptr()] = storage.nbytes()
+                return tensor
+
+            with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+                output = step(*arguments, **named)
+            self.bytes = sum(seen.values())
+            return output
+
+        return counted
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--steps", type=int, default=8, help="of each turn")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--full", action="store_true", help="the paper's sizes; minutes per step on a CPU")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    from environment import describe
+
+    torch.set_num_threads(1)
+    found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
+    for _ in range(options.turns):
+        for way in WAYS:
+            found[way].append(measure(way, options))
+    seconds = {way: [s for run in runs for s in run["seconds"]] for way, runs in found.items()}
+    least = {way: min(values) for way, values in seconds.items()}
+    result: dict[str, Any] = {
+        "question": "time and memory of a pre-training step with each callback of NAMC",
+        "size": "full" if options.full else "small",
+        "batch": options.batch,
+        "step_cpu_s": {
+            way: {"least": least[way], "median": statistics.median(values), "steps": len(values)}
+            for way, values in seconds.items()
+        },
+        "times_slower": {way: least[way] / least["neither"] for way in WAYS},
+        "saved_for_backward_mb": {way: found[way][0]["saved_bytes"] / 1e6 for way in WAYS},
+        "parameters_mb": {way: found[way][0]["parameter_bytes"] / 1e6 for way in WAYS},
+        "environment": describe("lightning", "open_clip_torch"),
+    }
+    print(json.dumps(result, indent=1))
+    if options.out:
+        options.out.parent.mkdir(parents=True, exist_ok=True)
+        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

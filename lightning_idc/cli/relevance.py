@@ -1,0 +1,51 @@
+"""relevance: draw which patches and words of a pair belong together."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from lightning_idc.errors import PairError
+
+
+def run(given: list[str]) -> int:
+    """The verb `relevance`."""
+    from lightning_idc.cli import parser
+
+    arguments = parser(
+        "relevance", "Draw which patches and words of a pair belong together, and print it for the words."
+    )
+    arguments.add_argument("before", help="image file")
+    arguments.add_argument("after", help="image file")
+    arguments.add_argument("caption", help="an implicit-change description, or any other caption of the pair")
+    judges = arguments.add_mutually_exclusive_group(required=True)
+    judges.add_argument("--checkpoint", help="of RelevancePretraining")
+    judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="an open_clip model, such as ViT-B-16/openai")
+    arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
+    options = arguments.parse_args(given[1:])
+    from lightning_idc.images import as_pair
+    from lightning_idc.nn.dual_encoder import ClipDualEncoder, DualEncoder, load_dual_encoder
+    from lightning_idc.nn.vocabulary import words_of
+    from lightning_idc.report.relevance import judge, relevance_map
+
+    if not words_of(options.caption):
+        raise PairError("the caption has no words to judge")
+    encoder: DualEncoder
+    if options.checkpoint is not None:
+        encoder = load_dual_encoder(options.checkpoint)
+    else:
+        name, _, weights = options.clip.partition("/")
+        encoder = ClipDualEncoder(name, weights or "openai").eval()
+    import torch
+
+    images = torch.stack(as_pair(options.before, options.after, size=encoder.size))
+    judged = judge(encoder, images, options.caption)
+    for side, found in zip(("before", "after"), judged, strict=True):
+        print(json.dumps({"side": side, "words": found.words, "relevance": [round(v, 4) for v in found.of_words]}))
+    target = Path(options.out)
+    try:
+        relevance_map([(images, judged)]).save(target)
+    except (OSError, ValueError) as error:
+        raise PairError(f"cannot write {str(target)!r} ({error}); give --out a .png in a folder that exists") from error
+    print(target)
+    return 0

@@ -1,0 +1,1 @@
+"""Noise-aware modelling and captioning."""

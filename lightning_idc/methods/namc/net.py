@@ -1,0 +1,93 @@
+"""NAMC's captioner: grid features of two images that look at each other, and a decoder (MIR and FDG)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.masked_encoder import MaskedImageEncoder
+from lightning_idc.nn.noise import on_grid
+from lightning_idc.nn.transformer import Decoder, DecoderState
+from lightning_idc.pairs import PairFeatures
+
+
+class NamcNet(nn.Module):
+    """Captions pairs of images; while it is pre-trained, parts of them may be masked.
+
+    Args:
+        backbone: gives the grid features of one image; it is frozen, as the paper reads stored features.
+        grid: height and width of the grid for images of the training size; other sizes are pooled to it.
+        vocabulary: number of words.
+        width: of all tokens.
+        encoder_layers: of the masked image encoder.
+        decoder_layers: layers that write.
+        heads: attention heads.
+        hidden: width of the feed-forward layers.
+        dropout: share of activations dropped in training.
+        freeze_backbone: train everything but the backbone, which then builds no graph.
+    """
+
+    def __init__(
+        self,
+        backbone: GridBackbone,
+        grid: tuple[int, int],
+        vocabulary: int,
+        width: int = 768,
+        encoder_layers: int = 2,
+        decoder_layers: int = 2,
+        heads: int = 12,
+        hidden: int = 3072,
+        dropout: float = 0.1,
+        freeze_backbone: bool = True,
+    ) -> None:
+        super().__init__()
+        self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
+        if freeze_backbone:
+            backbone.requires_grad_(False).eval()
+        cells = grid[0] * grid[1]
+        self.encoder = MaskedImageEncoder(backbone.width, width, cells, encoder_layers, heads, hidden, dropout)
+        self.fuse = nn.Linear(2 * width, width)
+        self.decoder = Decoder(vocabulary, width, decoder_layers, heads, hidden, dropout)
+
+    def train(self, mode: bool = True) -> NamcNet:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()  # its batch statistics must stay what they were
+        return self
+
+    def grids(self, images: Tensor) -> Tensor:
+        """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            maps = self.backbone(images.flatten(0, 1))
+        if maps.shape[-2:] != self.grid:
+            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
+        return maps.flatten(2).mT.unflatten(0, (-1, 2))
+
+    def encode(self, images: Tensor, noise: Tensor | None = None) -> PairFeatures:
+        """Features of uint8 pairs, one token per cell.
+
+        Args:
+            images: ``(B, 2, 3, H, W)``.
+            noise: bool ``(B, 2, h, w)``, True at patches that are replaced and attended to by nothing.
+        """
+        before, after = self.grids(images).unbind(1)
+        masks: list[Tensor | None] = [None, None]
+        if noise is not None:
+            masks = list(on_grid(noise, self.grid).flatten(2).unbind(1))
+        first, second = self.encoder.embed(before, masks[0]), self.encoder.embed(after, masks[1])
+        valid = [None if mask is None else ~mask for mask in masks]
+        tokens = self.fuse(torch.cat(self.encoder.together(first, second, valid[0], valid[1]), -1))
+        return PairFeatures(tokens, extras={"before": before, "after": after})
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+        return self.decoder(features.memory, features.mask, tokens)
+
+    def start(self, features: PairFeatures) -> DecoderState:
+        """State before the first token."""
+        return self.decoder.start(features.memory, features.mask)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        return self.decoder.step(state, tokens)

@@ -1,0 +1,183 @@
+"""RelevancePretraining: a small pair of encoders that learns which word is about which patch from noisy descriptions.
+
+NAMC starts its noise identification from CLIP, which knows words and patches of photographs. On data that CLIP has
+never seen, or without its weights, this stage is the stand-in: the encoders learn from the same noisy descriptions
+that they will then judge, and from nothing that says where the noise is.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, nn
+
+from lightning_idc.captioner import ProvidesCaptions
+from lightning_idc.data.implicit_change import component_spans
+from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction
+from lightning_idc.nn.noise import per_word, relevance, token_similarity
+from lightning_idc.nn.vocabulary import Vocabulary, words_of
+from lightning_idc.pairs import PairError
+from lightning_idc.schedules import Schedule, WarmupCosine
+
+
+class RelevancePretraining(LightningModule):
+    """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
+
+    The loss is CLIP's (InfoNCE), on whole images with whole texts and once more on the late interaction of words and
+    patches, which makes single words comparable with single patches: CLIP gets that from 400 million pairs, a small
+    encoder has to be taught it. With `SyntheticDescriptions` the validation measures how
+    well the relevance finds the planted noise, as the area under the ROC curve x100: ``val/noise_auc`` over the words
+    that name attributes, ``val/noise_auc_all`` over all words of the object descriptions.
+
+    Args:
+        width: of the shared space.
+        layers: of each transformer.
+        heads: attention heads.
+        backbone: as of `build_backbone`.
+        backbone_weights: checkpoint that the backbone starts from.
+        freeze_backbone: train everything else only.
+        scale: 1 / temperature.
+        optimizer: makes the optimizer.
+        schedule: multiplier of the learning rate over the run.
+    """
+
+    encoder: SmallDualEncoder | None
+
+    def __init__(
+        self,
+        width: int = 64,
+        layers: int = 1,
+        heads: int = 4,
+        backbone: str = "cnn",
+        backbone_weights: str | None = None,
+        freeze_backbone: bool = False,
+        scale: float = 20.0,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer", "schedule", "backbone_weights"])
+        self.optimizer, self.schedule, self.weights = optimizer, schedule, backbone_weights
+        self.encoder = None
+        self._options: dict[str, Any] = {}
+        self._judged: list[tuple[float, bool, bool]] = []
+
+    def configure_model(self) -> None:
+        if self.encoder is not None or self._trainer is None:
+            return  # made already, or about to be made from a checkpoint
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(data, ProvidesCaptions):
+            raise PairError(f"{type(self).__name__} learns its words from a data module with train_captions()")
+        words = Vocabulary.build(data.train_captions()).words
+        size = data.image_size or (64, 64)
+        with torch.no_grad():
+            found = build_backbone(self.hparams["backbone"]).eval()(torch.zeros(1, 3, *size, dtype=torch.uint8))
+        self._build(
+            {
+                "vocabulary": vocabulary_with_mask(words),
+                "grid": (int(found.shape[-2]), int(found.shape[-1])),
+                "size": size,
+                **{name: self.hparams[name] for name in ("width", "layers", "heads", "backbone", "freeze_backbone")},
+            }
+        )
+        if self.weights is not None:
+            load_backbone(self._encoder.backbone, self.weights)
+
+    def _build(self, options: dict[str, Any]) -> None:
+        self._options = options
+        self.encoder = SmallDualEncoder(**options)
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint["dual_encoder"] = self._options
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self._build(checkpoint["dual_encoder"])
+
+    @property
+    def _encoder(self) -> SmallDualEncoder:
+        assert self.encoder is not None
+        return self.encoder
+
+    def _texts(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
+        """Object descriptions of both sides, as words."""
+        sides: list[list[list[str]]] = [[], []]
+        for name, texts in zip(ids, captions, strict=True):
+            words = words_of(texts[0])
+            spans = component_spans(words)
+            if spans is None:
+                raise PairError(
+                    f"pair {name!r}: {texts[0]!r} does not follow the template of implicit-change descriptions"
+                )
+            for side, span in zip(sides, spans, strict=True):
+                side.append(words[span.start : span.stop])
+        return sides
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        images: Tensor = batch["images"]
+        texts = self._texts(batch["captions"], batch["ids"])
+        seen, read = self._encoder.look(images.transpose(0, 1).flatten(0, 1)), self._encoder.read(texts[0] + texts[1])
+        loss = torch.zeros((), device=images.device)
+        for side in range(2):
+            rows = slice(side * len(images), (side + 1) * len(images))
+            similarity = late_interaction(seen.patches[rows], read.tokens[rows], read.word_of[rows] >= 0)
+            loss = loss + info_nce_of_similarity(similarity, scale=self.hparams["scale"])
+            loss = loss + info_nce(seen.whole[rows], read.whole[rows], scale=self.hparams["scale"])
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
+        return loss
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        images: Tensor = batch["images"]
+        texts = self._texts(batch["captions"], batch["ids"])
+        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        for side in range(2):
+            scores = word_relevance(self._encoder, images[:, side], texts[side])
+            if isinstance(data, SyntheticDescriptions):
+                for name, row in zip(batch["ids"], scores, strict=True):
+                    planted = data.planted("val", name)
+                    spans = component_spans(words_of(planted.text))
+                    assert spans is not None
+                    self._judged += [
+                        (score, planted.wrong[at], planted.attribute[at])
+                        for at, score in zip(spans[side], row, strict=True)
+                    ]
+
+    def on_validation_epoch_end(self) -> None:
+        judged, self._judged = self._judged, []
+        for name, kept in (("noise_auc", [j for j in judged if j[2]]), ("noise_auc_all", judged)):
+            if any(wrong for _, wrong, _ in kept) and not all(wrong for _, wrong, _ in kept):
+                auc = 100 * noise_auc([score for score, _, _ in kept], [wrong for _, wrong, _ in kept])
+                self.log(f"val/{name}", auc, prog_bar=True, sync_dist=True)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
+        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+@torch.no_grad()
+def word_relevance(encoder: nn.Module, images: Tensor, texts: list[list[str]]) -> list[list[float]]:
+    """Relevance of every word of N texts to its image.
+
+    Args:
+        encoder: a `DualEncoder`.
+        images: uint8 ``(N, 3, H, W)``.
+        texts: N texts as words.
+    """
+    seen, read = encoder.look(images), encoder.read(texts)  # type: ignore[operator]
+    _, of_tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
+    rows = per_word(of_tokens, read.word_of, max(map(len, texts))).tolist()
+    return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
+
+
+def noise_auc(relevances: list[float], wrong: list[bool]) -> float:
+    """Probability that a wrong word is less relevant than a right one: the area under the ROC curve, 0 to 1."""
+    from torchmetrics.functional.classification import binary_auroc
+
+    return float(binary_auroc(-torch.tensor(relevances), torch.tensor(wrong).long()))

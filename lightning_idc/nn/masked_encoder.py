@@ -1,0 +1,112 @@
+"""The masked image encoder of NAMC: rebuilds masked patches from a text, and lets two images look at each other."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
+
+
+class MaskedImageLayer(nn.Module):
+    """Self-attention, attention to a partner (a text or the other image) and feed-forward, normalised before each."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm_self, self.norm_cross, self.norm_feed = (nn.LayerNorm(width) for _ in range(3))
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out_self = nn.Linear(width, width)
+        self.query = nn.Linear(width, width)
+        self.key_value = nn.Linear(width, 2 * width)
+        self.out_cross = nn.Linear(width, width)
+        self.feed = FeedForward(width, hidden, dropout)
+
+    def _drop(self, x: Tensor) -> Tensor:
+        return F.dropout(x, self.dropout, self.training)
+
+    def forward(self, x: Tensor, partner: Tensor, valid: Tensor | None, partner_valid: Tensor | None) -> Tensor:
+        """Tokens ``(B, P, D)`` that look at ``partner (B, M, D)``; masks are bool, True where a key counts."""
+        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=_as_mask(valid))
+        x = x + self._drop(self.out_self(merge_heads(attended)))
+        query = split_heads(self.query(self.norm_cross(x)), self.heads)
+        key, value = (split_heads(part, self.heads) for part in self.key_value(partner).chunk(2, -1))
+        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=_as_mask(partner_valid))
+        x = x + self._drop(self.out_cross(merge_heads(attended)))
+        return x + self.feed(self.norm_feed(x))
+
+
+def _as_mask(valid: Tensor | None) -> Tensor | None:
+    if valid is None:
+        return None
+    # where nothing may be attended to, attention would be NaN: there everything is
+    return (valid | ~valid.any(-1, keepdim=True))[:, None, None]
+
+
+class MaskedImageEncoder(nn.Module):
+    """Embeds grid features with some cells masked, and encodes them beside a text or beside the other image.
+
+    Args:
+        channels: of the grid features C.
+        width: of all tokens D.
+        cells: of the grid P.
+        layers: shared by both uses (NAMC sections 3.2.2 and 3.3 name one encoder).
+        heads: attention heads.
+        hidden: width of the feed-forward layers.
+        dropout: share of activations dropped in training.
+    """
+
+    def __init__(
+        self, channels: int, width: int, cells: int, layers: int, heads: int, hidden: int, dropout: float
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.masked = nn.Parameter(torch.zeros(channels))
+        self.project = nn.Linear(channels, width)
+        self.position = nn.Parameter(torch.empty(cells, width))
+        self.layers = nn.ModuleList(MaskedImageLayer(width, heads, hidden, dropout) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.norm_partner = nn.LayerNorm(width)
+        nn.init.normal_(self.masked, std=0.02)
+        nn.init.normal_(self.position, std=0.02)
+
+    def embed(self, features: Tensor, masked: Tensor | None = None) -> Tensor:
+        """Tokens of grid features ``(B, P, C)`` with those where ``masked (B, P)`` is True replaced: ``(B, P, D)``."""
+        if masked is None:
+            # the replacement stays in the graph, so that distributed training without masks has no idle parameter
+            masked = torch.zeros(features.shape[:2], dtype=torch.bool, device=features.device)
+        features = torch.where(masked[..., None], self.masked.to(features.dtype), features)
+        return self.project(features) + self.position
+
+    def forward(self, tokens: Tensor, partner: Tensor, partner_valid: Tensor | None = None) -> Tensor:
+        """Encode tokens ``(B, P, D)`` beside a partner that stays as it is; masked cells attend and are attended to.
+
+        Args:
+            tokens: of :meth:`embed`.
+            partner: ``(B, M, D)``.
+            partner_valid: bool ``(B, M)``, True where the partner counts.
+        """
+        partner = self.norm_partner(partner)
+        for layer in self.layers:
+            tokens = layer(tokens, partner, None, partner_valid)
+        return self.norm(tokens)
+
+    def together(
+        self, first: Tensor, second: Tensor, first_valid: Tensor | None = None, second_valid: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Encode two images in parallel streams, each attending to the other as it was before the layer.
+
+        Args:
+            first: ``(B, P, D)``.
+            second: ``(B, P, D)``.
+            first_valid: bool ``(B, P)``, True at cells that may be attended to; None where all may.
+            second_valid: the same for the second image.
+        """
+        for layer in self.layers:
+            first, second = (
+                layer(first, self.norm_partner(second), first_valid, second_valid),
+                layer(second, self.norm_partner(first), second_valid, first_valid),
+            )
+        return self.norm(first), self.norm(second)

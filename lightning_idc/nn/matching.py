@@ -1,0 +1,87 @@
+"""Losses that match two sets of embeddings: similarity distribution matching and InfoNCE."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+SCALE = 50.0
+"""1 / temperature. NAMC names no temperature; Jiang and Ye 2023, whose loss it takes, fix it at 0.02."""
+
+
+def cosines(images: Tensor, texts: Tensor) -> Tensor:
+    """Cosine of every image ``(N, D)`` with every text ``(M, D)``: ``(N, M)``."""
+    return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).mT
+
+
+def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
+    """Similarity of every image with every text: mean over words of the best patch's cosine (Yao et al. 2022, FILIP).
+
+    Only this direction: most patches show ground that no word speaks of.
+
+    Args:
+        patches: ``(N, P, D)``.
+        words: ``(M, T, D)``.
+        valid: bool ``(M, T)``, True at tokens of words.
+
+    Returns:
+        ``(N, M)``.
+    """
+    similarity = torch.einsum("npd,mtd->nmtp", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
+    best = similarity.amax(-1)
+    return (best * valid).sum(-1) / valid.sum(-1).clamp(min=1)
+
+
+def _true(similarity: Tensor, labels: Tensor | None) -> Tensor:
+    """True matching distribution of each row (NAMC Eq. 13), ``(B, B)``; it is symmetric."""
+    if labels is None:
+        return torch.eye(len(similarity), dtype=similarity.dtype, device=similarity.device)
+    same = (labels[:, None] == labels[None]).to(similarity.dtype)
+    return same / same.sum(1, keepdim=True)
+
+
+def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
+    """Similarity distribution matching, both ways (NAMC Eq. 13 to 15; Jiang and Ye 2023).
+
+    The divergence KL(p || q) of the modelled matching distribution p from the true one q, mean over the batch.
+
+    Args:
+        images: ``(B, D)``; only their directions count.
+        texts: ``(B, D)``.
+        labels: int64 ``(B,)``; pairs of one label match each other. None where every image has one text only.
+        scale: 1 / temperature.
+    """
+    similarity = cosines(images, texts)
+    # the true distribution has zeros, whose logarithm the reference bounds in this way
+    log_true = (_true(similarity, labels) + 1e-8).log()
+
+    def divergence(logits: Tensor) -> Tensor:
+        log_modelled = logits.log_softmax(1)
+        return (log_modelled.exp() * (log_modelled - log_true)).sum(1).mean()
+
+    return divergence(scale * similarity) + divergence(scale * similarity.mT)
+
+
+def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
+    """:func:`info_nce` of similarities that are known already.
+
+    Args:
+        similarity: of image i with text j, ``(B, B)``.
+        labels: as in :func:`sdm`.
+        scale: 1 / temperature.
+    """
+    true, logits = _true(similarity, labels), scale * similarity
+    return -((true * logits.log_softmax(1)).sum(1) + (true * logits.mT.log_softmax(1)).sum(1)).mean()
+
+
+def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
+    """InfoNCE, both ways (the ablation of NAMC's Table 7): minus the log-probability of the true partner.
+
+    Args:
+        images: ``(B, D)``; only their directions count.
+        texts: ``(B, D)``.
+        labels: as in :func:`sdm`; partners share the probability evenly.
+        scale: 1 / temperature.
+    """
+    return info_nce_of_similarity(cosines(images, texts), labels, scale)

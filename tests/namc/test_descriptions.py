@@ -1,0 +1,158 @@
+"""Implicit-change descriptions: the template, its rejection rules, and noise that is where it is said to be."""
+
+from __future__ import annotations
+
+import pytest
+
+from lightning_idc.data.implicit_change import (
+    VERBS,
+    component_spans,
+    components,
+    compose,
+    rejected,
+    repetition,
+)
+from lightning_idc.data.synthetic.claims import Attributes
+from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.pairs import PairError
+
+# the generation printed in the paper's Figure 8, without "the" before "two images"
+FIGURE_8 = (
+    "The difference between two images is that the first image shows a person jumping, with each frame capturing the "
+    "person in mid-air, while the second image depicts a bald eagle standing on the edge of a body of water, looking "
+    "downwards."
+)
+
+
+def test_the_components_of_the_papers_own_example() -> None:
+    assert components(FIGURE_8) == (
+        "a person jumping , with each frame capturing the person in mid-air",
+        "a bald eagle standing on the edge of a body of water , looking downwards",
+    )
+    assert rejected(FIGURE_8) is None
+
+
+def test_every_verb_is_found_again() -> None:
+    for verb in VERBS:
+        text = compose("a red cube", "two green spheres", (verb, verb))
+        assert components(text) == ("a red cube", "two green spheres"), verb
+
+
+def test_spans_point_at_the_words() -> None:
+    words = words_of(compose("while the first image shows", "what the second image has"))
+    spans = component_spans(words)
+    assert spans is not None
+    assert [words[i] for i in spans[0]] == ["while", "the", "first", "image", "shows"]
+    assert [words[i] for i in spans[1]] == ["what", "the", "second", "image", "has"]
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("the red cube moved", "does not follow"),
+        ("The first image shows a dog.", "does not follow"),
+        ("The first image shows a dog, while the second image does not.", "does not follow"),
+        ("the first image gnaws a dog, while the second image shows a cat", "does not follow"),
+        ("the first image shows a dog, while the second image is not.", "nothing about the second"),
+        ("the first image has it, while the second image shows a dog", "nothing about the first"),
+        (compose("", "a dog"), "nothing about the first"),
+    ],
+)
+def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: str) -> None:
+    found = rejected(text)
+    assert found is not None and reason in found
+
+
+def test_repetition_counts_as_table_14_does() -> None:
+    counted = repetition(["a", "b", "a", "a"])
+    assert (counted.total, counted.unique, counted.repeated, counted.percent) == (4, 2, 2, 50.0)
+    assert repetition([]).percent == 0.0
+    # the table's first row
+    assert pytest.approx(4.49, abs=0.01) == 100 * (311_499 - 297_485) / 311_499
+
+
+@pytest.fixture(scope="module")
+def noisy(tmp_path_factory: pytest.TempPathFactory) -> SyntheticDescriptions:
+    return SyntheticDescriptions(
+        word_noise=0.25,
+        description_noise=0.2,
+        train_pairs=120,
+        val_pairs=16,
+        test_pairs=16,
+        render_size=16,
+        cache_dir=tmp_path_factory.mktemp("cache"),
+        progress=False,
+    )
+
+
+def _phrases(text: str) -> list[Attributes]:
+    """All things that a text names."""
+    words, found = words_of(text), []
+    for i in range(len(words) - 3):
+        four = words[i : i + 4]
+        if all(word in options for word, options in zip(four, ATTRIBUTE_WORDS.values(), strict=True)):
+            found.append(Attributes(*four))
+    return found
+
+
+def test_without_noise_every_word_is_true(noisy: SyntheticDescriptions) -> None:
+    source = noisy.source("test")
+    for index in range(len(source)):
+        described, truth = source.described[index], source.source.truth(index)
+        assert not any(described.wrong)
+        found = components(described.text)
+        assert found is not None
+        for text, side in zip(found, ("before", "after"), strict=True):
+            things = [Attributes(*(thing[kind] for kind in ATTRIBUTE_WORDS)) for thing in truth[side]["things"]]
+            assert _phrases(text) and all(phrase in things for phrase in _phrases(text))
+        assert noisy.facts("test", source.ids[index], described.text) == {"before": True, "after": True}
+        assert noisy.facts("test", source.ids[index], "nothing changed") == {"before": False, "after": False}
+
+
+def test_noise_is_where_it_is_said_to_be_and_as_much_as_was_asked_for(noisy: SyntheticDescriptions) -> None:
+    source = noisy.source("train")
+    replaced = wrong = right = 0
+    for index in range(len(source)):
+        described, truth = source.described[index], source.source.truth(index)
+        words = words_of(described.text)
+        assert len(words) == len(described.wrong) == len(described.attribute)
+        spans = component_spans(words)
+        assert spans is not None
+        inside = {i for span in spans for i in span}
+        assert not any(flag for i, flag in enumerate(described.wrong) if i not in inside)
+        for side, span in zip(("before", "after"), spans, strict=True):
+            things = [Attributes(*(thing[kind] for kind in ATTRIBUTE_WORDS)) for thing in truth[side]["things"]]
+            whole = all(described.wrong[i] for i in span)
+            replaced += whole
+            if whole:
+                continue
+            attributes = [i for i in span if described.attribute[i]]
+            assert all(words[i] in {w for group in ATTRIBUTE_WORDS.values() for w in group} for i in attributes)
+            wrong += sum(described.wrong[i] for i in attributes)
+            right += sum(not described.wrong[i] for i in attributes)
+            for phrase in range(0, len(attributes), 4):
+                four = attributes[phrase : phrase + 4]
+                # a phrase is true of a thing in the image exactly where no word of it was planted
+                planted = any(described.wrong[i] for i in four)
+                assert (Attributes(*(words[i] for i in four)) in things) is not planted
+    assert replaced / (2 * len(source)) == pytest.approx(0.2, abs=0.06)
+    assert wrong / (wrong + right) == pytest.approx(0.25, abs=0.04)
+    repeated = SyntheticDescriptions(0.25, 0.2, train_pairs=120, render_size=16, cache_dir=noisy._root, progress=False)
+    assert repeated.source("train").described == source.described
+
+
+def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDescriptions) -> None:
+    captions = noisy.train_captions()
+    assert sum("difference between" in text for text in captions) == 120
+    assert set(noisy.no_change_captions()) <= set(captions)
+    sample = noisy.source("train").load(3)
+    assert sample.captions == [captions[3]]
+
+
+def test_impossible_noise_is_refused() -> None:
+    with pytest.raises(PairError, match="word_noise is 2"):
+        SyntheticDescriptions(word_noise=2)
+    with pytest.raises(PairError, match="single change"):
+        SyntheticDescriptions(mode="omnidiff")

@@ -1,0 +1,378 @@
+"""NAMC and its two callbacks: what is masked, what is rebuilt, on which hosts, and that nothing of it stays behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from torch import Tensor, nn
+
+from lightning_idc.addon import TrainingStep, addons_of
+from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction, MaskedReconstructionAddon
+from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddon
+from lightning_idc.captioner import PairCaptioner
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.methods.namc.module import NAMC
+from lightning_idc.methods.namc.net import NamcNet
+from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.nn.backbones import GridBackbone, SmallCNN
+from lightning_idc.nn.decoding import greedy, greedy_uncached
+from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.nn.image_tokenizer import ImageTokenizer
+from lightning_idc.nn.masked_encoder import MaskedImageEncoder
+from lightning_idc.nn.matching import info_nce, sdm
+from lightning_idc.nn.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
+from lightning_idc.nn.vocabulary import UNK, Vocabulary, words_of
+from lightning_idc.pairs import PairBatch, PairError, PairFeatures
+
+QUIET: dict[str, Any] = dict(
+    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
+)
+HOSTS: dict[str, Any] = {
+    "namc": lambda **options: NAMC(width=32, heads=2, freeze_backbone=False, **options),
+    "pair_transformer": lambda **options: PairTransformer(width=32, heads=2, encoder_layers=1, **options),
+}
+ENCODERS = {"namc": "net.encoder", "pair_transformer": None}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cache")
+
+
+def described(folder: Path, **options: Any) -> SyntheticDescriptions:
+    sizes = dict(train_pairs=16, val_pairs=4, test_pairs=4, render_size=16, image_size=64, batch_size=4)
+    return SyntheticDescriptions(**{**sizes, **options}, cache_dir=folder, progress=False)  # type: ignore[arg-type]
+
+
+def encoder_for(data: SyntheticDescriptions) -> SmallDualEncoder:
+    torch.manual_seed(0)
+    words = vocabulary_with_mask(Vocabulary.build(data.train_captions()).words)
+    return SmallDualEncoder(words, (8, 8), width=24)
+
+
+def tokenizer() -> ImageTokenizer:
+    torch.manual_seed(0)
+    return ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=4)
+
+
+def fit(model: LightningModule, callbacks: list[Callback], data: Any, tmp_path: Path, **options: Any) -> Trainer:
+    seed_everything(3, verbose=False)
+    defaults = dict(max_epochs=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path)
+    trainer = Trainer(callbacks=callbacks, **{**QUIET, **defaults, **options})
+    trainer.fit(model, data)
+    return trainer
+
+
+class Watch(Callback):
+    """Batches that the host encoded, and parameters that some step gave no gradient."""
+
+    def __init__(self) -> None:
+        self.batches: list[PairBatch] = []
+        self.idle: set[str] = set()
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        assert isinstance(pl_module, PairCaptioner)
+        encode = pl_module.encode
+
+        def seen(batch: PairBatch) -> PairFeatures:
+            self.batches.append(batch)
+            return encode(batch)
+
+        pl_module.encode = seen  # type: ignore[method-assign]
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: object) -> None:
+        self.idle |= {name for name, p in pl_module.named_parameters() if p.requires_grad and p.grad is None}
+
+
+def both(data: SyntheticDescriptions, host: str, **noise: Any) -> list[Callback]:
+    return [
+        NoiseMasking(encoder_for(data), **noise),
+        MaskedReconstruction(tokenizer(), encoder=ENCODERS[host], width=16, heads=2),
+    ]
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_both_callbacks_train_every_parameter_and_leave_no_trace(host: str, folder: Path, tmp_path: Path) -> None:
+    data, watch = described(folder), Watch()
+    model = HOSTS[host]()
+    trainer = fit(model, [*both(data, host), watch], data, tmp_path)
+    assert watch.idle == set()
+    assert {"noise_masking", "masked_reconstruction"} == set(addons_of(model))
+    for name in ("train/noise_masking/match", "train/masked_reconstruction/rebuild"):
+        assert torch.isfinite(trainer.callback_metrics[name])
+    trainer.save_checkpoint(tmp_path / "with.ckpt")
+    alone = type(model).load_from_checkpoint(tmp_path / "with.ckpt")
+    assert not any(key.startswith("aux_addons") for key in alone.state_dict())
+    for key, value in alone.state_dict().items():
+        assert torch.equal(value, model.state_dict()[key]), key
+    # fine-tuning on plain captions starts from these weights, with words for them
+    tuned = HOSTS[host](init_from=str(tmp_path / "with.ckpt"))
+    plain = SyntheticPairs(
+        train_pairs=16, val_pairs=4, test_pairs=4, render_size=16, image_size=64, cache_dir=folder, progress=False
+    )
+    fit(tuned, [], plain, tmp_path, max_steps=0)
+    assert torch.equal(tuned.net.decoder.embedding.weight, model.net.decoder.embedding.weight)
+    assert all(UNK not in ids for caption in plain.train_captions() for ids in [tuned.vocabulary.encode(caption)])
+    assert tuned.hparams["no_change_captions"] == plain.no_change_captions()
+
+
+@pytest.mark.parametrize("host", HOSTS)
+def test_weight_zero_equals_absent_bit_for_bit(host: str, folder: Path, tmp_path: Path) -> None:
+    data = described(folder)
+    absent, off = HOSTS[host](), HOSTS[host]()
+    fit(absent, [], data, tmp_path)
+    callbacks = both(data, host)
+    for callback in callbacks:
+        callback.weight = 0.0  # type: ignore[attr-defined]
+    fit(off, callbacks, data, tmp_path)
+    for key, value in absent.state_dict().items():
+        assert torch.equal(off.state_dict()[key], value), key
+
+
+def test_masked_words_are_hidden_and_not_predicted(folder: Path, tmp_path: Path) -> None:
+    data, watch = described(folder), Watch()
+    model = HOSTS["pair_transformer"]()
+    fit(model, [NoiseMasking(encoder_for(data), word_share=0.5), watch], data, tmp_path)
+    assert model.vocabulary is not None
+    hidden = 0
+    for batch in watch.batches:
+        for name, references, tokens, mask in zip(
+            batch.ids, batch.references, batch.tokens[:, 0], batch.caption_mask[:, 0], strict=True
+        ):
+            true = torch.tensor(model.vocabulary.encode(references[0]))
+            masked = tokens[: len(true)] == UNK
+            assert torch.equal(tokens[: len(true)][~masked], true[~masked])
+            assert torch.equal(mask[1 : len(true)], ~masked[1:]), "predicted is exactly what is not masked"
+            assert not mask[len(true) :].any() and mask[len(true) - 1], "the end is predicted, padding is not"
+            inside = [False, *(described_attribute(data, name, i) for i in range(len(true) - 2)), False]
+            assert not (masked & ~torch.tensor(inside)).any(), "the template is never masked"
+            hidden += int(masked.sum())
+    assert hidden > 50
+
+
+def described_attribute(data: SyntheticDescriptions, name: str, place: int) -> bool:
+    from lightning_idc.data.implicit_change import component_spans
+
+    spans = component_spans(words_of(data.planted("train", name).text))
+    assert spans is not None
+    return any(place in span for span in spans)
+
+
+@pytest.mark.parametrize("painted", [True, False])
+def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Path) -> None:
+    data, watch = described(folder), Watch()
+    masking = NoiseMasking(encoder_for(data), paint=painted, probabilities=random_probabilities)
+    fit(HOSTS["namc"](), [masking, watch], data, tmp_path)
+    shares = []
+    for batch in watch.batches:
+        grid = batch.model_inputs[NOISE_MASK]
+        assert grid.shape == (4, 2, 8, 8) and batch.model_inputs[DESCRIPTION].shape[:2] == (4, 2)
+        shares.append(grid.float().mean())
+        index = [data.source("train").ids.index(name) for name in batch.ids]
+        samples = [
+            data.loader("train").dataset.transforms[0](data.source("train").load(i), torch.Generator()) for i in index
+        ]
+        true = torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
+        assert torch.equal(batch.images, paint(true, grid) if painted else true)
+    assert torch.stack(shares).mean().item() == pytest.approx(0.2, abs=0.04)
+
+
+def test_ordinary_captions_are_judged_against_both_images(folder: Path, tmp_path: Path) -> None:
+    data = described(folder)
+    plain = SyntheticPairs(
+        train_pairs=16, val_pairs=4, render_size=16, image_size=64, batch_size=4, cache_dir=folder, progress=False
+    )
+    watch = Watch()
+    model = HOSTS["pair_transformer"](captions_per_pair=3)
+    fit(model, [NoiseMasking(encoder_for(data), word_share=0.4), watch], plain, tmp_path)
+    masked = torch.cat([(batch.tokens == UNK).flatten() for batch in watch.batches])
+    words = torch.cat([batch.caption_mask.flatten() for batch in watch.batches]).sum() + masked.sum() - 16 * 3
+    assert masked.sum().item() / words.item() == pytest.approx(0.4, abs=0.08)
+
+
+def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> None:
+    """L_NIM (Eq. 16), restated from what the add-on was given, under both matching losses."""
+    data = described(folder)
+    for matching in (sdm, info_nce):
+        model = HOSTS["pair_transformer"]()
+        fit(model, [NoiseMasking(encoder_for(data), matching=matching)], data, tmp_path, max_steps=0)
+        addon = addons_of(model)["noise_masking"]
+        assert isinstance(addon, NoiseMaskingAddon)
+        addon.eval()
+        samples = [data.source("train").load(i) for i in range(4)]
+        step = TrainingStep(model, model.collate(samples), 0)
+        torch.manual_seed(5)
+        step.batch = addon.batch(step)
+        grid = step.batch.model_inputs[NOISE_MASK]
+        images = torch.stack([torch.stack([s.before, s.after]) for s in samples])
+        total = torch.zeros(())
+        for side in range(2):
+            seen = addon.encoder.look(images[:, side], grid[:, side].flatten(1))
+            words = []
+            for b, row in enumerate(step.batch.tokens[:, 0].tolist()):
+                kept = [model.vocabulary.words[i] for i in row[1 : step.batch.tokens.shape[-1]]]
+                spans = _spans(data, samples[b].id)
+                words.append(["[MASK]" if kept[i] == "<unk>" else kept[i] for i in spans[side]])
+            total = total + matching(seen.whole, addon.encoder.read(words).whole)
+        torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
+        assert addon.losses(step) == {}, "what a step kept is forgotten after it"
+
+
+def _spans(data: SyntheticDescriptions, name: str) -> tuple[range, range]:
+    from lightning_idc.data.implicit_change import component_spans
+
+    spans = component_spans(words_of(data.planted("train", name).text))
+    assert spans is not None
+    return spans
+
+
+def _rebuilding(model: PairCaptioner) -> MaskedReconstructionAddon:
+    addon = addons_of(model)["masked_reconstruction"]
+    assert isinstance(addon, MaskedReconstructionAddon)
+    return addon
+
+
+@pytest.mark.parametrize("fold", [2, 4])
+def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder: Path, tmp_path: Path) -> None:
+    """L_MIR (Eq. 17, 18), restated cell by cell; at stride 4 each cell of features stands over four tokens."""
+    data = described(folder)
+    torch.manual_seed(0)
+    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=fold)
+    model = HOSTS["namc"](dropout=0.0)
+    callback = MaskedReconstruction(tokens, encoder="net.encoder")
+    fit(model, [callback], data, tmp_path, max_steps=0)
+    addon = _rebuilding(model)
+    batch = next(iter(data.train_dataloader()))
+    batch = model.collate(
+        [data.loader("train").dataset.transforms[0](data.source("train").load(i), None) for i in range(2)]
+    )
+    step = TrainingStep(model, batch, 0)
+    torch.manual_seed(6)
+    step.batch = addon.batch(step)
+    step.features = model.encode(step.batch)
+    found = addon.losses(step)["rebuild"]
+    grid = step.batch.model_inputs[NOISE_MASK]
+    encoder: MaskedImageEncoder = model.net.encoder
+    total, count = torch.zeros(()), 0
+    for b in range(2):
+        ids = tokens.encode(batch.images[b])
+        sides = [
+            encoder.embed(step.features.extras[name][b : b + 1], grid[b, i].flatten()[None])
+            for i, name in enumerate(("before", "after"))
+        ]
+        for side in range(2):
+            out = addon.target.head(encoder(sides[side], sides[1 - side]))[0].view(8, 8, -1, 16).log_softmax(-1)
+            per = ids.shape[-1] // 8
+            for y, x in grid[b, side].nonzero().tolist():
+                truth = [ids[side, y * per + i, x * per + j] for i in range(per) for j in range(per)]
+                total = total - torch.stack([out[y, x, t, v] for t, v in enumerate(truth)]).mean()
+                count += 1
+    torch.testing.assert_close(found, total / count, rtol=1e-4, atol=1e-5)
+    assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
+
+
+@pytest.mark.parametrize("distance", [nn.functional.l1_loss, nn.functional.mse_loss])
+def test_raw_features_are_the_ablations_target(distance: Any, folder: Path, tmp_path: Path) -> None:
+    model = HOSTS["namc"]()
+    data = described(folder)
+    trainer = fit(model, [MaskedReconstruction(distance=distance, encoder="net.encoder")], data, tmp_path)
+    assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
+    assert _rebuilding(model).target.head.out_features == model.net.backbone.width
+
+
+def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
+    data = described(folder)
+    with pytest.raises(PairError, match="either tokens or features"):
+        MaskedReconstruction()
+    with pytest.raises(PairError, match="word_share is 2"):
+        NoiseMasking("x.ckpt", word_share=2)
+    with pytest.raises(PairError, match=r"'net.gone' is no MaskedImageEncoder of NAMC, which has net\.encoder"):
+        fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
+    with pytest.raises(PairError, match="would train nothing of its host"):
+        fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)
+    odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, fold=4)
+    with pytest.raises(PairError, match="do not line up"):
+        fit(HOSTS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
+
+
+# ---- the network --------------------------------------------------------------------------------------------
+
+
+def test_noise_is_attended_to_by_nothing() -> None:
+    torch.manual_seed(0)
+    net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64, dropout=0.0).eval()
+    images = torch.randint(0, 256, (2, 2, 3, 64, 64), dtype=torch.uint8)
+    noise = torch.zeros(2, 2, 8, 8, dtype=torch.bool)
+    noise[:, 0, 2:4, 2:4] = True
+    changed = net.encoder.embed(net.grids(images)[:, 0], noise[:, 0].flatten(1))
+    other = net.encoder.embed(net.grids(images)[:, 1], None)
+    there = noise[:, 0].flatten(1)
+    valid = ~there
+    base = net.encoder.together(changed, other, valid, None)
+    shifted = net.encoder.together(changed + 9 * there[..., None], other, valid, None)
+    torch.testing.assert_close(base[0][valid], shifted[0][valid])
+    torch.testing.assert_close(base[1], shifted[1])
+    # and what stood at a masked patch is replaced before anything reads it
+    masked = net.encoder.embed(torch.full((2, 64, net.backbone.width), 7.0), there)
+    again = net.encoder.embed(torch.where(there[..., None], -3.0, torch.full((2, 64, net.backbone.width), 7.0)), there)
+    torch.testing.assert_close(masked, again)
+
+
+def test_an_image_of_noise_alone_still_gives_numbers() -> None:
+    torch.manual_seed(0)
+    net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64).eval()
+    images = torch.randint(0, 256, (1, 2, 3, 64, 64), dtype=torch.uint8)
+    assert torch.isfinite(net.encode(images, torch.ones(1, 2, 8, 8, dtype=torch.bool)).memory).all()
+
+
+def test_both_streams_use_the_same_weights() -> None:
+    """Swapping the images swaps the streams; only the fusion tells first from second."""
+    torch.manual_seed(0)
+    net = NamcNet(SmallCNN(), (8, 8), 20, width=32, heads=2, hidden=64).eval()
+    a, b = torch.randn(1, 64, 32), torch.randn(1, 64, 32)
+    one, two = net.encoder.together(a, b)
+    two_again, one_again = net.encoder.together(b, a)
+    torch.testing.assert_close((one, two), (one_again, two_again))
+
+
+def test_cached_decoding_says_what_uncached_says() -> None:
+    torch.manual_seed(0)
+    net = NamcNet(SmallCNN(), (8, 8), 30, width=32, heads=2, hidden=64).eval()
+    nn.init.normal_(net.decoder.position)
+    net.decoder.norm.weight.data *= 3
+    features = net.encode(torch.randint(0, 256, (4, 2, 3, 64, 64), dtype=torch.uint8))
+    assert greedy(net, features, 12).ids == greedy_uncached(net, features, 12).ids
+
+
+class Stored(GridBackbone):
+    """Grid features of ResNet-101's third stage, without its layers."""
+
+    def __init__(self) -> None:
+        super().__init__(1024)
+
+    def grid(self, images: Tensor) -> Tensor:
+        return images.new_zeros(len(images), 1024, 14, 14)
+
+
+def test_full_size_has_the_papers_number_of_parameters() -> None:
+    """64.2 M (Table 5): a BERT vocabulary and the codebook's head, grid features stored; research/peers.md 1.2."""
+    with torch.device("meta"):
+        net = NamcNet(Stored(), (14, 14), 30522)
+        head = nn.Linear(768, 1024)
+    count = sum(p.numel() for module in (net, head) for p in module.parameters())
+    assert count / 1e6 == pytest.approx(64.2, abs=0.25)
+
+
+def test_the_papers_backbone_gives_the_papers_grid() -> None:
+    pytest.importorskip("timm")
+    model = NAMC(
+        backbone="resnet101", image_size=(224, 224), width=24, heads=2, vocabulary=[*Vocabulary.build(["a b"]).words]
+    )
+    model.build()
+    assert model.net.grid == (14, 14) and model.net.backbone.width == 1024
+    assert not any(p.requires_grad for p in model.net.backbone.parameters())

@@ -1,0 +1,121 @@
+"""Losses and masks of NAMC against the reference's numbers, the paper's equations in float64, and loops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction, sdm
+from lightning_idc.nn.noise import (
+    noise_probabilities,
+    on_grid,
+    paint,
+    per_word,
+    random_probabilities,
+    relevance,
+    token_similarity,
+)
+
+
+def test_sdm_equals_the_reference(shared: Path) -> None:
+    file = shared / "parity/sdm/io.safetensors"
+    if not file.is_file():
+        pytest.skip("the shared folder holds no parity/sdm")
+    from safetensors.torch import load_file
+
+    known = load_file(file)
+    image, text = known["image"].requires_grad_(), known["text"].requires_grad_()
+    loss = sdm(image, text, known["pid"])
+    loss.backward()
+    torch.testing.assert_close(loss, known["loss"], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(image.grad, known["grad_image"], rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(text.grad, known["grad_text"], rtol=1e-4, atol=1e-6)
+
+
+def test_sdm_is_the_papers_divergence() -> None:
+    """Eq. 13 to 15, term by term in float64."""
+    torch.manual_seed(0)
+    images, texts = torch.randn(5, 7, dtype=torch.float64), torch.randn(5, 7, dtype=torch.float64)
+    total = 0.0
+    for a, b in ((images, texts), (texts, images)):
+        for i in range(5):
+            logits = torch.stack([F.cosine_similarity(a[i], b[j], dim=0) for j in range(5)]) / 0.02
+            p = logits.exp() / logits.exp().sum()
+            q = torch.tensor([float(i == j) for j in range(5)], dtype=torch.float64)
+            total += float((p * (p.log() - (q + 1e-8).log())).sum()) / 5
+    assert sdm(images, texts).item() == pytest.approx(total, rel=1e-9)
+    assert sdm(images, images).item() == pytest.approx(0.0, abs=1e-6)
+    # every image beside a wrong text only: minus twice the logarithm of the bound
+    crossed = sdm(images, images.roll(1, 0), scale=1e4)
+    assert crossed.item() == pytest.approx(2 * 8 * torch.log(torch.tensor(10.0)).item(), rel=1e-4)
+
+
+def test_texts_of_one_label_are_partners() -> None:
+    torch.manual_seed(1)
+    images, texts = torch.randn(4, 6), torch.randn(4, 6)
+    texts[1] = texts[0]
+    labels = torch.tensor([0, 0, 1, 2])
+    assert sdm(images, texts, labels) < sdm(images, texts)
+    one = -(50 * F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).T)
+    expected = F.cross_entropy(-one, torch.arange(4)) + F.cross_entropy(-one.T, torch.arange(4))
+    torch.testing.assert_close(info_nce(images, texts), expected)
+
+
+def test_late_interaction_is_the_mean_of_the_best_patches() -> None:
+    torch.manual_seed(2)
+    patches, words = torch.randn(3, 4, 5), torch.randn(2, 6, 5)
+    valid = torch.tensor([[0, 1, 1, 1, 0, 0], [0, 1, 0, 0, 0, 0]]).bool()
+    for n in range(3):
+        for m in range(2):
+            best = [
+                max(F.cosine_similarity(patches[n, p], words[m, t], dim=0).item() for p in range(4))
+                for t in range(6)
+                if valid[m, t]
+            ]
+            assert late_interaction(patches, words, valid)[n, m].item() == pytest.approx(
+                sum(best) / len(best), abs=1e-6
+            )
+    assert info_nce_of_similarity(torch.eye(4), scale=100.0).item() == pytest.approx(0.0, abs=1e-6)
+
+
+def test_relevance_ignores_special_tokens() -> None:
+    similarity = token_similarity(torch.eye(3)[None], torch.eye(3)[None])
+    patches, words = relevance(similarity, torch.tensor([[False, True, True]]))
+    assert patches.tolist() == [[0.0, 1.0, 1.0]]
+    assert words.tolist() == [[1.0, 1.0, 1.0]]
+    nothing, _ = relevance(similarity, torch.zeros(1, 3, dtype=torch.bool))
+    assert nothing.tolist() == [[0.0, 0.0, 0.0]]
+
+
+def test_sub_words_count_as_one_word() -> None:
+    values = torch.tensor([[9.0, 0.2, 0.4, 0.6, 9.0, 9.0]])
+    word_of = torch.tensor([[-1, 0, 1, 1, -1, -1]])
+    torch.testing.assert_close(per_word(values, word_of, 3), torch.tensor([[0.2, 0.5, 0.0]]))
+
+
+def test_probability_of_masking_follows_the_paper() -> None:
+    relevances = torch.tensor([[0.3, 0.1, 0.5, 0.9], [0.3, 0.1, 0.5, 0.9]], dtype=torch.float64)
+    valid = torch.tensor([[True, True, True, True], [True, True, True, False]])
+    found = noise_probabilities(relevances, valid, 0.2)
+    expected = [min(max(0.2 + (1 - r) - (1 - 0.45), 0), 1) for r in (0.3, 0.1, 0.5, 0.9)]
+    torch.testing.assert_close(found[0], torch.tensor(expected, dtype=torch.float64))
+    assert found[1].tolist() == pytest.approx([0.2, 0.4, 0.0, 0.0], abs=1e-12)
+    assert random_probabilities(relevances, valid, 0.2)[1].tolist() == pytest.approx([0.2, 0.2, 0.2, 0.0])
+    # where nothing is cut, the mean is the share that was asked for
+    mild = 0.45 + 0.05 * torch.rand(8, 40, dtype=torch.float64)
+    assert noise_probabilities(mild, torch.ones(8, 40).bool(), 0.15).mean().item() == pytest.approx(0.15, abs=1e-12)
+
+
+def test_masks_line_up_on_other_grids() -> None:
+    mask = torch.zeros(1, 2, 2, dtype=torch.bool)
+    mask[0, 0, 1] = True
+    assert on_grid(mask, (4, 4))[0].int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert torch.equal(on_grid(on_grid(mask, (6, 6)), (2, 2)), mask)
+    images = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
+    painted = paint(images, mask)
+    hidden = on_grid(mask, (4, 4))[:, None].expand(1, 3, 4, 4)
+    assert torch.equal(painted[~hidden], images[~hidden])
+    assert painted[0, 1, 0, 2:].tolist() == [round(sum(range(16, 32)) / 16)] * 2
