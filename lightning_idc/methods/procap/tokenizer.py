@@ -1,0 +1,116 @@
+"""TokenizerTraining: the image tokenizer, learned from any pairs of images."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule
+from lightning.pytorch.cli import OptimizerCallable
+from torch import Tensor, distributed
+from torch.nn import functional as F
+
+from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels
+from lightning_idc.schedules import Constant, Schedule
+
+
+class TokenizerTraining(LightningModule):
+    """Trains an :class:`~lightning_idc.nn.image_tokenizer.ImageTokenizer` to give images back from their ids.
+
+    The loss is L1 on pixels plus the codebook's and the commitment loss (Esser et al. 2021, eq. 4, without its
+    perceptual and adversarial terms: they need a pretrained network and hours).
+
+    Args:
+        codebook_size: number of entries.
+        latent: width of an entry.
+        width: channels of the finest level.
+        multipliers: channels of each level as multiples of ``width``.
+        blocks: residual blocks per level.
+        fold: pixels per side folded into channels first.
+        commitment: weight of the commitment loss.
+        revive_every: steps after which entries that nothing chose meanwhile move to cells of the batch; 0 leaves them.
+        optimizer: makes the optimizer.
+        schedule: multiplier of the learning rate over the run.
+    """
+
+    def __init__(
+        self,
+        codebook_size: int = 1024,
+        latent: int = 256,
+        width: int = 128,
+        multipliers: Sequence[int] = (1, 1, 2, 2, 4),
+        blocks: int = 2,
+        fold: int = 1,
+        commitment: float = 0.25,
+        revive_every: int = 50,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        self.save_hyperparameters(ignore=["optimizer", "schedule"])
+        self.optimizer, self.schedule = optimizer, schedule
+        self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold)
+        self.commitment, self.revive_every = commitment, revive_every
+        self.register_buffer("chosen", torch.zeros(codebook_size, dtype=torch.long))
+        self.register_buffer("val_chosen", torch.zeros(codebook_size, dtype=torch.long), persistent=False)
+
+    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+        pixels = as_pixels(batch["images"].flatten(0, 1))
+        features = self.tokenizer.features(pixels)
+        coded = self.tokenizer.code(features)
+        reconstruction = F.l1_loss(self.tokenizer.pixels_of(coded.vectors), pixels)
+        loss = reconstruction + coded.codebook_loss + self.commitment * coded.commitment_loss
+        self._count(coded.ids, self.chosen)  # type: ignore[arg-type]
+        if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
+            self._revive(self.tokenizer.to_code(features.detach()).detach())
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(pixels))
+        return loss
+
+    def _count(self, ids: Tensor, into: Tensor) -> None:
+        counts = torch.bincount(ids.flatten(), minlength=len(into))
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(counts)
+        into += counts
+
+    @torch.no_grad()
+    def _revive(self, z: Tensor) -> None:
+        """Move entries that nothing chose to cells of this batch; the same ones on all processes."""
+        unused = (self.chosen == 0).nonzero()[:, 0]  # type: ignore[operator]
+        cells = z.movedim(1, -1).flatten(0, -2)
+        moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.broadcast(moved, 0)
+        self.tokenizer.codebook.weight[unused] = moved
+        self.chosen.zero_()  # type: ignore[operator]
+
+    def on_validation_epoch_start(self) -> None:
+        self.val_chosen.zero_()  # type: ignore[operator]
+
+    def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
+
+        images = batch["images"].flatten(0, 1)
+        ids = self.tokenizer.encode(images)
+        self._count(ids, self.val_chosen)  # type: ignore[arg-type]
+        given, truth = self.tokenizer.decode(ids), images.float() / 255
+        scores = {
+            # a mean over images of the logarithm, as PSNR is reported
+            "val/psnr": peak_signal_noise_ratio(given, truth, data_range=1.0, dim=(1, 2, 3)),
+            "val/ssim": structural_similarity_index_measure(given, truth, data_range=1.0),
+        }
+        self.log_dict(scores, prog_bar=True, sync_dist=True, batch_size=len(images))  # type: ignore[arg-type]
+
+    def on_validation_epoch_end(self) -> None:
+        share = self.val_chosen.double() / self.val_chosen.sum().clamp(min=1)  # type: ignore[operator]
+        self.log("val/codes_used", (share > 0).float().mean())
+        self.log("val/code_perplexity", torch.special.entr(share).sum().exp().float())
+
+    def configure_optimizers(self) -> Any:
+        optimizer = self.optimizer(self.parameters())
+        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        checkpoint[CONFIG_KEY] = self.tokenizer.config

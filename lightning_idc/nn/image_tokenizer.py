@@ -1,0 +1,272 @@
+"""VQGAN's image tokenizer: a grid of codebook ids per image, and an image per grid (Esser et al. 2021).
+
+The layers are those of the public 16-fold model, so its weights load (``methods/procap/convert.py``). Two things are
+added for small machines: pixels may be folded into channels before the first convolution, and an entry of the codebook
+that nothing uses may be moved to where something is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.pairs import PairError
+
+CONFIG_KEY, WEIGHTS_PREFIX = "image_tokenizer", "tokenizer."
+
+
+def _norm(width: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(32, width), width, eps=1e-6)
+
+
+class ResidualBlock(nn.Module):
+    """Two normalised 3 x 3 convolutions beside a shortcut."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.norm1, self.conv1 = _norm(inputs), nn.Conv2d(inputs, outputs, 3, padding=1)
+        self.norm2, self.conv2 = _norm(outputs), nn.Conv2d(outputs, outputs, 3, padding=1)
+        self.shortcut = nn.Conv2d(inputs, outputs, 1) if inputs != outputs else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.conv1(F.silu(self.norm1(x)))
+        return self.shortcut(x) + self.conv2(F.silu(self.norm2(hidden)))
+
+
+class CellAttention(nn.Module):
+    """One head of attention among the cells of the coarsest grid."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = _norm(width)
+        self.query, self.key, self.value, self.out = (nn.Conv2d(width, width, 1) for _ in range(4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        normed = self.norm(x)
+        q, k, v = (part(normed).flatten(2).mT for part in (self.query, self.key, self.value))
+        attended = F.scaled_dot_product_attention(q, k, v)
+        return x + self.out(attended.mT.unflatten(2, x.shape[2:]))
+
+
+class Halve(nn.Module):
+    """Half the resolution; padded on the right and below only, as the public weights expect."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, stride=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.pad(x, (0, 1, 0, 1)))
+
+
+class Double(nn.Module):
+    """Twice the resolution."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv(F.interpolate(x, scale_factor=2.0, mode="nearest"))
+
+
+def _middle(width: int) -> nn.Sequential:
+    return nn.Sequential(ResidualBlock(width, width), CellAttention(width), ResidualBlock(width, width))
+
+
+class ConvEncoder(nn.Sequential):
+    """Pixels ``(N, C, H, W)`` to features ``(N, latent, h, w)``."""
+
+    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int) -> None:
+        levels: list[nn.Module] = []
+        width = widths[0]
+        for level, outputs in enumerate(widths):
+            steps: list[nn.Module] = []
+            for _ in range(blocks):
+                steps.append(ResidualBlock(width, outputs))
+                width = outputs
+            if level + 1 < len(widths):
+                steps.append(Halve(width))
+            levels.append(nn.Sequential(*steps))
+        super().__init__(
+            nn.Conv2d(channels, widths[0], 3, padding=1),
+            nn.Sequential(*levels),
+            _middle(width),
+            _norm(width),
+            nn.SiLU(),
+            nn.Conv2d(width, latent, 3, padding=1),
+        )
+
+
+class ConvDecoder(nn.Sequential):
+    """Features ``(N, latent, h, w)`` to pixels ``(N, C, H, W)``; levels run from coarse to fine."""
+
+    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int) -> None:
+        levels: list[nn.Module] = []
+        width = widths[-1]
+        for level, outputs in reversed(list(enumerate(widths))):
+            steps: list[nn.Module] = []
+            for _ in range(blocks + 1):
+                steps.append(ResidualBlock(width, outputs))
+                width = outputs
+            if level:
+                steps.append(Double(width))
+            levels.append(nn.Sequential(*steps))
+        super().__init__(
+            nn.Conv2d(latent, widths[-1], 3, padding=1),
+            _middle(widths[-1]),
+            nn.Sequential(*levels),
+            _norm(width),
+            nn.SiLU(),
+            nn.Conv2d(width, channels, 3, padding=1),
+        )
+
+
+@dataclass
+class Coded:
+    """What the codebook makes of features.
+
+    Args:
+        ids: nearest entries, int64 ``(N, h, w)``.
+        vectors: these entries ``(N, latent, h, w)``, with the gradient passed straight through to the features.
+        codebook_loss: pulls entries to the features that chose them.
+        commitment_loss: pulls features to the entry they chose.
+    """
+
+    ids: Tensor
+    vectors: Tensor
+    codebook_loss: Tensor
+    commitment_loss: Tensor
+
+
+class ImageTokenizer(nn.Module):
+    """Images to grids of ids and back.
+
+    Args:
+        codebook_size: number of entries.
+        latent: width of an entry, and of the encoder's features.
+        width: channels of the finest level.
+        multipliers: channels of each level as multiples of ``width``; each further level halves the resolution.
+        blocks: residual blocks per level of the encoder; the decoder has one more.
+        fold: pixels per side folded into channels before the first convolution; 1 in the paper. Folding by 4 makes
+            an image of 64 x 64 about twenty times cheaper.
+
+    Raises:
+        PairError: a number that no such network has.
+    """
+
+    def __init__(
+        self,
+        codebook_size: int = 1024,
+        latent: int = 256,
+        width: int = 128,
+        multipliers: Sequence[int] = (1, 1, 2, 2, 4),
+        blocks: int = 2,
+        fold: int = 1,
+    ) -> None:
+        super().__init__()
+        numbers = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks, "fold": fold}
+        wrong = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
+        if wrong or not multipliers or min(multipliers) < 1:
+            raise PairError(f"{', '.join(wrong) or f'multipliers are {multipliers}'}; expected numbers of at least 1")
+        self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers)}
+        self.codebook_size, self.latent, self.fold = codebook_size, latent, fold
+        self.stride = fold * 2 ** (len(multipliers) - 1)
+        widths = [width * factor for factor in multipliers]
+        self.encoder = ConvEncoder(3 * fold**2, latent, widths, blocks)
+        self.to_code = nn.Conv2d(latent, latent, 1)
+        self.codebook = nn.Embedding(codebook_size, latent)
+        self.from_code = nn.Conv2d(latent, latent, 1)
+        self.decoder = ConvDecoder(3 * fold**2, latent, widths, blocks)
+        nn.init.uniform_(self.codebook.weight, -1.0 / codebook_size, 1.0 / codebook_size)
+
+    def grid(self, height: int, width: int) -> tuple[int, int]:
+        """Height and width of the grid of an image.
+
+        Raises:
+            PairError: the image is no whole number of cells.
+        """
+        if height % self.stride or width % self.stride or not height or not width:
+            raise PairError(
+                f"an image of {height}x{width} is no whole number of cells of {self.stride}x{self.stride}; set the data "
+                f"module's `image_size` to multiples of {self.stride}"
+            )
+        return height // self.stride, width // self.stride
+
+    def features(self, pixels: Tensor) -> Tensor:
+        """Encoder output ``(N, latent, h, w)``, before the codebook, of float pixels ``(N, 3, H, W)`` in [-1, 1]."""
+        self.grid(*pixels.shape[-2:])
+        return self.encoder(F.pixel_unshuffle(pixels, self.fold))
+
+    def code(self, features: Tensor) -> Coded:
+        """Replace each cell of ``(N, latent, h, w)`` by its nearest entry, with the losses that train both."""
+        z = self.to_code(features)
+        ids = self.nearest(z)
+        entries = self.codebook(ids).movedim(-1, 1)
+        return Coded(ids, z + (entries - z).detach(), F.mse_loss(entries, z.detach()), F.mse_loss(z, entries.detach()))
+
+    def nearest(self, z: Tensor) -> Tensor:
+        """Ids ``(N, h, w)`` of the entries nearest to ``(N, latent, h, w)`` in Euclidean distance."""
+        cells, entries = z.movedim(1, -1), self.codebook.weight
+        # |z|^2 is the same for all entries
+        return (entries.square().sum(1) - 2 * cells @ entries.T).argmin(-1)
+
+    def ids_of(self, features: Tensor) -> Tensor:
+        """Ids ``(N, h, w)`` of encoder features ``(N, latent, h, w)``."""
+        return self.nearest(self.to_code(features))
+
+    def pixels_of(self, vectors: Tensor) -> Tensor:
+        """Pixels ``(N, 3, H, W)``, around [-1, 1], of codebook entries ``(N, latent, h, w)``."""
+        return F.pixel_shuffle(self.decoder(self.from_code(vectors)), self.fold)
+
+    @torch.no_grad()
+    def encode(self, images: Tensor) -> Tensor:
+        """Ids ``(N, h, w)`` of uint8 images ``(N, 3, H, W)``."""
+        return self.ids_of(self.features(as_pixels(images, self.codebook.weight.dtype)))
+
+    @torch.no_grad()
+    def decode(self, ids: Tensor) -> Tensor:
+        """Images ``(N, 3, H, W)`` in [0, 1] of ids ``(N, h, w)``."""
+        return (self.pixels_of(self.codebook(ids).movedim(-1, 1)) / 2 + 0.5).clamp(0, 1)
+
+
+def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """uint8 images to floats in [-1, 1].
+
+    Raises:
+        PairError: they are not uint8.
+    """
+    if images.dtype != torch.uint8:
+        raise PairError(f"images are {images.dtype}; expected uint8 with values 0 to 255")
+    return images.to(dtype) / 127.5 - 1.0
+
+
+def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
+    """Trained tokenizer of a checkpoint, frozen and in evaluation mode.
+
+    Args:
+        path: checkpoint of ``TokenizerTraining``, or what ``lightning-idc import procap`` wrote.
+
+    Raises:
+        PairError: there is no such checkpoint, or it holds something else.
+    """
+    from lightning_idc.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(path)
+    if CONFIG_KEY not in checkpoint:
+        raise PairError(f"{str(path)!r} holds no image tokenizer; expected a checkpoint of TokenizerTraining")
+    tokenizer = ImageTokenizer(**checkpoint[CONFIG_KEY])
+    state = checkpoint["state_dict"]
+    own = {key.removeprefix(WEIGHTS_PREFIX): value for key, value in state.items() if key.startswith(WEIGHTS_PREFIX)}
+    try:
+        tokenizer.load_state_dict(own)
+    except RuntimeError as error:
+        raise PairError(f"the image tokenizer in {str(path)!r} does not fit its own description: {error}") from error
+    return tokenizer.requires_grad_(False).eval()

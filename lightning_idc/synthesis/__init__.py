@@ -1,0 +1,1 @@
+"""Making training data: procedures between two images, and what else the methods learn from."""

@@ -1,0 +1,122 @@
+"""The image tokenizer: shapes, the nearest entry by brute force, training, and what it reads back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
+from lightning_idc.pairs import PairError
+
+SMALL = {"codebook_size": 24, "latent": 8, "width": 8, "multipliers": [1, 2], "blocks": 1, "fold": 4}
+
+
+def images(count: int = 3, height: int = 16, width: int = 24) -> torch.Tensor:
+    return torch.randint(0, 256, (count, 3, height, width), generator=torch.Generator().manual_seed(1)).byte()
+
+
+def test_a_grid_of_ids_and_back() -> None:
+    tokenizer = ImageTokenizer(**SMALL)
+    ids = tokenizer.encode(images())
+    assert tokenizer.stride == 8 and tokenizer.codebook_size == 24
+    assert ids.shape == (3, 2, 3) and ids.dtype == torch.long and 0 <= int(ids.min()) <= int(ids.max()) < 24
+    decoded = tokenizer.decode(ids)
+    assert decoded.shape == (3, 3, 16, 24) and 0 <= float(decoded.min()) <= float(decoded.max()) <= 1
+
+
+def test_the_papers_sizes() -> None:
+    with torch.device("meta"):
+        tokenizer = ImageTokenizer()
+    assert tokenizer.stride == 16 and tokenizer.grid(224, 224) == (14, 14)
+    assert tokenizer.codebook.weight.shape == (1024, 256)
+
+
+def test_the_nearest_entry_is_the_nearest_by_brute_force() -> None:
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**SMALL)
+    torch.nn.init.normal_(tokenizer.codebook.weight)
+    z = torch.randn(2, 8, 3, 4)
+    distances = (z.double().movedim(1, -1)[..., None, :] - tokenizer.codebook.weight.double()).norm(dim=-1)
+    assert torch.equal(tokenizer.nearest(z), distances.argmin(-1))
+
+
+def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side() -> None:
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**SMALL)
+    features = torch.randn(1, 8, 2, 2, requires_grad=True)
+    coded = tokenizer.code(features)
+    assert torch.allclose(coded.vectors, tokenizer.codebook(coded.ids).movedim(-1, 1), atol=1e-6)
+    weight = torch.randn_like(coded.vectors)
+    through = torch.autograd.grad((coded.vectors * weight).sum(), features, retain_graph=True)[0]
+    direct = torch.autograd.grad((tokenizer.to_code(features) * weight).sum(), features)[0]
+    assert torch.equal(through, direct)
+    assert torch.autograd.grad(coded.codebook_loss, features, retain_graph=True, allow_unused=True)[0] is None
+    assert torch.autograd.grad(coded.commitment_loss, tokenizer.codebook.weight, allow_unused=True)[0] is None
+
+
+def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
+    tokenizer = ImageTokenizer(**SMALL)
+    with pytest.raises(PairError, match="multiples of 8"):
+        tokenizer.encode(images(1, 20, 24))
+    with pytest.raises(PairError, match="uint8"):
+        tokenizer.encode(torch.rand(1, 3, 16, 16))
+    with pytest.raises(PairError, match="fold is 0"):
+        ImageTokenizer(fold=0)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, float]:
+    """Checkpoint of a short training, with its PSNR before and after."""
+    folder = tmp_path_factory.mktemp("tokenizer")
+    pl.seed_everything(3)
+    data = SyntheticPairs(train_pairs=48, val_pairs=8, test_pairs=1, render_size=32, cache_dir=folder, progress=False)
+    model = TokenizerTraining(
+        **SMALL, revive_every=4, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=4e-3)
+    )
+    trainer = pl.Trainer(
+        max_epochs=12, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    data.batch_size = 8
+    before = trainer.validate(model, data, verbose=False)[0]["val/psnr"]
+    trainer.fit(model, data)
+    result = trainer.validate(model, data, verbose=False)[0]
+    assert 0 < result["val/codes_used"] <= 1 and result["val/code_perplexity"] >= 1 and result["val/ssim"] < 1
+    trainer.save_checkpoint(folder / "tokenizer.ckpt")
+    return folder / "tokenizer.ckpt", before, result["val/psnr"]
+
+
+def test_training_makes_better_pictures(trained: tuple[Path, float, float]) -> None:
+    _, before, after = trained
+    assert after > before + 3
+
+
+def test_the_checkpoint_gives_the_same_tokenizer_frozen(trained: tuple[Path, float, float]) -> None:
+    loaded = load_image_tokenizer(trained[0])
+    model = TokenizerTraining.load_from_checkpoint(trained[0], weights_only=True)
+    assert not loaded.training and not any(parameter.requires_grad for parameter in loaded.parameters())
+    assert torch.equal(loaded.encode(images()), model.tokenizer.encode(images()))
+    assert torch.equal(loaded.features(as_pixels(images())), model.tokenizer.features(as_pixels(images())))
+
+
+def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
+    torch.save({"state_dict": {}, "hyper_parameters": {}}, tmp_path / "other.ckpt")
+    with pytest.raises(PairError, match="no image tokenizer"):
+        load_image_tokenizer(tmp_path / "other.ckpt")
+
+
+def test_unused_entries_move_to_cells_of_the_batch() -> None:
+    torch.manual_seed(0)
+    model = TokenizerTraining(**SMALL)
+    model.chosen[:20] = 5
+    z = torch.randn(1, 8, 2, 2)
+    kept = model.tokenizer.codebook.weight[:20].clone()
+    model._revive(z)
+    assert torch.equal(model.tokenizer.codebook.weight[:20], kept)
+    cells = {tuple(cell) for cell in z.movedim(1, -1).reshape(-1, 8).tolist()}
+    assert {tuple(entry) for entry in model.tokenizer.codebook.weight[20:].tolist()} <= cells
+    assert not model.chosen.any()
