@@ -34,7 +34,7 @@ class FlowMidpoint(Midpoint):
 
     @abstractmethod
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
-        """Displacements ``(N, 2, H, W)`` in pixels, x and y: what stands at p in ``start`` is at p + flow in ``end``."""
+        """Where what stands at p in ``start`` is in ``end``: p + flow, ``(N, 2, H, W)`` in pixels, x and y."""
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:
         return blend(before, after, self.flow(before, after), self.flow(after, before))
@@ -78,7 +78,8 @@ class RAFTMidpoint(FlowMidpoint):
 
         if not Path(weights).is_file():
             raise PairError(
-                f"there are no RAFT weights at {weights!r}; fetch torchvision's raft_{size} state dict, or use DISMidpoint"
+                f"there are no RAFT weights at {weights!r}; fetch torchvision's state dict of raft_{size}, or use "
+                "DISMidpoint"
             )
         self.net = {"small": optical_flow.raft_small, "large": optical_flow.raft_large}[size](weights=None)
         try:

@@ -137,15 +137,17 @@ class ProCap(PairCaptioner):
 
     def configure_optimizers(self) -> Any:
         configured = super().configure_optimizers()
-        if not isinstance(configured, dict):
+        if self.schedule == self.encoder_schedule:
             return configured
+        optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
         steps = max(1.0, float(self.trainer.estimated_stepping_batches))
-        optimizer, rest, own = configured["optimizer"], self.schedule, self.encoder_schedule
-        rules = [own if group["name"] == "vision" else rest for group in optimizer.param_groups]
-        configured["lr_scheduler"]["scheduler"] = torch.optim.lr_scheduler.LambdaLR(
+        rules = [
+            self.encoder_schedule if group["name"] == "vision" else self.schedule for group in optimizer.param_groups
+        ]
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
             optimizer, [lambda step, rule=rule: rule(step / steps) for rule in rules]
         )
-        return configured
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
 def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
@@ -192,6 +194,6 @@ def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str) -> None:
         encoder.load_state_dict(own)
     except RuntimeError as error:
         raise PairError(
-            f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of both "
-            "stages must agree"
+            f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of "
+            "both stages must agree"
         ) from error

@@ -160,3 +160,12 @@ class ProCapNet(nn.Module):
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
         return self.decoder.step(state, tokens)  # type: ignore[operator]
+
+
+def sinusoids(start: int, count: int, like: Tensor) -> Tensor:
+    """Places ``(count, D)`` from ``start``: sine in even channels, cosine in odd ones (Vaswani et al. 2017)."""
+    width = like.shape[-1]
+    places = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
+    rates = 10000 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
+    angles = places[:, None] * rates
+    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)

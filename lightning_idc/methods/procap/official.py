@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
+from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
 from lightning_idc.pairs import PairError
 
@@ -165,15 +165,6 @@ class OfficialDecoder(nn.Module):
             past.append(after)
         state.past = past
         return self.words(x)[:, 0]
-
-
-def sinusoids(start: int, count: int, like: Tensor) -> Tensor:
-    """Places ``(count, D)`` from ``start``: sine in even channels, cosine in odd ones (Vaswani et al. 2017)."""
-    width = like.shape[-1]
-    places = torch.arange(start, start + count, device=like.device, dtype=torch.float32)
-    rates = 10000 ** (-torch.arange(0, width, 2, device=like.device, dtype=torch.float32) / width)
-    angles = places[:, None] * rates
-    return torch.stack([angles.sin(), angles.cos()], -1).flatten(1).to(like.dtype)
 
 
 class OfficialNet(ProCapNet):

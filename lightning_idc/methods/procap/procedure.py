@@ -1,0 +1,242 @@
+"""ProCap, first stage: learn how change happens by reconstructing masked procedures (section 3.1)."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.captioner import PairCaptioner
+from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
+from lightning_idc.methods.procap.module import image_size_of, tokenizer_of
+from lightning_idc.methods.procap.net import ProcedureEncoder
+from lightning_idc.methods.procap.procedure_net import ProcedureNet, discrimination_loss, masked_sequence_loss
+from lightning_idc.methods.procap.warps import warp
+from lightning_idc.nn.image_tokenizer import CONFIG_KEY
+from lightning_idc.nn.masks import PROBABILITIES, multi_granularity_mask
+from lightning_idc.nn.vocabulary import PAD, Vocabulary
+from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.schedules import Schedule
+
+
+@dataclass(frozen=True)
+class WarmupHold(Schedule):
+    """Linear rise from a share of the rate, then the rate; the paper's rise is from 1e-6 to 1e-4 in 5,000 steps.
+
+    Args:
+        warmup: share of the run spent rising.
+        start: multiplier at the first step.
+    """
+
+    warmup: float = 0.025
+    start: float = 0.01
+
+    def __call__(self, progress: float) -> float:
+        return self.start + (1 - self.start) * min(1.0, progress / max(self.warmup, 1e-12))
+
+
+class ProcedureModel(PairCaptioner):
+    """Reconstructs masked frames of procedures given their caption, and tells whole procedures from broken ones.
+
+    It reads captions and writes none; its encoder is what the second stage begins with.
+
+    Args:
+        procedures: folder that ``FrameInterpolator`` wrote, with all pairs of the splits in use.
+        tokenizer: checkpoint of ``TokenizerTraining``.
+        keyframes: k, frames drawn of each procedure and visit.
+        scale: of the similarities in eq. 2.
+        width: of the encoder.
+        layers: of the encoder.
+        heads: of the encoder.
+        dropout: share of activations dropped.
+        loss_weights: of masked sequence modelling, alignment and consistency.
+        mask_probabilities: of entire, random patch, in-block and out-of-block masking.
+        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+    """
+
+    vision_modules = ("net.encoder",)
+
+    def __init__(
+        self,
+        procedures: str,
+        tokenizer: str | dict[str, Any] | None = None,
+        keyframes: int = 2,
+        scale: float = CLIP_SCALE,
+        width: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        dropout: float = 0.0,
+        loss_weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
+        mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
+        captions_per_pair: int = 1,
+        **options: Any,
+    ) -> None:
+        super().__init__(captions_per_pair=captions_per_pair, **options)
+        if captions_per_pair != 1:
+            raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
+        # plain types only: a checkpoint must load without running code
+        self.hparams["loss_weights"], self.hparams["mask_probabilities"] = list(loss_weights), list(mask_probabilities)
+        self._keyframes: Keyframes | None = None
+
+    def build_net(self, vocabulary: Vocabulary) -> ProcedureNet:
+        options = self.hparams
+        tokenizer, options["tokenizer"] = tokenizer_of(options["tokenizer"])
+        encoder = ProcedureEncoder(
+            tokenizer.latent,
+            tokenizer.grid(*image_size_of(options)),
+            options["keyframes"] + 2,
+            options["width"],
+            options["layers"],
+            options["heads"],
+            dropout=options["dropout"],
+        )
+        return ProcedureNet(tokenizer, encoder, len(vocabulary))
+
+    def _adopt(self, hparams: dict[str, Any]) -> None:
+        super()._adopt(hparams)
+        self.hparams["tokenizer"] = hparams["tokenizer"]
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        checkpoint[CONFIG_KEY] = self._built_net.tokenizer.config
+
+    def collate(self, samples: Sequence[PairSample]) -> PairBatch:
+        """Make a batch with keyframes, their masks, broken procedures and whose caption serves as the wrong one.
+
+        All choices come from the samples' seeds, so that neither workers nor processes change them.
+
+        Raises:
+            PairError: a pair has no caption, or no procedure.
+        """
+        if self._keyframes is None:
+            self._keyframes = Keyframes(self.hparams["procedures"], self.hparams["keyframes"], self.hparams["scale"])
+        batch = super().collate(samples)
+        frames = torch.stack([self._keyframes.of(sample) for sample in samples])
+        grid = (frames.shape[1], *self._built_net.encoder.grid)
+        masked, warped = [], []
+        for row, sample in enumerate(samples):
+            generator = torch.Generator().manual_seed(_seed(sample))
+            masked.append(multi_granularity_mask(grid, generator, tuple(self.hparams["mask_probabilities"])))
+            others = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
+            warped.append(warp(frames[row], others, generator))
+        batch.model_inputs |= {
+            "frames": frames,
+            "warped": torch.stack(warped),
+            "masked": torch.stack(masked).flatten(1),
+            "wrong_caption": self._wrong_captions(samples, batch),
+        }
+        return batch
+
+    def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
+        """For each pair the next one whose caption is not said of it, ``(B,)``; -1 where the batch has none."""
+        empty = [sample.id for sample, mask in zip(samples, batch.caption_mask, strict=True) if not mask.any()]
+        if empty:
+            raise PairError(f"a procedure is learned with a caption; there is none for {', '.join(empty[:5])}")
+        count = len(samples)
+        said = [tokens[0][tokens[0] != PAD].tolist() for tokens in batch.tokens]
+        found = []
+        for row, sample in enumerate(samples):
+            own = [said[row], *self.tokenize(sample.captions)]
+            later = ((row + step) % count for step in range(1, count))
+            found.append(next((other for other in later if said[other] not in own), -1))
+        return torch.tensor(found)
+
+    def encode(self, batch: PairBatch) -> PairFeatures:
+        """Hidden states of the masked procedures, each with its caption; ``extras`` has the two tokens."""
+        hidden = self._built_net(
+            self._built_net.look(batch.model_inputs["frames"]), batch.model_inputs["masked"], *_words(batch)
+        )
+        return PairFeatures(hidden.visual, extras={"align": hidden.align, "consistency": hidden.consistency})
+
+    def losses(self, batch: PairBatch) -> dict[str, Tensor]:
+        """The three losses of eq. 5 and how often each task is solved, in %.
+
+        A procedure of which everything is masked shows nothing that could be aligned or consistent, so it counts for
+        reconstruction only. A caption that is also said of the pair itself is not a wrong one.
+        """
+        net, inputs = self._built_net, batch.model_inputs
+        words, word_mask = _words(batch)
+        features, masked, wrong = net.look(inputs["frames"]), inputs["masked"], inputs["wrong_caption"]
+        broken, other = net.look(inputs["warped"]), wrong.clamp(min=0)
+        # three readings in one pass: as it is, with another caption, and broken
+        hidden = net(
+            torch.cat([features, features, broken]),
+            masked.repeat(3, 1),
+            torch.cat([words, words[other], words]),
+            torch.cat([word_mask, word_mask[other], word_mask]),
+        )
+        count = len(batch)
+        targets = net.targets(features)[masked]
+        logits = net.code_head(hidden.visual[:count][masked])
+        aligned, misaligned, _ = net.align_head(hidden.align)[:, 0].split(count)
+        whole, _, split = net.consistency_head(hidden.consistency)[:, 0].split(count)
+        seen = ~masked.all(1)
+        known = seen & (wrong >= 0)
+        return {
+            "msm": masked_sequence_loss(logits, targets),
+            "align": discrimination_loss(aligned, misaligned, seen, known),
+            "consistency": discrimination_loss(whole, split, seen, seen),
+            "patches_right": _percent(logits.argmax(-1) == targets),
+            "alignment_right": _percent(torch.cat([aligned[seen] > 0, misaligned[known] <= 0])),
+            "consistency_right": _percent(torch.cat([whole[seen] > 0, split[seen] <= 0])),
+        }
+
+    def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
+        raise PairError("ProcedureModel has no caption loss; train the second stage, ProCap, for captions")
+
+    def _loss(self, batch: PairBatch, split: str) -> Tensor:
+        found = self.losses(batch)
+        weights = self.hparams["loss_weights"]
+        loss = sum(
+            (weight * found[name] for weight, name in zip(weights, ("msm", "align", "consistency"), strict=True)),
+            torch.zeros((), device=self.device),
+        )
+        logged = {f"{split}/{name}": value.detach() for name, value in found.items()}
+        self.log_dict({**logged, f"{split}/loss": loss.detach()}, batch_size=len(batch), sync_dist=split != "train")
+        self._refuse_nonfinite(loss, batch.ids)
+        return loss
+
+    def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
+        return self._loss(batch, "train")
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self._loss(batch, "val")
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self._loss(batch, "test")
+
+    def on_validation_epoch_end(self) -> None:
+        """Nothing to score: no captions were written."""
+
+    def on_test_epoch_end(self) -> None:
+        """Nothing to score: no captions were written."""
+
+    @torch.no_grad()
+    def reconstruct(self, batch: PairBatch) -> Tensor:
+        """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
+        net, masked = self._built_net, batch.model_inputs["masked"]
+        features = net.look(batch.model_inputs["frames"])
+        ids = net.targets(features)
+        guessed = net.code_head(net(features, masked, *_words(batch)).visual).argmax(-1)
+        grid = (-1, *net.encoder.grid)
+        frames = net.tokenizer.decode(torch.where(masked, guessed, ids).view(grid))
+        return (frames * 255).round().to(torch.uint8).unflatten(0, batch.model_inputs["frames"].shape[:2])
+
+
+def _seed(sample: PairSample) -> int:
+    """Seed of masks and warps, another stream than that of the keyframes; fixed by the id in evaluation."""
+    seed = sample.meta.get("seed")
+    return zlib.crc32(f"{sample.id}/{seed}".encode())
+
+
+def _words(batch: PairBatch) -> tuple[Tensor, Tensor]:
+    """Words and end token of the captions, ``(B, T)``, and which of them count."""
+    return batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
+
+
+def _percent(right: Tensor) -> Tensor:
+    return 100 * right.float().sum() / max(1, len(right))
