@@ -13,7 +13,6 @@ from lightning_idc.methods.procap.official import TEXT_SLOTS
 from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from lightning_idc.pairs import PairError
 
-_TRUNK, _TOKENIZER, _DECODER = "intermediate_generator.", "intermediate_generator.vae.model.", "text_decoder.decoder."
 _SEPARATOR, _CONSISTENCY = 1, 2
 """Rows of the code's table of special tokens; row 0 is the alignment token, which the second stage does not use."""
 
@@ -73,7 +72,8 @@ def _renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
     return key
 
 
-def _below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The part of a state dict whose names begin with a prefix, without it."""
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
@@ -104,7 +104,7 @@ def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
     own = {}
     for key, value in state.items():
         if not key.startswith(("encoder.", "decoder.", "quant", "post_quant")):
-            continue  # its loss and discriminator
+            continue  # what it was trained against
         name = _renamed(key, _TOKENIZER_PARTS)
         name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
         # their decoder numbers its levels from fine to coarse, ours in the order in which they run
@@ -137,7 +137,7 @@ def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     # empty captions are looked up as words 0 to 23: the table was made for 24 words and then overwritten
     own["control_words"] = torch.cat([state["text_emb.weight"][:TEXT_SLOTS], special[chosen]])
     own["control_places"] = torch.cat([state["text_pos_emb.weight"][:TEXT_SLOTS], places[chosen]])
-    for key, value in _below(state, "transformer.transformer.resblocks.").items():
+    for key, value in below(state, "transformer.transformer.resblocks.").items():
         layer, _, rest = key.partition(".")
         if rest != "attn_mask":
             own[f"layers.{layer}.{_renamed(rest, _BLOCK_PARTS)}"] = value
@@ -146,7 +146,7 @@ def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def decoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an :class:`OfficialDecoder` from ``text_decoder.decoder.*``, without the prefix."""
-    return {_renamed(key, _DECODER_PARTS): value for key, value in state.items()}
+    return {_renamed(key, _DECODER_PARTS): value for key, value in state.items() if not key.startswith("loss_func.")}
 
 
 def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:

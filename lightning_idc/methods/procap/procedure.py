@@ -146,96 +146,88 @@ class ProcedureModel(PairCaptioner):
         return torch.tensor(found)
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Hidden states of the masked procedures, each with its caption; ``extras`` has the two tokens."""
-        hidden = self._built_net(
-            self._built_net.look(batch.model_inputs["frames"]), batch.model_inputs["masked"], *_words(batch)
-        )
-        return PairFeatures(hidden.visual, extras={"align": hidden.align, "consistency": hidden.consistency})
+        """Hidden states of the masked procedures; ``extras`` has the logits of both tokens and the targets.
 
-    def losses(self, batch: PairBatch) -> dict[str, Tensor]:
-        """The three losses of eq. 5 and how often each task is solved, in %.
+        Returns:
+            features whose ``align (B, 2)`` is for the pair's caption and the wrong one, ``consistency (B, 2)`` for the
+            procedure as it is and the broken one, and ``targets (B, F * n)`` are the tokenizer's ids.
+        """
+        net, inputs = self._built_net, batch.model_inputs
+        words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
+        features, other = net.look(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
+        # three readings in one pass: as it is, with another caption, and broken
+        hidden = net(
+            torch.cat([features, features, net.look(inputs["warped"])]),
+            inputs["masked"].repeat(3, 1),
+            torch.cat([words, words[other], words]),
+            torch.cat([word_mask, word_mask[other], word_mask]),
+        )
+        aligned, misaligned, _ = net.align_head(hidden.align)[:, 0].split(len(batch))
+        whole, _, broken = net.consistency_head(hidden.consistency)[:, 0].split(len(batch))
+        extras = {
+            "align": torch.stack([aligned, misaligned], 1),
+            "consistency": torch.stack([whole, broken], 1),
+            "targets": net.targets(features),
+        }
+        return PairFeatures(hidden.visual[: len(batch)], extras=extras)
+
+    def losses(self, features: PairFeatures, batch: PairBatch) -> dict[str, Tensor]:
+        """The three losses of eq. 5, and how often each task is solved, in %.
 
         A procedure of which everything is masked shows nothing that could be aligned or consistent, so it counts for
         reconstruction only. A caption that is also said of the pair itself is not a wrong one.
         """
-        net, inputs = self._built_net, batch.model_inputs
-        words, word_mask = _words(batch)
-        features, masked, wrong = net.look(inputs["frames"]), inputs["masked"], inputs["wrong_caption"]
-        broken, other = net.look(inputs["warped"]), wrong.clamp(min=0)
-        # three readings in one pass: as it is, with another caption, and broken
-        hidden = net(
-            torch.cat([features, features, broken]),
-            masked.repeat(3, 1),
-            torch.cat([words, words[other], words]),
-            torch.cat([word_mask, word_mask[other], word_mask]),
-        )
-        count = len(batch)
-        targets = net.targets(features)[masked]
-        logits = net.code_head(hidden.visual[:count][masked])
-        aligned, misaligned, _ = net.align_head(hidden.align)[:, 0].split(count)
-        whole, _, split = net.consistency_head(hidden.consistency)[:, 0].split(count)
+        masked, extras = batch.model_inputs["masked"], features.extras
+        targets = extras["targets"][masked]
+        logits = self._built_net.code_head(features.memory[masked])
         seen = ~masked.all(1)
-        known = seen & (wrong >= 0)
+        known = seen & (batch.model_inputs["wrong_caption"] >= 0)
+        aligned, misaligned = extras["align"].unbind(1)
+        whole, broken = extras["consistency"].unbind(1)
         return {
             "msm": masked_sequence_loss(logits, targets),
             "align": discrimination_loss(aligned, misaligned, seen, known),
-            "consistency": discrimination_loss(whole, split, seen, seen),
+            "consistency": discrimination_loss(whole, broken, seen, seen),
             "patches_right": _percent(logits.argmax(-1) == targets),
             "alignment_right": _percent(torch.cat([aligned[seen] > 0, misaligned[known] <= 0])),
-            "consistency_right": _percent(torch.cat([whole[seen] > 0, split[seen] <= 0])),
+            "consistency_right": _percent(torch.cat([whole[seen] > 0, broken[seen] <= 0])),
         }
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
-        raise PairError("ProcedureModel has no caption loss; train the second stage, ProCap, for captions")
+        """The loss of eq. 5, in the place where a captioner has that of its captions."""
+        return self._weighted(self.losses(features, batch), batch, "train")
 
-    def _loss(self, batch: PairBatch, split: str) -> Tensor:
-        found = self.losses(batch)
-        weights = self.hparams["loss_weights"]
-        loss = sum(
-            (weight * found[name] for weight, name in zip(weights, ("msm", "align", "consistency"), strict=True)),
-            torch.zeros((), device=self.device),
+    def _weighted(self, found: dict[str, Tensor], batch: PairBatch, split: str) -> Tensor:
+        weights = dict(zip(("msm", "align", "consistency"), self.hparams["loss_weights"], strict=True))
+        self.log_dict(
+            {f"{split}/{name}": value.detach() for name, value in found.items()},
+            batch_size=len(batch),
+            sync_dist=split != "train",
         )
-        logged = {f"{split}/{name}": value.detach() for name, value in found.items()}
-        self.log_dict({**logged, f"{split}/loss": loss.detach()}, batch_size=len(batch), sync_dist=split != "train")
-        self._refuse_nonfinite(loss, batch.ids)
-        return loss
+        return torch.stack([weight * found[name] for name, weight in weights.items()]).sum()
 
-    def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        return self._loss(batch, "train")
+    def _evaluate(self, batch: PairBatch, split: str) -> None:
+        loss = self._weighted(self.losses(self.encode(batch), batch), batch, split)
+        self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
-    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._loss(batch, "val")
-
-    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._loss(batch, "test")
-
-    def on_validation_epoch_end(self) -> None:
-        """Nothing to score: no captions were written."""
-
-    def on_test_epoch_end(self) -> None:
+    def _finish(self, split: str) -> None:
         """Nothing to score: no captions were written."""
 
     @torch.no_grad()
     def reconstruct(self, batch: PairBatch) -> Tensor:
         """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
-        net, masked = self._built_net, batch.model_inputs["masked"]
-        features = net.look(batch.model_inputs["frames"])
-        ids = net.targets(features)
-        guessed = net.code_head(net(features, masked, *_words(batch)).visual).argmax(-1)
-        grid = (-1, *net.encoder.grid)
-        frames = net.tokenizer.decode(torch.where(masked, guessed, ids).view(grid))
-        return (frames * 255).round().to(torch.uint8).unflatten(0, batch.model_inputs["frames"].shape[:2])
+        net, masked, frames = self._built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
+        features = net.look(frames)
+        hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
+        ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(features))
+        images = net.tokenizer.decode(ids.view(-1, *net.encoder.grid))
+        return (images * 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
 
 
 def _seed(sample: PairSample) -> int:
     """Seed of masks and warps, another stream than that of the keyframes; fixed by the id in evaluation."""
     seed = sample.meta.get("seed")
     return zlib.crc32(f"{sample.id}/{seed}".encode())
-
-
-def _words(batch: PairBatch) -> tuple[Tensor, Tensor]:
-    """Words and end token of the captions, ``(B, T)``, and which of them count."""
-    return batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
 
 
 def _percent(right: Tensor) -> Tensor:
