@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 
-from lightning_idc.data.loading import PairDataset, PairLoader, Transform
+from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
 from lightning_idc.pairs import PairError, PairSample, stack_images
@@ -126,8 +126,8 @@ class PairDataModule(LightningDataModule):
     def test_dataloader(self) -> PairLoader:
         return self.loader("test")
 
-    def predict_dataloader(self) -> PairLoader:
-        return self.loader("predict")
+    def predict_dataloader(self) -> Batches:
+        return Batches(self.loader("predict"))
 
 
 class FirstPairs(PairSource):
