@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Literal
@@ -45,10 +46,15 @@ class DISMidpoint(FlowMidpoint):
 
     Args:
         preset: trade of speed for care.
+
+    Raises:
+        PairError: OpenCV is not installed.
     """
 
     def __init__(self, preset: Literal["ultrafast", "fast", "medium"] = "medium") -> None:
         super().__init__()
+        if importlib.util.find_spec("cv2") is None:
+            raise PairError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
         self.preset = preset
 
     def flow(self, start: Tensor, end: Tensor) -> Tensor:

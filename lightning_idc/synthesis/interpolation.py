@@ -82,17 +82,20 @@ class FrameInterpolator(LightningModule):
         self.trainer.strategy.barrier()
         self._earlier = len(self.procedures)
 
-    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
+        """Write the procedures that are missing and return their ids."""
         missing = [row for row, name in enumerate(batch["ids"]) if name not in self.procedures]
         if not missing:
-            return
+            return []
         pairs = batch["images"][missing]
         frames = interpolate(pairs, self.frames, self.midpoint)
         captions = [batch["captions"][row] for row in missing]
         found = None if self.similarity is None else self.similarity(pairs, frames, captions)
         # counting on from what was there keeps the names of a resumed run apart from those of the first
         shard = f"{self._earlier:07d}-{self.global_rank:03d}-{batch_idx:06d}"
-        self.procedures.add(shard, [batch["ids"][row] for row in missing], pairs, frames, found)
+        ids = [batch["ids"][row] for row in missing]
+        self.procedures.add(shard, ids, pairs, frames, found)
+        return ids
 
 
 class EveryPair(PairDataModule):
