@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
 from procap_tiny import QUIET, data, first_stage, prepared
 from torch import Tensor
 from torch.nn import functional as F
@@ -68,9 +69,9 @@ def test_losses_by_hand_in_float64(folder: Path) -> None:
                 align.append(bce(net.align_head(true.align), 1) + bce(net.align_head(swapped.align), 0))
                 heads = net.consistency_head
                 order.append(bce(heads(true.consistency), 1) + bce(heads(broken.consistency), 0))
-    assert torch.allclose(found["msm"], torch.cat(msm).mean())
-    assert torch.allclose(found["align"], torch.stack(align).mean())
-    assert torch.allclose(found["consistency"], torch.stack(order).mean())
+    assert torch.allclose(found["msm"].double(), torch.cat(msm).mean(), atol=1e-6)
+    assert torch.allclose(found["align"].double(), torch.stack(align).mean(), atol=1e-6)
+    assert torch.allclose(found["consistency"].double(), torch.stack(order).mean(), atol=1e-6)
 
 
 def words_of(batch: PairBatch, row: int) -> Tensor:
@@ -88,7 +89,7 @@ def test_losses_without_anything_that_counts_are_zero_with_a_gradient() -> None:
     loss = discrimination_loss(logits, logits, none, none) + masked_sequence_loss(
         torch.zeros(0, 5, requires_grad=True), torch.zeros(0, dtype=torch.long)
     )
-    assert float(loss) == 0
+    assert float(loss.detach()) == 0
     loss.backward()
     assert logits.grad is not None and not logits.grad.any()
 
@@ -128,33 +129,20 @@ def test_no_caption_is_too_long_and_none_is_missing(folder: Path) -> None:
         model.collate(samples(folder, 2, [["left"], []]))
 
 
-class Stop(Callback):
-    """Ends a run in the middle of its second epoch."""
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: object) -> None:
-        trainer.should_stop = trainer.global_step >= 4
-
-
-def fit(folder: Path, home: Path, epochs: int, resume: str | None = None) -> ProcedureModel:
+def fit(folder: Path, home: Path, resume: Path | None = None) -> ProcedureModel:
     seed_everything(7, verbose=False)
     model = first_stage(folder, optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3), schedule=WarmupHold(0.5))
-    trainer = Trainer(**QUIET, max_epochs=epochs, default_root_dir=home, enable_checkpointing=False)
-    trainer.fit(model, data(folder), ckpt_path=resume, weights_only=True)
-    trainer.save_checkpoint(home / f"{epochs}.ckpt")
+    saver = ModelCheckpoint(dirpath=home, filename="{step}", every_n_train_steps=2, save_top_k=-1)
+    Trainer(**QUIET, max_epochs=2, callbacks=[saver]).fit(model, data(folder), ckpt_path=resume, weights_only=True)
     return model
 
 
 def test_a_stopped_run_ends_bit_for_bit_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
-    whole = fit(folder, tmp_path, 2)
-    seed_everything(7, verbose=False)
-    half = first_stage(folder, optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3), schedule=WarmupHold(0.5))
-    trainer = Trainer(**QUIET, max_epochs=2, default_root_dir=tmp_path, enable_checkpointing=False, callbacks=[Stop()])
-    trainer.fit(half, data(folder))
-    trainer.save_checkpoint(tmp_path / "half.ckpt")
-    assert trainer.global_step == 4
-    resumed = fit(folder, tmp_path, 2, str(tmp_path / "half.ckpt"))
-    expected = whole.state_dict()
-    assert all(torch.equal(value, expected[name]) for name, value in resumed.state_dict().items())
+    expected = fit(folder, tmp_path / "whole").state_dict()
+    # three steps make an epoch: the second and the fourth are in the middle of one
+    for step in (2, 4):
+        resumed = fit(folder, tmp_path / "rest", tmp_path / "whole" / f"step={step}.ckpt").state_dict()
+        assert all(torch.equal(value, expected[name]) for name, value in resumed.items())
 
 
 def test_it_learns_and_reports_and_gives_pictures_back(folder: Path, tmp_path: Path) -> None:

@@ -115,7 +115,8 @@ class ProCapNet(nn.Module):
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, decoder: nn.Module, width: int) -> None:
         super().__init__()
-        self.tokenizer = tokenizer.requires_grad_(False)
+        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
+        self.tokenizer = tokenizer.requires_grad_(False).train()
         self.encoder, self.decoder = encoder, decoder
         self.bridge = bridge(encoder.width, width)
 

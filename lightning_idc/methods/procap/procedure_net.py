@@ -44,7 +44,8 @@ class ProcedureNet(nn.Module):
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__()
         width = encoder.width
-        self.tokenizer = tokenizer.requires_grad_(False)
+        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
+        self.tokenizer = tokenizer.requires_grad_(False).train()
         self.encoder = encoder
         self.words = nn.Embedding(vocabulary, width)
         self.align_token, self.consistency_token = (
