@@ -46,6 +46,8 @@ class PairDataModule(LightningDataModule):
         )
         self.transform = transform
         self._sources: dict[str, PairSource] = {}
+        self._training: PairLoader | None = None
+        self._position: dict[str, int] = {}
 
     @abstractmethod
     def source(self, split: Split) -> PairSource:
@@ -118,7 +120,22 @@ class PairDataModule(LightningDataModule):
         return model.collate if isinstance(model, PairCaptioner) else stack_samples
 
     def train_dataloader(self) -> PairLoader:
-        return self.loader("train")
+        self._training = self.loader("train")
+        if self._position:
+            self._training.load_state_dict(self._position)
+            self._position = {}
+        return self._training
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands.
+
+        Lightning asks the loader too, but gives it its state back only when nobody has asked for the number of steps
+        before, and every schedule does.
+        """
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._position = dict(state_dict)
 
     def val_dataloader(self) -> PairLoader:
         return self.loader("val")
