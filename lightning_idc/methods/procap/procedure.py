@@ -104,6 +104,18 @@ class ProcedureModel(PairCaptioner):
         super().on_save_checkpoint(checkpoint)
         checkpoint[CONFIG_KEY] = self._built_net.tokenizer.config
 
+    @property
+    def keyframes(self) -> Keyframes:
+        """What chooses the frames of a pair."""
+        if self._keyframes is None:
+            self._keyframes = Keyframes(self.hparams["procedures"], self.hparams["keyframes"], self.hparams["scale"])
+        return self._keyframes
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """Height and width of the grid of a frame."""
+        return self._built_net.encoder.grid
+
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch with keyframes, their masks, broken procedures and whose caption serves as the wrong one.
 
@@ -112,11 +124,9 @@ class ProcedureModel(PairCaptioner):
         Raises:
             PairError: a pair has no caption, or no procedure.
         """
-        if self._keyframes is None:
-            self._keyframes = Keyframes(self.hparams["procedures"], self.hparams["keyframes"], self.hparams["scale"])
         batch = super().collate(samples)
-        frames = torch.stack([self._keyframes.of(sample) for sample in samples])
-        grid = (frames.shape[1], *self._built_net.encoder.grid)
+        frames = torch.stack([self.keyframes.of(sample) for sample in samples])
+        grid = (frames.shape[1], *self.grid)
         masked, warped = [], []
         for row, sample in enumerate(samples):
             generator = torch.Generator().manual_seed(_seed(sample))
@@ -220,7 +230,7 @@ class ProcedureModel(PairCaptioner):
         features = net.look(frames)
         hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
         ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(features))
-        images = net.tokenizer.decode(ids.view(-1, *net.encoder.grid))
+        images = net.tokenizer.decode(ids.view(-1, *self.grid))
         return (images * 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
 
 
