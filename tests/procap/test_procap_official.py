@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,15 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from lightning_idc.methods.procap.convert import below, decoder_state, encoder_state, tokenizer_state, word_order
+from lightning_idc.methods.procap.convert import (
+    below,
+    convert,
+    decoder_state,
+    encoder_state,
+    tokenizer_state,
+    word_order,
+)
+from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official import OfficialDecoder, OfficialEncoder, OfficialNet, smoothed_divergence
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
 from lightning_idc.pairs import PairError
@@ -113,3 +122,30 @@ def test_their_words_become_ours_with_the_special_ones_first() -> None:
     assert rows == [0, 4, 5, 6, 1, 2, 3, 7, 8, 9]
     with pytest.raises(PairError, match="begins with"):
         word_order({"cube": 0, "[PAD]": 1})
+
+
+def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path) -> None:
+    weights, io = fixture(shared, "procap_stage2")
+    words = ["[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(72))]
+    (tmp_path / "words.json").write_text(json.dumps({word: index for index, word in enumerate(words)}))
+    torch.save(
+        {"model": {f"module.{key}": value for key, value in weights.items()}, "epoch": 3}, tmp_path / "last.chkpt"
+    )
+    model = convert(tmp_path / "last.chkpt", vocabulary=str(tmp_path / "words.json"))
+    rows = [words.index(f"[{word[1:-1].upper()}]" if word[0] == "<" else word) for word in model.vocabulary.words]
+    images = (io["video"].movedim(2, 1)[:2, [0, -1]] * 255).round().byte()
+    with torch.no_grad():
+        features = model.net.encode(images)
+        ours = torch.tensor([[rows.index(int(i)) for i in row] for row in io["input_ids"][:2]])
+        scores = model.net.logits(features, ours[:, None])[:, 0]
+    # rounding the fixture's float images to bytes moves its scores by far less than its words differ
+    assert float((scores - io["scores"][:2][..., rows]).abs().max()) < 0.05 * float(io["scores"].std())
+    model.save_pretrained(tmp_path / "out")
+    again = ProCap.from_pretrained(tmp_path / "out")
+    assert again.describe(images[0, 0], images[0, 1]) == model.describe(images[0, 0], images[0, 1])
+    with pytest.raises(PairError, match="has 80 words"):
+        (tmp_path / "few.json").write_text(json.dumps({word: index for index, word in enumerate(words[:20])}))
+        convert(tmp_path / "last.chkpt", vocabulary=str(tmp_path / "few.json"))
+    torch.save({"model": {}}, tmp_path / "other.pt")
+    with pytest.raises(PairError, match="no second stage"):
+        convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official import TEXT_SLOTS
 from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from lightning_idc.pairs import PairError
@@ -165,3 +169,79 @@ def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
     rest = [word for word in theirs if word not in _OURS]
     names = [*SPECIALS, *(f"<{word[1:-1].lower()}>" if word.startswith("[") else word for word in rest)]
     return names, [words[word] for word in (*first, *rest)]
+
+
+def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProCap:
+    """ProCap with the weights of an official second stage.
+
+    Args:
+        source: checkpoint of the code's ``train_stage2.py``, as torch or safetensors file.
+        vocabulary: its ``*_word2idx.json``, which the checkpoint does not hold.
+        decoder_heads: attention heads of the decoder, which no weight tells.
+
+    Raises:
+        PairError: a file is missing, or holds something else.
+    """
+    state = _official_state(Path(source))
+    trunk = below(state, "intermediate_generator.")
+    config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
+    encoder, decoder = encoder_state(trunk), decoder_state(below(state, "text_decoder.decoder."))
+    names, rows = word_order(_word_numbers(Path(vocabulary)))
+    if len(rows) != len(decoder["words.bias"]):
+        raise PairError(f"the checkpoint has {len(decoder['words.bias'])} words and {vocabulary!r} {len(rows)}")
+    for name in ("words.weight", "words.bias"):
+        decoder[name] = decoder[name][rows]
+    width, stride = encoder["mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
+    model = ProCap(
+        tokenizer=config,
+        queries=len(encoder["frame_place"]) - 2,
+        variant="official",
+        width=width,
+        layers=_layers(encoder),
+        heads=max(1, width // 64),
+        decoder_width=decoder["words.weight"].shape[1],
+        decoder_layers=_layers(decoder),
+        decoder_heads=decoder_heads,
+        vocabulary=names,
+        max_length=TEXT_SLOTS - 1,
+        image_size=(stride * len(encoder["row_place"]), stride * len(encoder["column_place"])),
+        captions_per_pair=1,
+    )
+    model.build()
+    assert model.net is not None
+    parts = {"tokenizer": tokenizer, "encoder": encoder, "bridge": below(state, "mlp."), "decoder": decoder}
+    try:
+        model.net.load_state_dict({f"{part}.{key}": value for part, own in parts.items() for key, value in own.items()})
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no second stage of ProCap that can be loaded: {error}") from error
+    return model.eval()
+
+
+def _layers(state: Mapping[str, Tensor]) -> int:
+    return 1 + max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
+
+
+def _official_state(source: Path) -> dict[str, Tensor]:
+    if source.suffix == ".safetensors" and source.is_file():
+        from safetensors.torch import load_file
+
+        found: dict[str, Any] = load_file(source)
+    else:
+        found = read_checkpoint(source)
+    state = found.get("model", found)
+    state = {key.removeprefix("module."): value for key, value in state.items()}
+    if "intermediate_generator.image_mask" not in state:
+        raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
+    return state
+
+
+def _word_numbers(path: Path) -> dict[str, int]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PairError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
+    except ValueError as error:
+        raise PairError(f"{str(path)!r} is not readable as JSON: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
+        raise PairError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
+    return found

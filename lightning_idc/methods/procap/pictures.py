@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 INK, GRAY, PAPER = (28, 28, 30), (112, 112, 118), (255, 255, 255)
 SIDE, GAP, MARGIN, LINE = 96, 4, 16, 18
-MASKED = 96
+MASKED = 0
 """Gray value of a masked patch."""
 
 
