@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
 
-from lightning_idc.data.loading import PairDataset, PairLoader, Transform
+from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.robustness import Corrupted, Corruption
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.shards import decoded_once
@@ -63,6 +63,8 @@ class PairDataModule(LightningDataModule):
         if self.decode_once is not None and self.image_size is None:
             raise PairError("decode_once keeps images of one size; set image_size, too")
         self._sources: dict[str, PairSource] = {}
+        self._training: PairLoader | None = None
+        self._position: dict[str, int] = {}
 
     @abstractmethod
     def source(self, split: Split) -> PairSource:
@@ -145,7 +147,22 @@ class PairDataModule(LightningDataModule):
         return model.collate if isinstance(model, PairCaptioner) else stack_samples
 
     def train_dataloader(self) -> PairLoader:
-        return self.loader("train")
+        self._training = self.loader("train")
+        if self._position:
+            self._training.load_state_dict(self._position)
+            self._position = {}
+        return self._training
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands.
+
+        Lightning asks the loader too, but gives it its state back only when nobody has asked for the number of steps
+        before, and every schedule does.
+        """
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._position = dict(state_dict)
 
     def val_dataloader(self) -> PairLoader:
         return self.loader("val")
@@ -153,8 +170,8 @@ class PairDataModule(LightningDataModule):
     def test_dataloader(self) -> PairLoader:
         return self.loader("test")
 
-    def predict_dataloader(self) -> PairLoader:
-        return self.loader("predict")
+    def predict_dataloader(self) -> Batches:
+        return Batches(self.loader("predict"))
 
 
 class FirstPairs(PairSource):

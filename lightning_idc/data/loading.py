@@ -82,3 +82,22 @@ class PairLoader(DataLoader[Any]):
         """Continue after the batches that were served already; at a finished epoch the next one starts whole."""
         self.pair_sampler.set_epoch(state["epoch"])
         self._start = state["served"] if state["served"] < len(self) else 0
+
+
+class Batches:
+    """The batches of a loader, which Lightning takes as they come.
+
+    To predict it would make a DataLoader anew around a sampler of its own, and so lose the order and the epoch.
+
+    Args:
+        loader: gives the batches.
+    """
+
+    def __init__(self, loader: PairLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)

@@ -19,7 +19,8 @@ from torch.nn import functional as F
 
 from lightning_idc.pairs import PairError
 
-CONFIG_KEY, WEIGHTS_PREFIX = "image_tokenizer", "tokenizer."
+CONFIG_KEY = "image_tokenizer"
+WEIGHTS_PREFIXES = ("tokenizer.", "net.tokenizer.")
 
 
 def _norm(width: int) -> nn.GroupNorm:
@@ -195,8 +196,8 @@ class ImageTokenizer(nn.Module):
         """
         if height % self.stride or width % self.stride or not height or not width:
             raise PairError(
-                f"an image of {height}x{width} is no whole number of cells of {self.stride}x{self.stride}; set the data "
-                f"module's `image_size` to multiples of {self.stride}"
+                f"an image of {height}x{width} is no whole number of cells of {self.stride}x{self.stride}; set the "
+                f"data module's `image_size` to multiples of {self.stride}"
             )
         return height // self.stride, width // self.stride
 
@@ -252,7 +253,7 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     """Trained tokenizer of a checkpoint, frozen and in evaluation mode.
 
     Args:
-        path: checkpoint of ``TokenizerTraining``, or what ``lightning-idc import procap`` wrote.
+        path: checkpoint of ``TokenizerTraining``, or of a model that carries a tokenizer with it.
 
     Raises:
         PairError: there is no such checkpoint, or it holds something else.
@@ -263,8 +264,12 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     if CONFIG_KEY not in checkpoint:
         raise PairError(f"{str(path)!r} holds no image tokenizer; expected a checkpoint of TokenizerTraining")
     tokenizer = ImageTokenizer(**checkpoint[CONFIG_KEY])
-    state = checkpoint["state_dict"]
-    own = {key.removeprefix(WEIGHTS_PREFIX): value for key, value in state.items() if key.startswith(WEIGHTS_PREFIX)}
+    own = {
+        key.removeprefix(prefix): value
+        for prefix in WEIGHTS_PREFIXES
+        for key, value in checkpoint["state_dict"].items()
+        if key.startswith(prefix)
+    }
     try:
         tokenizer.load_state_dict(own)
     except RuntimeError as error:

@@ -45,6 +45,16 @@ def test_init_from_keeps_the_length_that_was_asked_for(trained: TinyCaptioner) -
         assert tuned.hparams["max_length"] == expected
 
 
+def test_a_trainer_predicts_every_pair_once_and_as_describe_does(trained: TinyCaptioner) -> None:
+    data = TinyPairs(batch_size=4)
+    batches = Trainer(**QUIET).predict(trained, data)
+    assert batches is not None
+    records = [record for batch in batches for record in batch]
+    assert [record["id"] for record in records] == data.pairs_of("predict").ids
+    sample = data.pairs_of("predict").load(5)
+    assert records[5]["caption"] == trained.describe(sample.before, sample.after).text
+
+
 def test_k_captions_share_one_look_and_score_as_if_alone(trained: TinyCaptioner) -> None:
     samples = [TinySource(4, 700).load(i) for i in range(4)]
     batch = trained.collate(samples)

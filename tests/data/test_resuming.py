@@ -70,6 +70,14 @@ class Watching(LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
+class Scheduled(Watching):
+    """Asks how many steps there will be, as every schedule does; Lightning makes the loader then, before resuming."""
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        assert self.trainer.estimated_stepping_batches == 18
+        return super().configure_optimizers()
+
+
 class BreakOff(Callback):
     def __init__(self, step: int) -> None:
         self.step = step
@@ -80,14 +88,15 @@ class BreakOff(Callback):
 
 
 @pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Watching, Scheduled])
 @pytest.mark.parametrize(("step", "workers"), [(4, 0), (4, 1), (6, 0), (9, 0), (9, 1)])
-def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers: int) -> None:
+def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers: int, kind: type[Watching]) -> None:
     """6 batches per epoch: in the middle of the first, after its last batch, and in the middle of the second."""
 
     def data() -> GreyPairs:
         return GreyPairs(batch_size=4, num_workers=workers, transform=TRANSFORMS)
 
-    straight, first, second = Watching(), Watching(), Watching()
+    straight, first, second = kind(), kind(), kind()
     Trainer(enable_checkpointing=False, num_sanity_val_steps=0, **QUIET).fit(straight, data())
     keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
     with pytest.raises(InterruptedError):

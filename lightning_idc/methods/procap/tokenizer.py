@@ -34,6 +34,9 @@ class TokenizerTraining(LightningModule):
         schedule: multiplier of the learning rate over the run.
     """
 
+    chosen: Tensor
+    val_chosen: Tensor
+
     def __init__(
         self,
         codebook_size: int = 1024,
@@ -61,7 +64,7 @@ class TokenizerTraining(LightningModule):
         coded = self.tokenizer.code(features)
         reconstruction = F.l1_loss(self.tokenizer.pixels_of(coded.vectors), pixels)
         loss = reconstruction + coded.codebook_loss + self.commitment * coded.commitment_loss
-        self._count(coded.ids, self.chosen)  # type: ignore[arg-type]
+        self._count(coded.ids, self.chosen)
         if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
             self._revive(self.tokenizer.to_code(features.detach()).detach())
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(pixels))
@@ -76,33 +79,33 @@ class TokenizerTraining(LightningModule):
     @torch.no_grad()
     def _revive(self, z: Tensor) -> None:
         """Move entries that nothing chose to cells of this batch; the same ones on all processes."""
-        unused = (self.chosen == 0).nonzero()[:, 0]  # type: ignore[operator]
+        unused = (self.chosen == 0).nonzero()[:, 0]
         cells = z.movedim(1, -1).flatten(0, -2)
         moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
         if distributed.is_available() and distributed.is_initialized():
             distributed.broadcast(moved, 0)
         self.tokenizer.codebook.weight[unused] = moved
-        self.chosen.zero_()  # type: ignore[operator]
+        self.chosen.zero_()
 
     def on_validation_epoch_start(self) -> None:
-        self.val_chosen.zero_()  # type: ignore[operator]
+        self.val_chosen.zero_()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
         images = batch["images"].flatten(0, 1)
         ids = self.tokenizer.encode(images)
-        self._count(ids, self.val_chosen)  # type: ignore[arg-type]
+        self._count(ids, self.val_chosen)
         given, truth = self.tokenizer.decode(ids), images.float() / 255
         scores = {
             # a mean over images of the logarithm, as PSNR is reported
             "val/psnr": peak_signal_noise_ratio(given, truth, data_range=1.0, dim=(1, 2, 3)),
             "val/ssim": structural_similarity_index_measure(given, truth, data_range=1.0),
         }
-        self.log_dict(scores, prog_bar=True, sync_dist=True, batch_size=len(images))  # type: ignore[arg-type]
+        self.log_dict(scores, prog_bar=True, sync_dist=True, batch_size=len(images))
 
     def on_validation_epoch_end(self) -> None:
-        share = self.val_chosen.double() / self.val_chosen.sum().clamp(min=1)  # type: ignore[operator]
+        share = self.val_chosen.double() / self.val_chosen.sum().clamp(min=1)
         self.log("val/codes_used", (share > 0).float().mean())
         self.log("val/code_perplexity", torch.special.entr(share).sum().exp().float())
 

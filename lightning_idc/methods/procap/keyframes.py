@@ -1,0 +1,168 @@
+"""Which frames of a procedure are worth learning from: the confidence of eq. 2, and a draw by it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
+from lightning_idc.nn.retrieval import PairTextEncoder
+from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.synthesis.procedures import ProcedureFolder
+
+CLIP_SCALE = 100.0
+"""What CLIP multiplies its cosines by. Eq. 2 takes a softmax of squared differences of similarities: of plain cosines
+they are near 0.01, so that every frame gets the same confidence; of cosines as logits they are near 100, and the frame
+that is most like one end is left out. Confidences sum to l - 1 and none exceeds 1, so no scale can favour the middle by
+more than a factor of l / (l - 1) over an even draw: eq. 2 removes the worst frame, it does not pick the best."""
+
+
+def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
+    """Confidence w of every frame of a procedure (eq. 2).
+
+    Args:
+        similarities: to before and after, ``(..., 2, l)``.
+        scale: factor of the similarities; 1 takes the paper's equation at its word for cosines.
+
+    Returns:
+        ``(..., l)``.
+    """
+    difference = scale * (similarities[..., 0, :] - similarities[..., 1, :])
+    return 1 - difference.square().softmax(-1)
+
+
+def draw_keyframes(confidences: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Positions of ``count`` frames, drawn without replacement by confidence ``(l,)``, in temporal order."""
+    weights = confidences.double().clamp(min=1e-6)  # where all but one are zero, the rest must still be drawable
+    return torch.multinomial(weights, count, generator=generator).sort().values
+
+
+class Keyframes:
+    """Takes k frames of the cached procedure of a pair and adds its two images (eq. 3).
+
+    Args:
+        folder: what :class:`~lightning_idc.synthesis.interpolation.FrameInterpolator` wrote.
+        count: k.
+        scale: of the similarities in eq. 2; where none were measured, every frame is as good as another.
+
+    Raises:
+        PairError: the folder holds no procedures.
+    """
+
+    def __init__(self, folder: str | Path, count: int, scale: float = CLIP_SCALE) -> None:
+        self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
+        if not len(self.procedures):
+            raise PairError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
+
+    def of(self, sample: PairSample) -> Tensor:
+        """uint8 ``(k + 2, 3, H, W)``: drawn by ``meta["seed"]``, the most confident frames without a seed.
+
+        Raises:
+            PairError: the procedure has fewer than k frames.
+        """
+        procedure = self.procedures.of(sample.id, sample.before, sample.after)
+        length = len(procedure.frames)
+        if length < self.count:
+            raise PairError(f"procedures of {length} frames cannot give {self.count}; make longer ones")
+        weights = torch.ones(length) if procedure.similarities is None else self._confidence(procedure.similarities)
+        seed = sample.meta.get("seed")
+        if seed is None:
+            chosen = weights.topk(self.count).indices.sort().values
+        else:
+            chosen = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
+        return torch.cat([sample.before[None], procedure.frames[chosen], sample.after[None]])
+
+    def _confidence(self, similarities: Tensor) -> Tensor:
+        return confidence(similarities, self.scale)
+
+
+def cosines(ends: Tensor, frames: Tensor) -> Tensor:
+    """Cosines ``(B, 2, l)`` of features ``(B, 2, D)`` of the ends with ``(B, l, D)`` of the frames (eq. 11)."""
+    return F.normalize(ends, dim=-1) @ F.normalize(frames, dim=-1).mT
+
+
+class VisualSimilarity(nn.Module):
+    """How like two images are to a network that has only seen images (appendix C.1).
+
+    Args:
+        backbone: ``cnn`` or the name of a timm model; the paper's is ``vit_large_patch14_dinov2``.
+        pretrained: load timm's weights.
+        weights: checkpoint of ObjectNaming or PairTransformer to take them from instead.
+    """
+
+    def __init__(
+        self, backbone: str = "vit_large_patch14_dinov2", pretrained: bool = True, weights: str | None = None
+    ) -> None:
+        super().__init__()
+        self.backbone = build_backbone(backbone, pretrained)
+        if weights is not None:
+            load_backbone(self.backbone, weights)
+        self.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        ends, between = (
+            self.backbone(images.flatten(0, 1)).flatten(2).mean(-1).unflatten(0, images.shape[:2])
+            for images in (pairs, frames)
+        )
+        return cosines(ends, between)
+
+
+class TokenizerSimilarity(nn.Module):
+    """How like two images are cell by cell to an image tokenizer, which needs no other weights.
+
+    Args:
+        tokenizer: its checkpoint.
+    """
+
+    def __init__(self, tokenizer: str) -> None:
+        super().__init__()
+        self.tokenizer = load_image_tokenizer(tokenizer)
+
+    @torch.no_grad()
+    def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        ends, between = (
+            self.tokenizer.features(as_pixels(images.flatten(0, 1))).flatten(1).unflatten(0, images.shape[:2])
+            for images in (pairs, frames)
+        )
+        return cosines(ends, between)
+
+
+class VisualTextSimilarity(nn.Module):
+    """How well the change up to a frame, and from it on, fits the captions of the whole (eq. 12).
+
+    The pair is (before, frame) on one side and (frame, after) on the other, in the order of time as in the authors'
+    code; eq. 12 would put the after image first, and so compare a change run backwards with its caption.
+
+    Args:
+        encoder: of pairs and captions, for example a trained CLIP4IDC.
+    """
+
+    def __init__(self, encoder: nn.Module) -> None:
+        super().__init__()
+        if not isinstance(encoder, PairTextEncoder):
+            raise PairError(
+                f"{type(encoder).__name__} embeds no pairs and captions; expected embed_pairs and embed_captions"
+            )
+        self.encoder = encoder.requires_grad_(False).eval()
+
+    @torch.no_grad()
+    def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        encoder = self.encoder
+        assert isinstance(encoder, PairTextEncoder)
+        length = frames.shape[1]
+        before, after = (side[:, None].expand_as(frames) for side in pairs.unbind(1))
+        halves = torch.stack([torch.stack([before, frames], 2), torch.stack([frames, after], 2)], 1)
+        changes = encoder.embed_pairs(halves.flatten(0, 2)).view(len(pairs), 2, length, -1)
+        empty = [row for row, texts in enumerate(captions) if not texts]
+        if empty:
+            raise PairError(f"{len(empty)} pairs have no caption to compare frames with; leave them out")
+        words = encoder.embed_captions([text for texts in captions for text in texts])
+        means = torch.stack([part.mean(0) for part in words.split([len(texts) for texts in captions])])
+        # the mean of the cosines with all captions is the product with the mean of their unit vectors
+        return torch.einsum("bsld,bd->bsl", changes, means)

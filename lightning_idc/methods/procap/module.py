@@ -1,0 +1,199 @@
+"""ProCap, second stage: infer the procedure that a pair implies, and say what changed (sections 3.2 and 3.3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.captioner import PairCaptioner
+from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.methods.procap.keyframes import Keyframes
+from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
+from lightning_idc.methods.procap.official import OfficialDecoder, OfficialEncoder, OfficialNet, smoothed_divergence
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.nn.transformer import Decoder
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.schedules import Constant, Schedule
+
+Tokenizer = str | dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class Variant:
+    """The networks of one reading of ProCap."""
+
+    encoder: type[ProcedureEncoder]
+    decoder: type[nn.Module]
+    net: type[ProCapNet]
+
+
+VARIANTS = {
+    "paper": Variant(ProcedureEncoder, Decoder, ProCapNet),
+    "official": Variant(OfficialEncoder, OfficialDecoder, OfficialNet),
+}
+
+
+class ProCap(PairCaptioner):
+    """Captions a pair from its two images and k frames' worth of procedure queries between them.
+
+    Args:
+        tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; that of ``procedure`` when None.
+        procedure: checkpoint of ``ProcedureModel``, whose encoder training starts from; fresh weights when None.
+        queries: k, frames of procedure queries; 0 is the static pair.
+        explicit: folder of procedures; when given, k frames of them are encoded instead of queries (Table 14).
+        variant: ``paper``, or ``official`` for what the authors' code computes.
+        width: of the encoder.
+        layers: of the encoder.
+        heads: of the encoder.
+        decoder_width: of the decoder.
+        decoder_layers: of the decoder.
+        decoder_heads: of the decoder.
+        dropout: share of activations dropped in the decoder.
+        encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
+        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+    """
+
+    vision_modules = ("net.encoder",)
+
+    def __init__(
+        self,
+        tokenizer: str | dict[str, Any] | None = None,
+        procedure: str | None = None,
+        queries: int = 2,
+        explicit: str | None = None,
+        variant: Literal["paper", "official"] = "paper",
+        width: int = 768,
+        layers: int = 12,
+        heads: int = 12,
+        decoder_width: int = 512,
+        decoder_layers: int = 2,
+        decoder_heads: int = 8,
+        dropout: float = 0.1,
+        encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if queries < 0:
+            raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
+        # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
+        for name in ("procedure", "encoder_schedule"):
+            self.hparams.pop(name, None)
+        self._procedure, self.encoder_schedule = procedure, encoder_schedule
+        self.hparams["tokenizer"] = tokenizer if tokenizer is not None else procedure
+        self._keyframes: Keyframes | None = None
+
+    def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
+        options, variant = self.hparams, VARIANTS[self.hparams["variant"]]
+        tokenizer = self.hparams_tokenizer()
+        encoder = variant.encoder(
+            tokenizer.latent,
+            tokenizer.grid(*image_size_of(options)),
+            options["queries"] + 2,
+            options["width"],
+            options["layers"],
+            options["heads"],
+        )
+        if self._procedure is not None:
+            start_from_procedure(encoder, self._procedure)
+        width, dropout = options["decoder_width"], options["dropout"]
+        decoder = variant.decoder(
+            len(vocabulary), width, options["decoder_layers"], options["decoder_heads"], 4 * width, dropout
+        )
+        return variant.net(tokenizer, encoder, decoder, width)
+
+    def hparams_tokenizer(self) -> ImageTokenizer:
+        """Tokenizer that the hyper-parameters name, or, with weights to come, describe."""
+        tokenizer, described = tokenizer_of(self.hparams["tokenizer"])
+        self.hparams["tokenizer"] = described
+        return tokenizer
+
+    def _adopt(self, hparams: dict[str, Any]) -> None:
+        super()._adopt(hparams)
+        self.hparams["tokenizer"] = hparams["tokenizer"]
+
+    def encode(self, batch: PairBatch) -> PairFeatures:
+        if self.hparams["explicit"] is None:
+            return super().encode(batch)
+        return self._built_net.encode_frames(batch.model_inputs["frames"])
+
+    def collate(self, samples: Sequence[PairSample]) -> PairBatch:
+        batch = super().collate(samples)
+        if self.hparams["explicit"] is not None:
+            if self._keyframes is None:
+                self._keyframes = Keyframes(self.hparams["explicit"], self.hparams["queries"])
+            batch.model_inputs["frames"] = torch.stack([self._keyframes.of(sample) for sample in samples])
+        return batch
+
+    def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
+        if self.hparams["variant"] == "paper":
+            return super().caption_loss(features, batch)
+        logits = self._built_net.logits(features, batch.tokens[..., :-1])
+        return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
+
+    def configure_optimizers(self) -> Any:
+        configured = super().configure_optimizers()
+        if self.schedule == self.encoder_schedule:
+            return configured
+        optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
+        steps = max(1.0, float(self.trainer.estimated_stepping_batches))
+        rules = [
+            self.encoder_schedule if group["name"] == "vision" else self.schedule for group in optimizer.param_groups
+        ]
+        scheduler = torch.optim.lr_scheduler.LambdaLR(
+            optimizer, [lambda step, rule=rule: rule(step / steps) for rule in rules]
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
+    """Tokenizer of a checkpoint, or an untrained one of a description that weights will follow.
+
+    Raises:
+        PairError: none was given.
+    """
+    if given is None:
+        raise PairError("ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one")
+    tokenizer = load_image_tokenizer(given) if isinstance(given, str) else ImageTokenizer(**given)
+    return tokenizer, tokenizer.config
+
+
+def image_size_of(options: dict[str, Any]) -> tuple[int, int]:
+    """Height and width that the places of the encoder are made for.
+
+    Raises:
+        PairError: nobody said.
+    """
+    size = options["image_size"]
+    if size is None:
+        raise PairError(
+            "ProCap has a place for every cell of the grid and must know the size of the images; set the model's "
+            "`image_size: [height, width]`, or the data module's `image_size`"
+        )
+    return int(size[0]), int(size[1])
+
+
+def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str) -> None:
+    """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
+
+    Raises:
+        PairError: there is no such checkpoint, or its encoder has another shape.
+    """
+    prefix = "net.encoder."
+    state = read_checkpoint(checkpoint)["state_dict"]
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not own:
+        raise PairError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
+    if encoder.frames == 2:
+        own["frame_place"] = own["frame_place"][[0, -1]]
+    try:
+        encoder.load_state_dict(own)
+    except RuntimeError as error:
+        raise PairError(
+            f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of "
+            "both stages must agree"
+        ) from error

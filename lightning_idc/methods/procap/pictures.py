@@ -1,0 +1,153 @@
+"""Procedures as pictures: interpolated, chosen, masked and reconstructed frames (Figures 9 to 13 of the paper)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+from torch import Tensor
+
+from lightning_idc.methods.procap.keyframes import Keyframes
+from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.report.files import save
+from lightning_idc.report.text import plain
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+INK, GRAY, PAPER = (28, 28, 30), (112, 112, 118), (255, 255, 255)
+SIDE, GAP, MARGIN, LINE = 96, 4, 16, 18
+MASKED = 0
+"""Gray value of a masked patch."""
+
+
+@dataclass
+class Strip:
+    """One row of frames with a name.
+
+    Args:
+        name: what the frames are.
+        frames: uint8 ``(F, 3, H, W)``.
+    """
+
+    name: str
+    frames: Tensor
+
+
+def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SIDE) -> Image:
+    """Draw the strips of every pair below its caption.
+
+    Args:
+        pairs: caption and strips of each.
+        side: height of a frame, pixels.
+
+    Raises:
+        PairError: there is nothing to draw.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    if not pairs:
+        raise PairError("no pairs to draw procedures of")
+    font, small = ImageFont.load_default(14), ImageFont.load_default(12)
+    height, width = pairs[0][1][0].frames.shape[-2:]
+    size = (max(1, round(side * width / height)), side)
+    longest = max(len(strip.frames) for _, strips in pairs for strip in strips)
+    name_width = round(max(small.getlength(strip.name) for _, strips in pairs for strip in strips)) + 8
+    block = [LINE + sum(side + GAP for _ in strips) + MARGIN for _, strips in pairs]
+    sheet = Image.new("RGB", (2 * MARGIN + name_width + longest * (size[0] + GAP), MARGIN + sum(block)), PAPER)
+    draw, top = ImageDraw.Draw(sheet), MARGIN
+    for (caption, strips), tall in zip(pairs, block, strict=True):
+        draw.text((MARGIN, top), plain(caption)[:160], INK, font)
+        y = top + LINE
+        for strip in strips:
+            draw.text((MARGIN, y + side // 2 - 6), strip.name, GRAY, small)
+            for place, frame in enumerate(strip.frames):
+                picture = Image.fromarray(frame.permute(1, 2, 0).contiguous().numpy())
+                sheet.paste(picture.resize(size), (MARGIN + name_width + place * (size[0] + GAP), y))
+            y += side + GAP
+        top += tall
+    return sheet
+
+
+def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | None = None) -> list[Strip]:
+    """What there is to see of one pair: all frames, the chosen ones, and with a model what it makes of them.
+
+    Args:
+        sample: the pair.
+        keyframes: chooses its frames.
+        model: first stage; when given, its masked input, what it fills in, and all of it filled in from the caption.
+    """
+    procedure = keyframes.procedures.of(sample.id, sample.before, sample.after)
+    ends = sample.before[None], sample.after[None]
+    strips = [
+        Strip("interpolated", torch.cat([ends[0], procedure.frames, ends[1]])),
+        Strip("keyframes", keyframes.of(sample)),
+    ]
+    if model is not None:
+        batch = model.collate([sample]).to(model.device)
+        frames, masked = batch.model_inputs["frames"][0].cpu(), batch.model_inputs["masked"][0].cpu()
+        strips.append(Strip("masked", blanked(frames, masked, model.grid)))
+        strips.append(Strip("reconstructed", model.reconstruct(batch)[0].cpu()))
+        # as in Figure 9: both images are given, and what lies between them is imagined
+        between = torch.ones_like(batch.model_inputs["masked"]).view(1, len(frames), -1)
+        between[:, [0, -1]] = False
+        batch.model_inputs["masked"] = between.flatten(1)
+        strips.append(Strip("imagined", model.reconstruct(batch)[0].cpu()))
+    return strips
+
+
+def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:
+    """Frames uint8 ``(F, 3, H, W)`` with gray in place of the masked patches ``(F * n,)``."""
+    height, width = frames.shape[-2:]
+    shown = masked.view(-1, 1, *grid).repeat_interleave(height // grid[0], 2).repeat_interleave(width // grid[1], 3)
+    return torch.where(shown, frames.new_tensor(MASKED), frames)
+
+
+class LogProcedures(Callback):
+    """After each validation of the first stage draws what it makes of the same few pairs.
+
+    Writes ``procedures/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
+    picture as ``val/procedures``.
+
+    Args:
+        pairs: how many.
+    """
+
+    def __init__(self, pairs: int = 4) -> None:
+        if pairs < 1:
+            raise PairError(f"LogProcedures is to draw {pairs} pairs; give it at least one, or leave it out")
+        self.pairs = pairs
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(pl_module, ProcedureModel):
+            raise PairError(f"LogProcedures shows the work of a ProcedureModel; this is a {type(pl_module).__name__}")
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        assert isinstance(pl_module, ProcedureModel)
+        source = trainer.datamodule.pairs_of("val")  # type: ignore[attr-defined]
+        samples = [source.load(index) for index in range(min(self.pairs, len(source)))]
+        sheet = sheet_of(samples, pl_module.keyframes, pl_module)
+        target = Path(trainer.default_root_dir) / "procedures" / f"step-{trainer.global_step:08d}.png"
+        save(target, lambda path: sheet.save(path, format="PNG"))
+        for board in trainer.loggers:
+            if isinstance(board, TensorBoardLogger):
+                board.experiment.add_image("val/procedures", np.asarray(sheet), trainer.global_step, dataformats="HWC")
+
+
+def sheet_of(samples: Sequence[PairSample], keyframes: Keyframes, model: ProcedureModel | None = None) -> Image:
+    """Sheet of the procedures of some pairs, each below its first caption."""
+    return procedure_sheet(
+        [
+            (sample.captions[0] if sample.captions else sample.id, strips_of(sample, keyframes, model))
+            for sample in samples
+        ]
+    )

@@ -1,0 +1,110 @@
+"""The network of ProCap's first stage and its three losses (section 3.1, eq. 4 to 8)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.methods.procap.net import PLACE_SCALE, ProcedureEncoder, sinusoids
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
+
+
+@dataclass
+class Hidden:
+    """What the encoder makes of procedures and captions (eq. 4).
+
+    Args:
+        align: of the alignment token, ``(B, D)``.
+        consistency: of the consistency token, ``(B, D)``.
+        visual: of the patches, ``(B, F * n, D)``.
+    """
+
+    align: Tensor
+    consistency: Tensor
+    visual: Tensor
+
+
+def _head(width: int, outputs: int) -> nn.Sequential:
+    # the encoder is pre-norm, so its output has not been normalised yet
+    return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
+
+
+class ProcedureNet(nn.Module):
+    """Masked, caption-conditioned reconstruction of procedures.
+
+    Args:
+        tokenizer: gives features and targets; it stays frozen.
+        encoder: looks across caption and procedure.
+        vocabulary: number of words.
+    """
+
+    def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
+        super().__init__()
+        width = encoder.width
+        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
+        self.tokenizer = tokenizer.requires_grad_(False).train()
+        self.encoder = encoder
+        self.words = nn.Embedding(vocabulary, width)
+        self.align_token, self.consistency_token = (
+            nn.Parameter(PLACE_SCALE * torch.randn(1, 1, width)) for _ in range(2)
+        )
+        nn.init.normal_(self.words.weight, std=PLACE_SCALE)
+        self.code_head = _head(width, tokenizer.codebook_size)
+        self.align_head, self.consistency_head = _head(width, 1), _head(width, 1)
+
+    @torch.no_grad()
+    def look(self, frames: Tensor) -> Tensor:
+        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``."""
+        pixels = as_pixels(frames.flatten(0, 1), self.words.weight.dtype)
+        return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
+
+    @torch.no_grad()
+    def targets(self, features: Tensor) -> Tensor:
+        """Ids ``(B, F * n)`` of the features of :meth:`look`: one pass of the CNN serves input and targets."""
+        return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
+
+    def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
+        """Encode {alignment token, caption, consistency token, procedure}.
+
+        Args:
+            features: of :meth:`look`, ``(B, F, latent, h, w)``.
+            masked: bool ``(B, F * n)``, True where the mask embedding stands instead of a patch.
+            words: ids ``(B, T)``, T of any size.
+            word_mask: bool ``(B, T)``, False at padding, which nothing attends to.
+        """
+        encoder, count, length = self.encoder, *words.shape
+        visual = encoder.embed(features).flatten(1, 2)
+        visual = torch.where(masked[..., None], encoder.mask_embedding.to(visual), visual) + encoder.places()
+        # sinusoids, so that no caption is too long
+        text = self.words(words) + PLACE_SCALE * sinusoids(0, length, visual)
+        ends = (self.align_token.expand(count, -1, -1), self.consistency_token.expand(count, -1, -1))
+        sequence = torch.cat([ends[0], text, ends[1], visual], 1)
+        seen = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)
+        hidden = encoder.run(sequence, seen[:, None, None])
+        return Hidden(hidden[:, 0], hidden[:, length + 1], hidden[:, length + 2 :])
+
+
+def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Cross entropy at the masked patches of the batch (eq. 6); 0 without any.
+
+    Args:
+        logits: at the M masked patches, ``(M, codebook)``.
+        targets: their ids, ``(M,)``.
+    """
+    return F.cross_entropy(logits.float(), targets, reduction="sum") / max(1, len(targets))
+
+
+def discrimination_loss(right: Tensor, wrong: Tensor, rightful: Tensor, wrongful: Tensor) -> Tensor:
+    """-log p(1 | right) - log p(0 | wrong), each a mean over the samples that count (eq. 7, 8); 0 without any.
+
+    Args:
+        right: logits of what belongs together, ``(B,)``.
+        wrong: logits of what does not, ``(B,)``.
+        rightful: bool ``(B,)``, True where ``right`` counts.
+        wrongful: bool ``(B,)``, True where ``wrong`` counts.
+    """
+    positive = (F.softplus(-right.float()) * rightful).sum() / rightful.sum().clamp(min=1)
+    return positive + (F.softplus(wrong.float()) * wrongful).sum() / wrongful.sum().clamp(min=1)

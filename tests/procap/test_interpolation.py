@@ -1,0 +1,197 @@
+"""Interpolation: known motions, the null model, and a folder of procedures that survives being stopped."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
+from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator, interpolate
+from lightning_idc.synthesis.procedures import ProcedureFolder
+
+pytest.importorskip("cv2", reason="OpenCV is not installed; it also sets environment variables when first imported")
+
+
+def texture(height: int = 64, width: int = 96) -> Tensor:
+    """A smooth random picture ``(3, H, W)``."""
+    coarse = torch.rand(1, 3, height // 8, width // 8, generator=torch.Generator().manual_seed(0))
+    return torch.nn.functional.interpolate(coarse, (height, width), mode="bicubic")[0].clamp(0, 1) * 255
+
+
+def sliding(shift: int) -> Tensor:
+    """A window on the texture, ``shift`` pixels further right."""
+    return texture()[:, :, 16 + shift : 80 + shift]
+
+
+def pair(shift: int = 8) -> Tensor:
+    return torch.stack([sliding(0), sliding(shift)])[None].round().byte()
+
+
+def error(a: Tensor, b: Tensor) -> float:
+    return float((a.float() - b.float())[..., 8:-8, 8:-8].abs().mean())
+
+
+def test_a_cross_fade_is_the_straight_line_between_both_images() -> None:
+    images = torch.tensor([0, 80], dtype=torch.uint8).view(1, 2, 1, 1, 1).expand(1, 2, 3, 4, 4)
+    frames = interpolate(images, 7, CrossFade())
+    assert frames.dtype == torch.uint8 and frames.shape == (1, 7, 3, 4, 4)
+    assert frames[0, :, 0, 0, 0].tolist() == [10, 20, 30, 40, 50, 60, 70]
+
+
+@pytest.mark.parametrize("frames", [3, 7, 15])
+def test_a_moving_picture_moves_evenly(frames: int) -> None:
+    found = interpolate(pair(), frames, DISMidpoint())[0]
+    faded = interpolate(pair(), frames, CrossFade())[0]
+    for step in range(frames):
+        where = 8 * (step + 1) / (frames + 1)
+        if where == int(where):
+            true = sliding(int(where))
+            assert error(found[step], true) < 0.25 * error(faded[step], true)
+
+
+def test_the_true_flow_gives_the_true_middle() -> None:
+    images = pair().float()
+    # what stands at p in the first picture is 8 pixels further left in the second
+    forth = torch.zeros(1, 2, 64, 64)
+    forth[:, 0] = -8
+    middle = blend(images[:, 0], images[:, 1], forth, -forth)
+    assert error(middle[0], sliding(4)) < 1.0
+
+
+def test_what_only_one_image_shows_is_taken_from_that_one() -> None:
+    before, after = torch.zeros(1, 3, 8, 8), torch.full((1, 3, 8, 8), 200.0)
+    there, back = torch.zeros(1, 2, 8, 8), torch.zeros(1, 2, 8, 8)
+    assert torch.allclose(blend(before, after, there, back), torch.full((1, 3, 8, 8), 100.0))
+    # following the flow from before leads nowhere near home; from after it does
+    lost = there.clone()
+    lost[:, 0, :, :4] = 40.0
+
+    def trust(x: Tensor, y: Tensor) -> float:
+        return float(blend(before, after, x, y)[..., :2].mean())
+
+    assert trust(lost, back) != trust(there, back)
+
+
+def test_warping_reads_at_the_place_that_the_flow_points_to() -> None:
+    image = torch.arange(5.0).view(1, 1, 1, 5)
+    flow = torch.zeros(1, 2, 1, 5)
+    flow[:, 0] = 1.5
+    assert warp(image, flow).flatten().tolist() == [1.5, 2.5, 3.5, 4.0, 4.0]
+
+
+def test_no_other_number_of_frames() -> None:
+    for frames in (0, 2, 8):
+        with pytest.raises(PairError, match="1, 3, 7, 15"):
+            interpolate(pair(), frames, CrossFade())
+
+
+def test_raft_runs_from_a_file_and_says_what_is_missing(tmp_path: Path) -> None:
+    from torchvision.models.optical_flow import raft_small
+
+    with pytest.raises(PairError, match="no RAFT weights"):
+        RAFTMidpoint(str(tmp_path / "absent.pth"))
+    torch.manual_seed(0)
+    torch.save(raft_small(weights=None).state_dict(), tmp_path / "raft.pth")
+    with pytest.raises(PairError, match="raft_large"):
+        RAFTMidpoint(str(tmp_path / "raft.pth"), size="large")
+    found = interpolate(pair(), 1, RAFTMidpoint(str(tmp_path / "raft.pth"), size="small", updates=1))
+    assert found.shape == (1, 1, 3, 64, 64)
+
+
+class Sideways(FlowMidpoint):
+    """Everything moves by a constant: a backend that a user writes."""
+
+    def flow(self, start: Tensor, end: Tensor) -> Tensor:
+        return torch.ones(len(start), 2, *start.shape[2:])
+
+
+def test_a_backend_is_one_method() -> None:
+    assert interpolate(pair(), 1, Sideways()).shape == (1, 1, 3, 64, 64)
+
+
+class Counting(CrossFade):
+    """Counts the frames that it makes, and may stop as a killed process does."""
+
+    def __init__(self, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.made, self.stop_after = 0, stop_after
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        if self.stop_after is not None and self.made >= self.stop_after:
+            raise KeyboardInterrupt
+        self.made += len(before)
+        return super().forward(before, after)
+
+
+def likeness(pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+    ends, between = pairs.float().mean((2, 3, 4)), frames.float().mean((2, 3, 4))
+    return (ends[:, :, None] - between[:, None]).abs()
+
+
+class Likeness(torch.nn.Module):
+    forward = staticmethod(likeness)
+
+
+def data(folder: Path) -> EveryPair:
+    inner = SyntheticPairs(
+        train_pairs=5, val_pairs=2, test_pairs=2, render_size=16, cache_dir=folder / "cache", progress=False
+    )
+    return EveryPair(inner, splits=["train", "val"], batch_size=2)
+
+
+def predict(model: FrameInterpolator, pairs: EveryPair) -> None:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    trainer.predict(model, pairs, return_predictions=False)
+
+
+def test_a_stopped_run_goes_on_and_gives_what_one_run_gives(tmp_path: Path) -> None:
+    pairs = data(tmp_path)
+    predict(FrameInterpolator(str(tmp_path / "whole"), 3, CrossFade(), Likeness()), pairs)
+    # another class name would be other settings
+    first, second = Counting(stop_after=6), Counting()
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        predict(FrameInterpolator(str(tmp_path / "parts"), 3, first, Likeness()), pairs)
+    assert 0 < len(ProcedureFolder(tmp_path / "parts")) < 7
+    predict(FrameInterpolator(str(tmp_path / "parts"), 3, second, Likeness()), pairs)
+    assert first.made + second.made == 7 * 3, "no frame was made twice"
+    whole, parts = ProcedureFolder(tmp_path / "whole"), ProcedureFolder(tmp_path / "parts")
+    assert len(whole) == len(parts) == 7
+    for split in ("train", "val"):
+        source = pairs.data.pairs_of(split)  # type: ignore[arg-type]
+        for sample in (source.load(index) for index in range(len(source))):
+            one, other = (folder.of(sample.id, sample.before, sample.after) for folder in (whole, parts))
+            assert torch.equal(one.frames, other.frames)
+            assert one.similarities is not None and torch.equal(one.similarities, other.similarities)
+            expected = interpolate(torch.stack([sample.before, sample.after])[None], 3, CrossFade())[0]
+            assert torch.equal(one.frames, expected)
+    assert not list((tmp_path / "parts").glob("*.partial"))
+
+
+def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
+    pairs = data(tmp_path)
+    predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
+    folder = ProcedureFolder(tmp_path / "frames")
+    sample = pairs.data.pairs_of("val").load(0)
+    with pytest.raises(PairError, match="other images"):
+        folder.of(sample.id, sample.after, sample.before)
+    with pytest.raises(PairError, match="no procedure of the pair 'nobody'"):
+        folder.of("nobody", sample.before, sample.after)
+    with pytest.raises(PairError, match="another folder"):
+        predict(FrameInterpolator(str(tmp_path / "frames"), 3, CrossFade()), pairs)
+
+
+def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:
+    pairs = data(tmp_path)
+    predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
+    records = [path for path in (tmp_path / "frames").glob("*.json") if path.name != "settings.json"]
+    lost = json.loads(records[0].read_text())["ids"]
+    records[0].unlink()
+    assert len(ProcedureFolder(tmp_path / "frames")) == 7 - len(lost)

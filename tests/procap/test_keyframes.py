@@ -1,0 +1,142 @@
+"""Keyframes: eq. 2 in float64, how often each frame is drawn, and the similarities."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.methods.procap.keyframes import (
+    Keyframes,
+    TokenizerSimilarity,
+    VisualSimilarity,
+    VisualTextSimilarity,
+    confidence,
+    draw_keyframes,
+)
+from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
+from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.synthesis.flow import CrossFade
+from lightning_idc.synthesis.interpolation import interpolate
+from lightning_idc.synthesis.procedures import ProcedureFolder
+
+# cosines of a fade: the first frame is like before, the last like after
+COSINES = torch.tensor([[0.99, 0.97, 0.95, 0.93, 0.91, 0.89, 0.86], [0.87, 0.89, 0.91, 0.93, 0.95, 0.97, 0.99]])
+
+
+def test_eq_2_in_float64() -> None:
+    before, after = COSINES.double()
+    square = (3.0 * (before - after)) ** 2
+    expected = 1 - square.exp() / square.exp().sum()
+    assert torch.allclose(confidence(COSINES.double(), 3.0), expected)
+    assert torch.allclose(confidence(COSINES.double()).sum(), torch.tensor(6.0).double())
+
+
+def test_plain_cosines_leave_the_confidence_flat_and_the_scale_of_clip_does_not() -> None:
+    plain, scaled = confidence(COSINES, 1.0), confidence(COSINES)
+    assert float(plain.max() - plain.min()) < 0.005
+    assert float(scaled.min()) < 0.2 and int(scaled.argmin()) == 6
+    assert float(scaled[3]) > 0.99
+
+
+def test_frames_are_drawn_by_their_confidence_without_replacement_in_order() -> None:
+    weights = torch.tensor([0.9, 0.5, 0.1, 1.0])
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.stack([draw_keyframes(weights, 2, generator) for _ in range(4000)])
+    assert bool((drawn[:, 0] < drawn[:, 1]).all())
+    shares = torch.bincount(drawn.flatten(), minlength=4) / len(drawn)
+    p = weights.double() / weights.double().sum()
+    # drawn first, or second after another one
+    expected = p + torch.stack([sum(p[j] * p[i] / (1 - p[j]) for j in range(4) if j != i) for i in range(4)])
+    assert float((shares - expected).abs().max()) < 0.03
+
+
+def test_frames_of_no_confidence_can_still_be_drawn() -> None:
+    assert draw_keyframes(torch.zeros(3), 3, torch.Generator().manual_seed(0)).tolist() == [0, 1, 2]
+
+
+def sample(name: str = "pair", seed: int | None = None) -> PairSample:
+    generator = torch.Generator().manual_seed(5)
+    before, after = torch.randint(0, 256, (2, 3, 16, 16), generator=generator, dtype=torch.uint8)
+    return PairSample(name, before, after, ["it changed"], meta={} if seed is None else {"seed": seed})
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    pair = torch.stack([sample().before, sample().after])[None]
+    frames = interpolate(pair, 7, CrossFade())
+    procedures = ProcedureFolder(tmp_path)
+    procedures.settle({"frames": 7})
+    procedures.add("a", ["pair"], pair, frames, COSINES[None])
+    procedures.add("b", ["plain"], pair, frames, None)
+    return tmp_path
+
+
+def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None:
+    keyframes = Keyframes(folder, 2)
+    procedure = keyframes.procedures.of("pair", sample().before, sample().after)
+    best = keyframes.of(sample())
+    chosen = confidence(COSINES).topk(2).indices.sort().values
+    assert torch.equal(best, torch.cat([sample().before[None], procedure.frames[chosen], sample().after[None]]))
+    drawn = {keyframes.of(sample(seed=seed)).numpy().tobytes() for seed in range(30)}
+    assert len(drawn) > 5, "another seed, as every epoch brings, draws other frames"
+    assert torch.equal(keyframes.of(sample(seed=4)), keyframes.of(sample(seed=4)))
+    assert keyframes.of(sample("plain", seed=1)).shape == (4, 3, 16, 16)
+
+
+def test_too_many_keyframes_and_an_empty_folder_are_refused(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with pytest.raises(PairError, match="cannot give 8"):
+        Keyframes(folder, 8).of(sample())
+    with pytest.raises(PairError, match="no procedures"):
+        Keyframes(tmp_path_factory.mktemp("empty"), 2)
+
+
+def fade() -> tuple[Tensor, Tensor]:
+    pairs = torch.stack([torch.stack([s.before, s.after]) for s in (sample(), sample())])
+    return pairs, interpolate(pairs, 3, CrossFade())
+
+
+def test_visual_similarities_fall_from_one_end_to_the_other(tmp_path: Path) -> None:
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    state = {f"tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
+    torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
+    pairs, frames = fade()
+    for similarity in (TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity("cnn", pretrained=False)):
+        found = similarity(pairs, torch.cat([pairs[:, :1], frames, pairs[:, 1:]], 1), [[], []])
+        assert found.shape == (2, 2, 5)
+        assert torch.allclose(found[:, 0, 0], torch.ones(2), atol=1e-5), "every image is like itself"
+        assert torch.allclose(found[:, 1, 4], torch.ones(2), atol=1e-5)
+        assert bool((found[:, 0, 1] > found[:, 0, 3]).all()) and bool((found[:, 1, 1] < found[:, 1, 3]).all())
+
+
+class Means(nn.Module):
+    """Embeds a pair by the mean colours of both images, a caption by its letters."""
+
+    def embed_pairs(self, images: Tensor) -> Tensor:
+        return nn.functional.normalize(images.float().mean((3, 4)).flatten(1) - 128, dim=-1)
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        rows = [[float(caption.count(letter)) for letter in "abcdef"] for caption in captions]
+        return nn.functional.normalize(torch.tensor(rows), dim=-1)
+
+
+def test_visual_text_similarity_is_the_mean_cosine_over_all_captions_of_the_pair() -> None:
+    pairs, frames = fade()
+    captions = [["a bad cab", "fed"], ["face"]]
+    found = VisualTextSimilarity(Means())(pairs, frames, captions)
+    encoder = Means()
+    for row in range(2):
+        for frame in range(3):
+            middle = frames[row, frame]
+            halves = torch.stack([torch.stack([pairs[row, 0], middle]), torch.stack([middle, pairs[row, 1]])])
+            expected = (encoder.embed_pairs(halves) @ encoder.embed_captions(captions[row]).T).mean(1)
+            assert torch.allclose(found[row, :, frame], expected, atol=1e-6)
+    with pytest.raises(PairError, match="no caption"):
+        VisualTextSimilarity(Means())(pairs, frames, [["a"], []])
+    with pytest.raises(PairError, match="embed_pairs"):
+        VisualTextSimilarity(nn.Linear(1, 1))

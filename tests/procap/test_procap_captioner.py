@@ -1,0 +1,155 @@
+"""The second stage: queries, the start from the first stage, explicit frames, checkpoints."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from procap_tiny import QUIET, data, first_stage, prepared, second_stage
+
+from lightning_idc.checkpoint import load_captioner
+from lightning_idc.methods.procap.module import ProCap
+from lightning_idc.nn.decoding import greedy, greedy_uncached
+from lightning_idc.pairs import PairError
+from lightning_idc.schedules import Constant, WarmupLinear
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = prepared(tmp_path_factory.mktemp("procap"))
+    seed_everything(1, verbose=False)
+    trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
+    trainer.fit(first_stage(path), data(path))
+    trainer.save_checkpoint(path / "first.ckpt")
+    return path
+
+
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "the", "cube", "moved"]
+
+
+def built(folder: Path, **options: object) -> ProCap:
+    seed_everything(1, verbose=False)
+    model = second_stage(folder, vocabulary=WORDS, max_length=6, **options)
+    model.build()
+    return model.eval()
+
+
+def images(count: int = 3) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(2)
+    return torch.randint(0, 256, (count, 2, 3, 16, 16), generator=generator, dtype=torch.uint8)
+
+
+def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) -> None:
+    encoder = built(folder, queries=2).net.encoder
+    ends = torch.randn(2, 2, 16, 16)
+    torch.nn.init.normal_(encoder.mask_embedding)
+    tokens = encoder.queries(ends) - encoder.places()
+    assert torch.allclose(tokens[:, :16], ends[:, 0], atol=1e-6) and torch.allclose(
+        tokens[:, 48:], ends[:, 1], atol=1e-6
+    )
+    assert torch.allclose(tokens[:, 16:48], encoder.mask_embedding.expand(2, 32, -1), atol=1e-6)
+    # eq. 9's order is frame by frame, row by row
+    places = encoder.places().view(4, 4, 4, -1)
+    assert torch.allclose(
+        places[2, 1, 3], encoder.frame_place[2, 0, 0] + encoder.row_place[1, 0] + encoder.column_place[3]
+    )
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize("queries", [0, 1, 3])
+def test_any_k_in_both_variants_decodes_with_a_cache_as_without(folder: Path, variant: str, queries: int) -> None:
+    net = built(folder, queries=queries, variant=variant).net
+    torch.nn.init.normal_(net.decoder.get_parameter("bias" if variant == "paper" else "words.bias"))
+    features = net.encode(images())
+    assert features.memory.shape == (3, (queries + 2) * 16, 16)
+    cached, plain = greedy(net, features, 6), greedy_uncached(net, features, 6)
+    assert cached.ids == plain.ids
+    assert torch.allclose(torch.tensor(cached.mean_log_probs), torch.tensor(plain.mean_log_probs), atol=1e-5)
+
+
+def test_the_tokenizer_is_frozen_and_everything_else_learns(folder: Path) -> None:
+    model = built(folder).train()
+    model.score(
+        model.net.encode(images()), torch.tensor([[[1, 4, 5, 2]]]).expand(3, 1, 4), torch.ones(3, 1, 4)
+    ).sum().backward()
+    lost = [name for name, p in model.named_parameters() if p.requires_grad and p.grad is None]
+    assert lost == []
+    assert not any(p.requires_grad for p in model.net.tokenizer.parameters())
+    assert {group["name"] for group in model.parameter_groups()} == {"vision", "language"}
+
+
+def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
+    expected = torch.load(folder / "first.ckpt", weights_only=True)["state_dict"]
+    model = built(folder, tokenizer=None, procedure=str(folder / "first.ckpt"))
+    for name, value in model.net.encoder.state_dict().items():
+        assert torch.equal(value, expected[f"net.encoder.{name}"])
+    for name, value in model.net.tokenizer.state_dict().items():
+        assert torch.equal(value, expected[f"net.tokenizer.{name}"])
+    static = built(folder, procedure=str(folder / "first.ckpt"), queries=0).net.encoder
+    assert torch.equal(static.frame_place, expected["net.encoder.frame_place"][[0, 3]])
+    with pytest.raises(PairError, match="another shape"):
+        built(folder, procedure=str(folder / "first.ckpt"), queries=1)
+    with pytest.raises(PairError, match="no procedure encoder"):
+        built(folder, procedure=str(folder / "tokenizer.ckpt"))
+
+
+def test_what_is_missing_is_named(folder: Path) -> None:
+    with pytest.raises(PairError, match="needs an image tokenizer"):
+        built(folder, tokenizer=None)
+    with pytest.raises(PairError, match="size of the images"):
+        built(folder, image_size=None)
+    with pytest.raises(PairError, match="queries is -1"):
+        second_stage(folder, queries=-1)
+    with pytest.raises(PairError, match="for 16x16"):
+        built(folder).net.encode(torch.zeros(1, 2, 3, 24, 24, dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("options", [{}, {"variant": "official", "queries": 1}], ids=["paper", "official"])
+def test_a_trained_checkpoint_needs_no_other_file(folder: Path, tmp_path: Path, options: dict[str, object]) -> None:
+    seed_everything(2, verbose=False)
+    # a copy that can be lost
+    (tmp_path / "tokenizer.ckpt").write_bytes((folder / "tokenizer.ckpt").read_bytes())
+    model = second_stage(folder, **{"tokenizer": str(tmp_path / "tokenizer.ckpt"), **options})
+    trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
+    trainer.fit(model, data(folder))
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    (tmp_path / "tokenizer.ckpt").unlink()
+    model.save_pretrained(tmp_path / "shared")
+    sample = data(folder).pairs_of("test").load(0)
+    said = model.describe(sample.before, sample.after)
+    for again in (load_captioner(tmp_path / "last.ckpt"), ProCap.from_pretrained(tmp_path / "shared")):
+        assert again.describe(sample.before, sample.after) == said
+    assert "test/CIDEr-D" in Trainer(**QUIET).test(again, data(folder), verbose=False)[0]
+
+
+def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
+    seed_everything(2, verbose=False)
+    model = second_stage(folder, explicit=str(folder / "procedures"))
+    Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
+    source = data(folder).pairs_of("val")
+    batch = model.collate([source.load(0), source.load(1)])
+    frames = batch.model_inputs["frames"]
+    assert frames.shape == (2, 4, 3, 16, 16) and torch.equal(frames[:, [0, 3]], batch.images)
+    with torch.no_grad():
+        explicit = model.eval().encode(batch).memory
+        assert not torch.allclose(explicit, model.net.encode(batch.images).memory)
+    with pytest.raises(PairError, match="no procedure of the pair"):
+        model.describe(batch.images[0, 0], batch.images[0, 1])
+
+
+def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:
+    seed_everything(2, verbose=False)
+    model = second_stage(
+        folder,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-3),
+        schedule=WarmupLinear(warmup=0.5, floor=1.0),
+        encoder_schedule=Constant(),
+        learning_rates={"vision": 0.4},
+    )
+    trainer = Trainer(**QUIET, max_steps=1, enable_checkpointing=False, limit_val_batches=0)
+    trainer.fit(model, data(folder))
+    rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
+    assert rates["vision"] == pytest.approx(4e-4) and rates["language"] == pytest.approx(1e-3)
+    assert trainer.optimizers[0].param_groups[0]["initial_lr"] in (pytest.approx(4e-4), pytest.approx(1e-3))
