@@ -1,0 +1,3 @@
+"""Making training pairs: resumable pipelines of predict stages over records."""
+
+from __future__ import annotations
