@@ -22,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.records import UNREADABLE, Record, counted
+from lightning_idc.synthesis.slots.base import Slot
 from lightning_idc.synthesis.store import (
     FORMAT,
     MANIFEST,
@@ -91,6 +92,12 @@ class Stage(LightningModule):
         return type(self).__name__
 
     # ---- Lightning's part -------------------------------------------------------------------------------
+
+    def setup(self, stage: str) -> None:
+        """Read the weights of all slots, before the stage is moved to its device."""
+        for module in reversed(list(self.modules())):  # a slot within a slot comes first
+            if isinstance(module, Slot):
+                module.load()
 
     def on_predict_start(self) -> None:
         self._made = []

@@ -27,7 +27,7 @@ class ImageFolder:
     Args:
         root: of the images; the ids are the paths below it without their endings.
         pattern: of the files, as for `Path.rglob`.
-        copies: records made of each image, for stages that draw something new for each; their ids end in ``#1`` and on.
+        copies: records made of each image, for stages that draw something new for each; their ids end in ``#0``, ``#1`` and on.
 
     Raises:
         PairError: there is no such folder, or no image in it.
@@ -47,16 +47,19 @@ class ImageFolder:
 
     @property
     def fingerprint(self) -> str:
-        return _hashed([self.copies, *((name, (self.root / name).stat().st_size) for name in self.names)])
+        return _hashed([self.copies, *((name, self.path(name).stat().st_size) for name in self.names)])
 
     def __len__(self) -> int:
         return len(self.names) * self.copies
 
     def record(self, index: int) -> Record:
         name, copy = self.names[index // self.copies], index % self.copies
-        path = inside(self.root, name, name)
         id = name if self.copies == 1 else f"{name}#{copy}"
-        return Record(id, {"file": name}, images={"image": path.read_bytes()})
+        return Record(id, {"file": name}, images={"image": self.path(name).read_bytes()})
+
+    def path(self, name: str) -> Path:
+        """Of an image."""
+        return inside(self.root, name, name)
 
 
 class Pairs:
@@ -117,3 +120,36 @@ class Sentences:
 
     def record(self, index: int) -> Record:
         return Record(f"{index:07}", {"caption": self.texts[index]})
+
+
+class SamplePhotos(ImageFolder):
+    """Photographs that come with scikit-image and scikit-learn: six real pictures for trying a pipeline out.
+
+    Args:
+        copies: see `ImageFolder`.
+
+    Raises:
+        PairError: neither package is installed.
+    """
+
+    _FILES = {
+        "skimage": ("data/astronaut.png", "data/chelsea.png", "data/coffee.png", "data/rocket.jpg"),
+        "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
+    }
+
+    def __init__(self, copies: int = 1) -> None:
+        from importlib.util import find_spec
+
+        self._paths: dict[str, Path] = {}
+        for package, files in self._FILES.items():
+            found = find_spec(package)  # its folder is enough: importing it costs seconds
+            for place in (found.submodule_search_locations or [])[:1] if found is not None else []:
+                self._paths.update(
+                    {Path(file).name: Path(place) / file for file in files if (Path(place) / file).is_file()}
+                )
+        self.names, self.copies = sorted(self._paths), copies
+        if not self.names:
+            raise PairError("there are no sample photographs; install scikit-image, or name a folder with ImageFolder")
+
+    def path(self, name: str) -> Path:
+        return self._paths[name]
