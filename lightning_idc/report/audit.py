@@ -1,7 +1,7 @@
-"""The audit page: every pair that a pipeline kept or dropped, with boxes, captions, scores and reasons, in one HTML file.
+"""The audit page: the pairs that a pipeline kept or dropped, with boxes, captions, scores and reasons, in one file.
 
-A person tunes thresholds with it: a score is chosen, its distribution over kept and dropped is drawn, and a slider tells how
-many would pass.
+A person tunes thresholds with it: a score is chosen, its distribution over kept and dropped is drawn, and a slider
+tells how many would pass.
 """
 
 from __future__ import annotations
@@ -139,6 +139,6 @@ def _table(title: str, what: str, counts: Mapping[str, int]) -> str:
         for name, count in sorted(counts.items(), key=lambda item: (item[0] != "kept", -item[1]))
     )
     return (
-        f"<div class=scroll><table><thead><tr><th scope=col>{what}</th><th scope=col>{title}</th><th scope=col>share</th>"
-        f"</tr></thead><tbody>{rows}</tbody></table></div>"
+        f"<div class=scroll><table><thead><tr><th scope=col>{what}</th><th scope=col>{title}</th>"
+        f"<th scope=col>share</th></tr></thead><tbody>{rows}</tbody></table></div>"
     )

@@ -27,7 +27,8 @@ class ImageFolder:
     Args:
         root: of the images; the ids are the paths below it without their endings.
         pattern: of the files, as for `Path.rglob`.
-        copies: records made of each image, for stages that draw something new for each; their ids end in ``#0``, ``#1`` and on.
+        copies: records made of each image, for stages that draw something new for each; their ids end in ``#0``, ``#1``
+            and so on.
 
     Raises:
         PairError: there is no such folder, or no image in it.
@@ -122,6 +123,12 @@ class Sentences:
         return Record(f"{index:07}", {"caption": self.texts[index]})
 
 
+_SAMPLES = {
+    "skimage": ("data/astronaut.png", "data/chelsea.png", "data/coffee.png", "data/rocket.jpg"),
+    "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
+}
+
+
 class SamplePhotos(ImageFolder):
     """Photographs that come with scikit-image and scikit-learn: six real pictures for trying a pipeline out.
 
@@ -132,21 +139,15 @@ class SamplePhotos(ImageFolder):
         PairError: neither package is installed.
     """
 
-    _FILES = {
-        "skimage": ("data/astronaut.png", "data/chelsea.png", "data/coffee.png", "data/rocket.jpg"),
-        "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
-    }
-
     def __init__(self, copies: int = 1) -> None:
         from importlib.util import find_spec
 
         self._paths: dict[str, Path] = {}
-        for package, files in self._FILES.items():
+        for package, files in _SAMPLES.items():
             found = find_spec(package)  # its folder is enough: importing it costs seconds
             for place in (found.submodule_search_locations or [])[:1] if found is not None else []:
-                self._paths.update(
-                    {Path(file).name: Path(place) / file for file in files if (Path(place) / file).is_file()}
-                )
+                paths = [Path(place) / file for file in files]
+                self._paths.update({path.name: path for path in paths if path.is_file()})
         self.names, self.copies = sorted(self._paths), copies
         if not self.names:
             raise PairError("there are no sample photographs; install scikit-image, or name a folder with ImageFolder")

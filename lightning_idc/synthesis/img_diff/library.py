@@ -63,7 +63,9 @@ def rendered_things() -> tuple[Cutout, ...]:
 def _cut(name: str, picture: np.ndarray, inside: np.ndarray) -> Cutout:
     rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
     part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-    return Cutout(name, torch.from_numpy(picture[:, *part].copy()), torch.from_numpy(inside[part].astype(np.float32)))
+    return Cutout(
+        name, torch.from_numpy(picture[(slice(None), *part)].copy()), torch.from_numpy(inside[part].astype(np.float32))
+    )
 
 
 def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:

@@ -16,7 +16,7 @@ from lightning_idc.synthesis.slots.embedded import ColorMatcher, NearestPrototyp
 
 SIDES = ("before", "after")
 BAR, LINE, MARGIN = 20, 3, 5
-"""Black bar between the pictures (section 18.1); width of the red line and its distance to the box (scripts), pixels."""
+"""Black bar between the pictures (section 18.1), width of the red line, its distance to the box (scripts); pixels."""
 
 
 class RegionCaptions(Stage):

@@ -26,7 +26,8 @@ from lightning_idc.synthesis.slots.base import (
 )
 
 _STOP = frozenset(
-    "a an and are at be by for from has have here in into is it its of on or that the there this to was were with".split()
+    {"a", "an", "and", "are", "at", "be", "by", "for", "from", "has", "have", "here", "in", "into", "is", "it", "its"}
+    | {"of", "on", "or", "that", "the", "there", "this", "to", "was", "were", "with"}
 )
 _WORD = re.compile(r"[a-z0-9]+")
 
