@@ -1,7 +1,7 @@
 """Similar-pair mining (NAMC, Appendix D.1): for each image a few others that share its context without being the same.
 
-Two stages: `Features` encodes every image twice, `SimilarPairs` searches, filters, clusters and pairs. The second one reads
-its features from the store that the first one left, in blocks, so that its memory is the index and not the images.
+Two stages: `Features` encodes every image twice, `SimilarPairs` searches, filters, clusters and pairs. The second one
+reads its features from the store that the first one left, in blocks, so that its memory is the index, not the images.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from lightning_idc.synthesis.store import RecordStore
 
 VIEWS = ("clip", "dino")
 EXACT_UP_TO = 200_000
-"""Images up to which every pair is compared; beyond, an inverted file of half-precision vectors finds the candidates."""
+"""Images up to which all are compared; beyond, an inverted file of half-precision vectors finds the candidates."""
 _BLOCK, _SAMPLE = 16_384, 65_536
 
 
@@ -98,7 +98,7 @@ class SimilarPairs(Stage):
         beta: weight of the DINOv2 feature.
         clip: thresholds of the CLIP similarity.
         dino: thresholds of the DINOv2 similarity.
-        index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by the number of images.
+        index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by their number.
         seed: see `Stage`.
     """
 
@@ -194,8 +194,7 @@ class SimilarPairs(Stage):
 
 
 class Search:
-    """Nearest vectors by cosine, and the vectors themselves; in half precision, so that a million take 2 KB per 1,000
-    dimensions each and nothing besides.
+    """Nearest vectors by cosine, and the vectors themselves; in half precision: 2 KB per image and 1,000 dimensions.
 
     Args:
         vectors: blocks of unit vectors, float ``(n, D)``, read once.

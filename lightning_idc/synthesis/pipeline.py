@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
-from torch import distributed
+from torch import distributed, nn
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lightning_idc.pairs import PairError
@@ -176,6 +176,51 @@ class Apply(Stage):
 
     def process(self, records: list[Record]) -> list[Record | Sequence[Record]]:
         return [self.function(record) for record in records]
+
+
+class Chain(Stage):
+    """Several stages in one pass over the records, with one store at the end instead of one for each.
+
+    All of their models have to fit into memory at once, and a change of one stage's settings makes all of them anew.
+
+    Args:
+        stages: in order; the first one's images are read, the others find theirs in the records.
+        seed: not used; each stage has its own.
+    """
+
+    def __init__(self, stages: list[Stage], seed: int = 0) -> None:
+        super().__init__(seed)
+        if not stages:
+            raise PairError("a chain needs at least one stage")
+        self.stages = nn.ModuleList(stages)
+        self.reads = stages[0].reads  # type: ignore[misc]  # of this instance
+
+    @property
+    def parts(self) -> list[Stage]:
+        """The stages, as what they are."""
+        return [part for part in self.stages if isinstance(part, Stage)]
+
+    def settings(self) -> dict[str, Any]:
+        return {"stages": [{"stage": part.name, **part.settings(), "seed": part.seed} for part in self.parts]}
+
+    def setup(self, stage: str) -> None:
+        for part in self.parts:
+            part.setup(stage)
+
+    def on_predict_start(self) -> None:
+        super().on_predict_start()
+        for part in self.parts:
+            part.on_predict_start()
+
+    def work_on(self, records: Sequence[Record]) -> list[Record]:
+        made = list(records)
+        for part in self.parts:
+            made = part.work_on(made)
+        return made
+
+    def finish(self, store: RecordStore) -> None:
+        for part in self.parts:
+            part.finish(store)
 
 
 class Records(LightningDataModule):

@@ -18,7 +18,7 @@ _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
 _TALK = ("replac", "modified", "become")
 """Signs of an answer that talks about the edit instead of making it (ImgDiff scripts)."""
 INSTRUCTION = (
-    "Replace one object in the sentence by another object, and change nothing else. Answer with the new sentence only.\n"
+    "Replace one object in the sentence by another object and change nothing else. Answer with the new sentence.\n"
     "Sentence: A dog sleeps on the sofa.\nNew sentence: A cat sleeps on the sofa.\n"
     "Sentence: {caption}\nNew sentence:"
 )

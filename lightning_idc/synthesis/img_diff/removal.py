@@ -9,10 +9,11 @@ from typing import Any
 from torch import Tensor
 
 from lightning_idc.synthesis.img_diff.areas import cosines, kept, reject
-from lightning_idc.synthesis.img_diff.release import file_name, normalised
+from lightning_idc.synthesis.img_diff.release import normalised
 from lightning_idc.synthesis.img_diff.sentences import draw_box
 from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, encode_png, record_seed
+from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.slots.base import (
     ImageCaptioner,
     ImageEncoder,

@@ -91,6 +91,8 @@ class RegionCaptions(Stage):
 class DifferenceCaptions(Stage):
     """Stage 2: a sentence about each region, from both pictures with a red box around it.
 
+    Writes ``difference`` into each area and the fact ``summary`` with all of them.
+
     Args:
         teller: says how the pictures differ inside the box.
         seed: see `Stage`.
@@ -114,7 +116,9 @@ class DifferenceCaptions(Stage):
             if not area["difference"]:
                 reject(area, "empty answer", "", "some words")
         for record in records:
-            if not kept(record.facts["areas"]):
+            told = [area["difference"].rstrip(".") for area in kept(record.facts["areas"])]
+            record.facts["summary"] = ". ".join(told)
+            if not told:
                 record.drop("no area described", len(record.facts["areas"]), "1 or more")
         return records
 
