@@ -76,15 +76,15 @@ def write_report(
         subtitle: below the heading.
         thumbnail: greatest height and width of the pictures, pixels.
     """
-    style, script = _part("page.css"), _part("page.js")
-    page = Template(_part("page.html")).substitute(
+    style, script = part("page.css"), part("page.js")
+    page = Template(part("page.html")).substitute(
         title=escape(plain(title)),
         subtitle=escape(plain(subtitle)),
         style=style,
         script=script,
         # only these two may run or style, so that nothing in a caption can
-        style_hash=_digest(style),
-        script_hash=_digest(script),
+        style_hash=digest(style),
+        script_hash=digest(script),
         tables=_tables(summary, confusion),
         about="".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in (about or {}).items()),
     )
@@ -96,9 +96,9 @@ def write_report(
         for number, entry in enumerate(entries):
             metrics.update(dict.fromkeys(name for name in METRICS if name in entry.scores))
             facts.update(dict.fromkeys(entry.facts))
-            file.write(",\n" * (number > 0) + _json(_payload(entry, thumbnail)))
+            file.write(",\n" * (number > 0) + json_for_script(_payload(entry, thumbnail)))
         known = [name for name in METRICS if name in metrics]
-        file.write(f'],\n"metrics":{_json(known)},"facts":{_json(list(facts))}}}{tail}')
+        file.write(f'],\n"metrics":{json_for_script(known)},"facts":{json_for_script(list(facts))}}}{tail}')
 
 
 def _payload(entry: Entry, thumbnail: int) -> dict[str, Any]:
@@ -190,15 +190,17 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), 3)
 
 
-def _json(value: Any) -> str:
+def json_for_script(value: Any) -> str:
     """JSON that may stand inside a script element: no sign in it can end that element or begin a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def _digest(text: str) -> str:
+def digest(text: str) -> str:
+    """Hash of a style or script, as a content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
-def _part(name: str) -> str:
+def part(name: str) -> str:
+    """A file of this folder."""
     return resources.files("lightning_idc.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,1 +1,3 @@
-"""Making training data: procedures between two images, and what else the methods learn from."""
+"""Making training pairs: resumable pipelines of predict stages over records."""
+
+from __future__ import annotations

@@ -1,0 +1,128 @@
+"""Audit: the last stage of a pipeline, which shows a person what was kept and what was dropped, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
+from lightning_idc.report.files import save
+from lightning_idc.report.text import plain
+from lightning_idc.synthesis.pipeline import Stage
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import RecordStore
+
+_AREA_SCORES = ("confidence", "similarity", "caption_similarity")
+_AREA_BOTH = ("match", "caption_match")
+
+
+class Audit(Stage):
+    """Writes the audit page of the records that it reads, and passes them on.
+
+    Args:
+        page: the HTML file.
+        title: heading.
+        images: names of the pictures to show.
+        texts: facts to show as text.
+        most: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
+        seed: see `Stage`.
+    """
+
+    def __init__(
+        self,
+        page: str,
+        title: str = "Audit",
+        images: Sequence[str] = ("before", "after"),
+        texts: Sequence[str] = ("captions", "caption", "description"),
+        most: int = 600,
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        self.page, self.title, self.images, self.texts, self.most = Path(page), title, tuple(images), tuple(texts), most
+
+    def process(self, records: list[Record]) -> list[Record]:
+        return records
+
+    def finish(self, store: RecordStore) -> None:
+        kept, reasons = store.counts()
+        counts = {"kept": kept, **reasons}
+        shown = min(self.most, len(store))
+        subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
+        about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16]}
+
+        def write(path: Path) -> None:
+            write_audit(path, self.title, self._entries(store, counts), counts, subtitle, about)
+
+        if save(self.page, write):
+            print(f"what was kept and dropped, and why: {self.page}", flush=True)
+
+    def _entries(self, store: RecordStore, counts: dict[str, int]) -> Iterator[AuditEntry]:
+        room = _fair_shares(counts, self.most)
+        for record in store:
+            reason = "kept" if record.dropped is None else record.dropped["reason"]
+            if room[reason] > 0:
+                room[reason] -= 1
+                yield self._entry(record)
+
+    def _entry(self, record: Record) -> AuditEntry:
+        images = [] if _unreadable(record) else [record.image(name) for name in self.images if _has(record, name)]
+        height, width = record.facts.get("size") or (images[0].shape[1:] if images else (1, 1))
+        entry = AuditEntry(record.id, images, kind=record.facts.get("edit"))
+        entry.texts = [line for name in self.texts for line in _lines(record.facts.get(name))]
+        entry.scores = {name: value for step in record.history for name, value in step.get("scores", {}).items()}
+        entry.history = [_told(step) for step in record.history]
+        if record.dropped is not None:
+            entry.reason, entry.details = record.dropped["reason"], _details(record.dropped)
+        for area in record.facts.get("areas") or []:
+            x1, y1, x2, y2 = area["box"]
+            scores = {name: area[name] for name in _AREA_SCORES if area.get(name) is not None}
+            for name in _AREA_BOTH:
+                sides = zip(("before", "after"), area.get(name) or (), strict=False)
+                scores.update({f"{name} {side}": value for side, value in sides if value is not None})
+            dropped = area["dropped"]
+            entry.areas.append(
+                AuditArea(
+                    (x1 / width, y1 / height, x2 / width, y2 / height),
+                    [*area.get("captions", []), *([area["difference"]] if "difference" in area else [])],
+                    scores,
+                    None if dropped is None else dropped["reason"],
+                    "" if dropped is None else _details(dropped),
+                )
+            )
+        return entry
+
+
+def _fair_shares(counts: dict[str, int], most: int) -> dict[str, int]:
+    """How many of each reason are shown: as equal as can be."""
+    room, left = dict.fromkeys(counts, 0), most
+    for position, name in enumerate(sorted(counts, key=lambda name: counts[name])):
+        room[name] = min(counts[name], left // (len(counts) - position))
+        left -= room[name]
+    return room
+
+
+def _has(record: Record, name: str) -> bool:
+    return name in record.images or (record.inherit is not None and record.inherit(name) is not None)
+
+
+def _unreadable(record: Record) -> bool:
+    return record.dropped is not None and record.dropped["reason"] == "unreadable image"
+
+
+def _lines(value: Any) -> list[str]:
+    if value is None:
+        return []
+    return [plain(str(item)) for item in value] if isinstance(value, list) else [plain(str(value))]
+
+
+def _details(dropped: dict[str, Any]) -> str:
+    value = dropped["value"]
+    found = "" if value in (None, "") else f"found {value}"
+    return plain(", ".join(text for text in (found, f"asked {dropped['limit']}" if dropped["limit"] else "") if text))
+
+
+def _told(step: dict[str, Any]) -> str:
+    settings = {name: value for name, value in step.items() if name not in ("stage", "scores")}
+    return plain(f"{step['stage']}: {json.dumps(settings, ensure_ascii=False)}")

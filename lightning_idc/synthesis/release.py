@@ -1,0 +1,78 @@
+"""What a pipeline hands on: a folder of pairs that any captioner trains on."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.pipeline import Stage
+from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.store import RecordStore
+
+
+class ReleasePairs(Stage):
+    """Writes the kept pairs as pictures and a table ``pairs.jsonl``, the form that `FolderPairs` reads.
+
+    Args:
+        folder: that is written; its files are replaced.
+        caption: name of the fact that is the caption.
+        shares: of train, val and test.
+        together: what stays in one split: pairs made of one ``file``, or each pair for itself by its ``id``. Few files
+            may leave a split empty.
+        seed: of the split.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        caption: str = "summary",
+        shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        together: Literal["file", "id"] = "file",
+        seed: int = 0,
+    ) -> None:
+        super().__init__(seed)
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+        self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
+
+    def settings(self) -> dict[str, Any]:
+        return {"caption": self.caption, "shares": list(self.shares), "together": self.together}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        return records
+
+    def finish(self, store: RecordStore) -> None:
+        (self.folder / "images").mkdir(parents=True, exist_ok=True)
+        lines: list[str] = []
+        for record in store:
+            if record.dropped is None:
+                for number, side in enumerate(("before", "after")):
+                    path = self.folder / "images" / f"{file_name(record.id)}_{number}.png"
+                    path.write_bytes(record.encoded(side))
+                lines.append(json.dumps(self._row(record), ensure_ascii=False))
+        (self.folder / "pairs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+        print(f"{len(lines)} pairs to train on: {self.folder}", flush=True)
+
+    def _row(self, record: Record) -> dict[str, Any]:
+        name = file_name(record.id)
+        return {
+            "id": record.id,
+            "before": f"images/{name}_0.png",
+            "after": f"images/{name}_1.png",
+            "captions": [record.facts[self.caption]],
+            "change_type": record.facts.get("edit"),
+            "split": self._split(record),
+        }
+
+    def _split(self, record: Record) -> str:
+        group = record.facts.get("file") if self.together == "file" else None
+        point = record_seed(self.seed, group or record.id).random()
+        return "train" if point < self.shares[0] else "val" if point < self.shares[0] + self.shares[1] else "test"
+
+
+def file_name(id: str) -> str:
+    """Name of a file for a record, one for each id."""
+    signs = (sign if sign.isascii() and (sign.isalnum() or sign in "._-") else f"%{ord(sign):x}" for sign in id)
+    return "".join(signs).lstrip(".") or "record"

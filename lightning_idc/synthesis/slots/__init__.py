@@ -1,0 +1,31 @@
+"""Places for models: what a stage asks of one, with embedded answers that need no weights and pretrained ones."""
+
+from __future__ import annotations
+
+from lightning_idc.synthesis.slots.base import (
+    DifferenceTeller,
+    ImageCaptioner,
+    ImageEncoder,
+    ImageTextMatcher,
+    Inpainter,
+    Region,
+    Segmenter,
+    Slot,
+    TextEncoder,
+    TextModel,
+    VisionLanguageModel,
+)
+
+__all__ = [
+    "DifferenceTeller",
+    "ImageCaptioner",
+    "ImageEncoder",
+    "ImageTextMatcher",
+    "Inpainter",
+    "Region",
+    "Segmenter",
+    "Slot",
+    "TextEncoder",
+    "TextModel",
+    "VisionLanguageModel",
+]

@@ -1,0 +1,373 @@
+"""Slots without weights: colours, differences, contours and words, for runs on any machine and for tests."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.data.synthetic.scene import COLORS
+from lightning_idc.images import resize
+from lightning_idc.synthesis.slots.base import (
+    DifferenceTeller,
+    ImageCaptioner,
+    ImageEncoder,
+    ImageTextMatcher,
+    Inpainter,
+    Region,
+    Segmenter,
+    TextEncoder,
+)
+
+_STOP = frozenset(
+    {"a", "an", "and", "are", "at", "be", "by", "for", "from", "has", "have", "here", "in", "into", "is", "it", "its"}
+    | {"of", "on", "or", "that", "the", "there", "this", "to", "was", "were", "with"}
+)
+_WORD = re.compile(r"[a-z0-9]+")
+
+
+def opponent(images: Tensor) -> Tensor:
+    """Brightness and two colour differences of the logarithm, in which a light only adds.
+
+    Args:
+        images: 0 to 255, ``(..., 3, H, W)``.
+    """
+    red, green, blue = (images.float() + 16).log().unbind(-3)
+    return torch.stack([(red + green + blue) / 3, red - green, blue - (red + green) / 2], -3)
+
+
+class PixelEncoder(ImageEncoder):
+    """A thumbnail as a vector: brightness around its mean and colour differences, with a floor under flat pictures.
+
+    Args:
+        side: of the thumbnail, pixels.
+        floor: constant part, which keeps noise in pictures without contrast from deciding.
+    """
+
+    def __init__(self, side: int = 16, floor: float = 0.15) -> None:
+        super().__init__()
+        self.side, self.floor = side, floor
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "PixelEncoder", "side": self.side, "floor": self.floor}
+
+    def encode(self, images: Sequence[Tensor]) -> Tensor:
+        small = torch.stack([resize(image, (self.side, self.side)) for image in images])
+        values = opponent(small)
+        values = torch.cat([values[:, :1] - values[:, :1].mean((2, 3), keepdim=True), values[:, 1:]], 1).flatten(1)
+        constant = values.new_full((len(values), 1), self.floor * self.side * 3**0.5)
+        return F.normalize(torch.cat([values, constant], 1), dim=1)
+
+
+class WordEncoder(TextEncoder):
+    """Content words, counted into a hashed vector."""
+
+    size = 4096
+
+    def encode(self, texts: Sequence[str]) -> Tensor:
+        values = torch.zeros(len(texts), self.size)
+        for row, text in enumerate(texts):
+            for word in _WORD.findall(text.lower()):
+                if word not in _STOP:
+                    place = int.from_bytes(hashlib.blake2b(word.encode(), digest_size=4).digest(), "big") % self.size
+                    values[row, place] += 1
+        return F.normalize(values, dim=1)
+
+
+_SHADES = (0.2, 0.4, 0.7, 1.0, 1.3)
+"""How bright a colour may be in a picture; the offset of `opponent` makes dark colours paler."""
+
+
+def color_shares(images: Sequence[Tensor], side: int = 24) -> Tensor:
+    """How much of the middle of each picture has which of the named colours, ``(N, len(COLORS))``."""
+    values = opponent(torch.stack([resize(image, (side, side)) for image in images]))[:, 1:]
+    base = torch.tensor(list(COLORS.values()), dtype=torch.float32)
+    shades = torch.cat([base * shade for shade in _SHADES])
+    named = opponent(shades.reshape(-1, 3, 1, 1))[:, 1:, 0, 0]
+    distance = (values[:, None] - named[None, :, :, None, None]).square().sum(2)
+    nearest = distance.argmin(1) % len(COLORS)
+    axis = (torch.arange(side) + 0.5) / side * 2 - 1
+    # a thing in a tight box fills an ellipse of its middle, whatever its shape
+    middle = (axis[:, None] ** 2 + axis[None] ** 2) < 0.55
+    counts = F.one_hot(nearest, len(COLORS))[:, middle].sum(1)
+    return counts / counts.sum(1, keepdim=True)
+
+
+class ColorMatcher(ImageTextMatcher):
+    """Share of a picture's middle that has the colour which a text names.
+
+    A text without a colour is answered by contrast, how far the middle differs from the margin: low for "background",
+    high for anything else.
+    """
+
+    def match(self, images: Sequence[Tensor], texts: Sequence[str]) -> Tensor:
+        shares, names = color_shares(images), list(COLORS)
+        scores = []
+        for row, (image, text) in enumerate(zip(images, texts, strict=True)):
+            words = _WORD.findall(text.lower())
+            said = [names.index(word) for word in words if word in COLORS]
+            contrast = 0.0 if said else _contrast(image)
+            scores.append(float(shares[row, said].sum()) if said else abs(contrast - ("background" in words)))
+        return torch.tensor(scores)
+
+
+def _contrast(image: Tensor) -> float:
+    """Distance of the middle from the margin in colour and brightness, 0 to 1."""
+    values = opponent(resize(image, (16, 16)))
+    middle, margin = (
+        values[:, 4:12, 4:12].flatten(1),
+        torch.cat([values[:, :2].flatten(1), values[:, -2:].flatten(1)], 1),
+    )
+    return float((middle.mean(1) - margin.mean(1)).norm().clamp(max=1))
+
+
+class DifferenceContours(Segmenter):
+    """Regions in which two aligned pictures differ in colour or in structure, as contours.
+
+    A light that changes leaves colour ratios and edges as they are, so soft shadows are no regions. Where something
+    moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
+
+    Args:
+        color: least difference of the logarithms' colour.
+        structure: least difference of the logarithms' brightness, after its slow part is taken out.
+        least_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
+        gap: share of the picture's side that is bridged inside of one region.
+    """
+
+    def __init__(
+        self, color: float = 0.08, structure: float = 0.1, least_area: float = 1 / 400, gap: float = 1 / 12
+    ) -> None:
+        super().__init__()
+        self.color, self.structure, self.least_area, self.gap = color, structure, least_area, gap
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": "DifferenceContours",
+            "color": self.color,
+            "structure": self.structure,
+            "least_area": self.least_area,
+            "gap": self.gap,
+        }
+
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
+        return [self._pair(*both) for both in zip(before, after, strict=True)]
+
+    def _pair(self, before: Tensor, after: Tensor) -> list[Region]:
+        import cv2
+
+        side = max(before.shape[1:])
+        pictures = [image.permute(1, 2, 0).numpy().astype(np.float32) for image in (before, after)]
+        smooth = [cv2.GaussianBlur(picture, (0, 0), max(side / 200, 0.6)) for picture in pictures]
+        first, second = (np.log(picture + 8) for picture in smooth)
+        ratio = second - first
+        light = ratio.mean(2)
+        color = np.abs(ratio - light[..., None]).max(2)
+        structure = np.abs(light - cv2.GaussianBlur(light, (0, 0), side / 16))
+        seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
+        mask = (((color > self.color) | (structure > self.structure)) & seen).astype(np.uint8)
+        edges = [_edges(values, side) for values in (first, second)]
+        found = []
+        for box, inside in self._components(mask):
+            parts = [self._largest(inside & (edges[i] > edges[1 - i])) for i in (0, 1)]
+            pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
+            apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
+            for place, area in pair if apart else [(box, inside)]:
+                strength = float(np.maximum(color / self.color, structure / self.structure)[area].mean())
+                found.append(Region(place, 1 - 1 / (1 + strength), torch.from_numpy(area)))
+        return sorted(found, key=lambda region: -region.confidence)
+
+    def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
+        import cv2
+
+        mask = cv2.morphologyEx(mask, cv2.MORPH_OPEN, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3)))
+        reach = max(3, int(max(mask.shape) * self.gap)) | 1
+        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (reach, reach)))
+        outlines, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
+        mask = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, -1)
+        _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
+        least = mask.size * self.least_area
+        return [
+            ((int(x), int(y), int(x + w), int(y + h)), labels == number)
+            for number, (x, y, w, h, area) in enumerate(stats)
+            if number and area >= least
+        ]
+
+    def _largest(self, mask: np.ndarray) -> tuple[tuple[int, int, int, int], np.ndarray] | None:
+        return max(self._components(mask.astype(np.uint8)), key=lambda part: part[1].sum(), default=None)
+
+
+def _edges(values: np.ndarray, side: int) -> np.ndarray:
+    import cv2
+
+    steps = sum(
+        np.hypot(cv2.Sobel(values[..., c], cv2.CV_32F, 1, 0), cv2.Sobel(values[..., c], cv2.CV_32F, 0, 1))
+        for c in range(values.shape[2])
+    )
+    return cv2.GaussianBlur(steps, (0, 0), side / 48)
+
+
+def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
+    """Shared area of two boxes over their joint area."""
+    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
+    if width <= 0 or height <= 0:
+        return 0.0
+    shared = width * height
+    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
+
+
+class ColorRegions(Segmenter):
+    """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
+
+    Args:
+        colors: number of clusters.
+        least_area: share of the picture that a region must have.
+        most_area: share of the picture that it may have.
+    """
+
+    def __init__(self, colors: int = 6, least_area: float = 1 / 200, most_area: float = 1 / 6) -> None:
+        super().__init__()
+        self.colors, self.least_area, self.most_area = colors, least_area, most_area
+
+    def settings(self) -> dict[str, Any]:
+        return {
+            "model": "ColorRegions",
+            "colors": self.colors,
+            "least_area": self.least_area,
+            "most_area": self.most_area,
+        }
+
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
+        return [self._one(image) for image in before]
+
+    def _one(self, image: Tensor) -> list[Region]:
+        import cv2
+
+        picture = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
+        lab = cv2.cvtColor(picture, cv2.COLOR_RGB2LAB).astype(np.float32)
+        cv2.setRNGSeed(0)  # the clusters start at random points
+        stop = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 12, 1.0)
+        start = cv2.KMEANS_PP_CENTERS
+        _, labels, _ = cv2.kmeans(lab.reshape(-1, 3), self.colors, None, stop, 1, start)  # type: ignore[call-overload]
+        labels = labels.reshape(lab.shape[:2])
+        found = []
+        for color in range(self.colors):
+            mask = cv2.morphologyEx((labels == color).astype(np.uint8), cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
+            _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
+            for number, (x, y, w, h, area) in enumerate(stats):
+                if number and self.least_area <= area / mask.size <= self.most_area:
+                    box = (int(x), int(y), int(x + w), int(y + h))
+                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number)))
+        return sorted(found, key=lambda region: -region.confidence)
+
+
+class TeleaInpainter(Inpainter):
+    """OpenCV's fast-marching inpainting, over a mask that is grown to take the edges with it.
+
+    Args:
+        grow: share of the picture's side.
+    """
+
+    def __init__(self, grow: float = 1 / 80) -> None:
+        super().__init__()
+        self.grow = grow
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "OpenCV INPAINT_TELEA", "grow": self.grow}
+
+    def fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
+        import cv2
+
+        filled = []
+        for image, mask in zip(images, masks, strict=True):
+            reach = max(1, round(max(image.shape[1:]) * self.grow))
+            grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * reach + 1,) * 2, np.uint8))
+            picture = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
+            filled.append(
+                torch.from_numpy(cv2.inpaint(picture, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()
+            )
+        return filled
+
+
+_INSETS = (0.0, 0.06, 0.12)
+"""Margins that a box may have around its thing, as shares of its sides."""
+
+
+class NearestPrototype(ImageCaptioner):
+    """Names a picture after the most similar one of the rendered things; plain background where none is.
+
+    A thing is compared inside its outline only, so that what it stands on does not matter.
+
+    Args:
+        side: of the compared thumbnails, pixels.
+        least: similarity below which nothing is recognised.
+        background: what is said then.
+    """
+
+    def __init__(self, side: int = 24, least: float = 0.95, background: str = "plain background") -> None:
+        super().__init__()
+        self.side, self.least, self.background = side, least, background
+        self.names: list[str] = []
+        self.known: list[tuple[Tensor, Tensor]] = []
+
+    def load(self) -> None:
+        from lightning_idc.synthesis.img_diff.library import rendered_things
+
+        for thing in rendered_things():
+            size = (self.side, self.side)
+            outline = resize((thing.alpha * 255).to(torch.uint8)[None].expand(3, -1, -1), size)[0] > 200
+            self.names.append(thing.name)
+            self.known.append((_inside(resize(thing.image, size)[None], outline)[0], outline))
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "NearestPrototype", "side": self.side, "least": self.least}
+
+    def similarities(self, images: Sequence[Tensor]) -> Tensor:
+        """Cosine of each picture with each of the known things, inside its outline, ``(N, K)``; boxes may be loose."""
+        found = []
+        for inset in _INSETS:
+            cut = [image[:, int(h * inset) : h - int(h * inset), int(w * inset) : w - int(w * inset)]
+                   for image in images for h, w in [image.shape[1:]]]  # fmt: skip
+            small = torch.stack([resize(image, (self.side, self.side)) for image in cut])
+            found.append(torch.stack([_inside(small, outline) @ vector for vector, outline in self.known], 1))
+        return torch.stack(found).amax(0)
+
+    def caption(self, images: Sequence[Tensor]) -> list[str]:
+        best = self.similarities(images).max(1)
+        return [
+            f"a {self.names[index]}" if value >= self.least else self.background
+            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        ]
+
+
+def _inside(images: Tensor, outline: Tensor) -> Tensor:
+    """Brightness around its mean and colour within an outline as unit vectors, ``(N, 3 P)``."""
+    values = opponent(images)[..., outline]
+    values = torch.cat([values[:, :1] - values[:, :1].mean(2, keepdim=True), values[:, 1:]], 1)
+    return F.normalize(values.flatten(1), dim=1)
+
+
+class TemplateTeller(DifferenceTeller):
+    """Puts the two region captions into one sentence; it does not look at the pictures."""
+
+    def __init__(self, background: str = "plain background") -> None:
+        super().__init__()
+        self.background = background
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "TemplateTeller"}
+
+    def tell(self, before: Sequence[Tensor], after: Sequence[Tensor], captions: Sequence[tuple[str, str]]) -> list[str]:
+        return [self._sentence(*both) for both in captions]
+
+    def _sentence(self, first: str, second: str) -> str:
+        if second == self.background:
+            return f"{first} was removed"
+        if first == self.background:
+            return f"{second} was added"
+        return f"{first} was replaced by {second}"

@@ -1,0 +1,156 @@
+"""Where a pipeline begins: folders of images, the pairs of a data module, sentences."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.images import inside
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.records import Record, encode_png
+
+_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
+
+
+def _hashed(parts: Iterable[object]) -> str:
+    seen = hashlib.sha256()
+    for part in parts:
+        seen.update(repr(part).encode())
+    return seen.hexdigest()
+
+
+class ImageFolder:
+    """All images below a folder, one record each, with the image ``image``.
+
+    Args:
+        root: of the images; the ids are the paths below it without their endings.
+        pattern: of the files, as for `Path.rglob`.
+        copies: records made of each image, for stages that draw something new for each; their ids end in ``#0``, ``#1``
+            and so on.
+
+    Raises:
+        PairError: there is no such folder, or no image in it.
+    """
+
+    def __init__(self, root: str, pattern: str = "*", copies: int = 1) -> None:
+        self.root = Path(root).expanduser()
+        if not self.root.is_dir():
+            raise PairError(f"there is no folder {root!r}; name one with images")
+        found = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
+        self.names = sorted(path.relative_to(self.root).as_posix() for path in found)
+        if not self.names:
+            raise PairError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
+        if copies < 1:
+            raise PairError(f"copies is {copies}; expected at least 1")
+        self.copies = copies
+
+    @property
+    def fingerprint(self) -> str:
+        return _hashed([self.copies, *((name, self.path(name).stat().st_size) for name in self.names)])
+
+    def __len__(self) -> int:
+        return len(self.names) * self.copies
+
+    def record(self, index: int) -> Record:
+        name, copy = self.names[index // self.copies], index % self.copies
+        id = name if self.copies == 1 else f"{name}#{copy}"
+        return Record(id, {"file": name}, images={"image": self.path(name).read_bytes()})
+
+    def path(self, name: str) -> Path:
+        """Of an image."""
+        return inside(self.root, name, name)
+
+
+class Pairs:
+    """Pairs of a data module, one record each with the images ``before`` and ``after``.
+
+    Args:
+        data: whose pairs.
+        split: which of them.
+    """
+
+    def __init__(self, data: PairDataModule, split: Split = "train") -> None:
+        self.pairs = data.pairs_of(split)
+        self.kind = type(data).__name__, split
+
+    @property
+    def fingerprint(self) -> str:
+        return _hashed([*self.kind, *self.pairs.ids])
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def record(self, index: int) -> Record:
+        pair = self.pairs.load(index)
+        facts: dict[str, object] = {"captions": pair.captions, "change_type": pair.change_type}
+        if pair.boxes is not None:
+            sides = [[None if any(v != v for v in box) else box for box in both] for both in pair.boxes.tolist()]
+            facts["true_boxes"] = sides
+        images = {"before": encode_png(pair.before), "after": encode_png(pair.after)}
+        return Record(pair.id, facts, images=images)
+
+
+class Sentences:
+    """Captions, one record each with the fact ``caption``.
+
+    Args:
+        texts: the captions, or the path of a text file with one per line.
+
+    Raises:
+        PairError: there is no such file, or nothing in it.
+    """
+
+    def __init__(self, texts: str | Sequence[str]) -> None:
+        if isinstance(texts, str):
+            try:
+                texts = Path(texts).expanduser().read_text(encoding="utf-8").splitlines()
+            except (OSError, UnicodeDecodeError) as error:
+                raise PairError(f"the captions {texts!r} cannot be read ({error}); expected a text file") from error
+        self.texts = [text.strip() for text in texts if text.strip()]
+        if not self.texts:
+            raise PairError("there is no caption; expected one per line")
+
+    @property
+    def fingerprint(self) -> str:
+        return _hashed(self.texts)
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+    def record(self, index: int) -> Record:
+        return Record(f"{index:07}", {"caption": self.texts[index]})
+
+
+_SAMPLES = {
+    "skimage": ("data/astronaut.png", "data/chelsea.png", "data/coffee.png", "data/rocket.jpg"),
+    "sklearn": ("datasets/images/china.jpg", "datasets/images/flower.jpg"),
+}
+
+
+class SamplePhotos(ImageFolder):
+    """Photographs that come with scikit-image and scikit-learn: six real pictures for trying a pipeline out.
+
+    Args:
+        copies: see `ImageFolder`.
+
+    Raises:
+        PairError: neither package is installed.
+    """
+
+    def __init__(self, copies: int = 1) -> None:
+        from importlib.util import find_spec
+
+        self._paths: dict[str, Path] = {}
+        for package, files in _SAMPLES.items():
+            found = find_spec(package)  # its folder is enough: importing it costs seconds
+            for place in (found.submodule_search_locations or [])[:1] if found is not None else []:
+                paths = [Path(place) / file for file in files]
+                self._paths.update({path.name: path for path in paths if path.is_file()})
+        self.names, self.copies = sorted(self._paths), copies
+        if not self.names:
+            raise PairError("there are no sample photographs; install scikit-image, or name a folder with ImageFolder")
+
+    def path(self, name: str) -> Path:
+        return self._paths[name]

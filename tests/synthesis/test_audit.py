@@ -1,0 +1,78 @@
+"""The audit page: complete, self-contained and safe."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import torch
+from toy_stages import Numbers
+
+from lightning_idc.synthesis.audit import Audit, _fair_shares
+from lightning_idc.synthesis.pipeline import Apply, Chain, run
+from lightning_idc.synthesis.records import Record
+
+EVIL = "</script><script>alert(1)</script><!--"
+
+
+def make(record: Record) -> Record:
+    number = record.facts["number"]
+    for side in ("before", "after"):
+        record.put(side, torch.full((3, 40, 60), 10 * number % 256, dtype=torch.uint8))
+    record.facts["captions"] = [EVIL, "a\u202eb"]
+    record.facts["size"] = [40, 60]
+    record.facts["areas"] = [
+        {"box": [6, 4, 30, 20], "confidence": 0.9, "similarity": 0.1, "match": [0.5, None], "captions": ["a cup", EVIL],
+         "difference": "a cup was removed", "dropped": None},
+        {"box": [0, 0, 3, 4], "confidence": 0.01, "dropped": {"reason": "confidence", "value": 0.01, "limit": "above 0.05"}},
+    ]  # fmt: skip
+    record.score(pair_similarity=number / 10)
+    if number % 3 == 0:
+        record.drop("pair too similar", number / 10, "0.9 to 0.98")
+    return record
+
+
+def page(tmp_path: Path, **options: int) -> str:
+    run(Chain([Apply(make), Audit(str(tmp_path / "audit.html"), **options)]), Numbers(10, broken=[]), tmp_path / "a")
+    return (tmp_path / "audit.html").read_text(encoding="utf-8")
+
+
+def data_of(html: str) -> dict[str, list[dict[str, object]]]:
+    match = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def test_kept_and_dropped_stand_there_with_boxes_scores_and_reasons(tmp_path: Path) -> None:
+    html = page(tmp_path)
+    pairs = data_of(html)["pairs"]
+    assert len(pairs) == 10
+    assert [pair["reason"] for pair in pairs[:3]] == ["pair too similar", None, None]
+    assert pairs[0]["details"] == "found 0.0, asked 0.9 to 0.98"
+    first, second = pairs[1]["areas"]  # type: ignore[misc]
+    assert first["box"] == [0.1, 0.1, 0.5, 0.5] and first["reason"] is None
+    assert first["scores"] == {"confidence": 0.9, "similarity": 0.1, "match before": 0.5}
+    assert "a cup was removed" in first["texts"]
+    assert (second["reason"], second["details"]) == ("confidence", "found 0.01, asked above 0.05")
+    assert pairs[1]["scores"] == {"pair_similarity": 0.1}
+    assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
+    assert len(pairs[1]["images"]) == 2  # type: ignore[arg-type]
+    assert re.search(r"<th scope=row>kept</th><td>6</td>", html)
+    assert re.search(r"<th scope=row>pair too similar</th><td>4</td>", html)
+
+
+def test_nothing_in_a_caption_can_run_and_nothing_is_fetched(tmp_path: Path) -> None:
+    html = page(tmp_path)
+    assert "alert(1)</script>" not in html and "\u202e" not in html
+    assert html.count("<script") == 2
+    assert "default-src 'none'" in html
+    assert not re.search(r'(?:src|href)="(?!data:)', html.split('id="data"')[0])
+
+
+def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) -> None:
+    html = page(tmp_path, most=4)
+    reasons = [pair["reason"] for pair in data_of(html)["pairs"]]
+    assert sorted(map(str, reasons)) == ["None", "None", "pair too similar", "pair too similar"]
+    assert "<td>6</td>" in html and "10 pairs, 4 of them shown" in html
+    assert _fair_shares({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}

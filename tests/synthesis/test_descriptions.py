@@ -1,0 +1,123 @@
+"""Implicit-change descriptions: what the template lets through."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from lightning_idc.synthesis.descriptions import (
+    INSTRUCTIONS,
+    TEMPLATE,
+    VERBS,
+    Descriptions,
+    instruction,
+    repetitions,
+    says_something,
+    take_apart,
+)
+from lightning_idc.synthesis.img_diff.edits import PasteEdits
+from lightning_idc.synthesis.pipeline import Chain, run
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.slots.base import VisionLanguageModel
+from lightning_idc.synthesis.sources import SamplePhotos
+
+HEAD = "The difference between the two images is that the first image"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
+    answer = TEMPLATE.format(verb=verb).replace("[object description]", "a red car", 1)
+    assert take_apart(answer.replace("[object description]", "an empty street")) == ("a red car", "an empty street")
+    assert take_apart(answer) is None, "a template that was not filled in"
+
+
+def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
+    assert len(VERBS) == len(set(VERBS)) == 49
+
+
+@pytest.mark.parametrize(
+    ("answer", "parts"),
+    [
+        (
+            f"{HEAD} shows a dog, a cat and a hat, while the second image depicts a dog.",
+            ("a dog, a cat and a hat", "a dog"),
+        ),
+        (f'"{HEAD} shows a dog, while the second image shows a cat"', ("a dog", "a cat")),
+        (f"{HEAD} shows\n a dog, while the second image\n shows a cat.", ("a dog", "a cat")),
+        (f"Sure! {HEAD} shows a dog, while the second image shows a cat.", None),
+        (f"{HEAD} resembles a dog, while the second image shows a cat.", None),
+        ("The dog was replaced by a cat.", None),
+        ("", None),
+    ],
+)
+def test_answers_outside_of_the_template_are_refused(answer: str, parts: tuple[str, str] | None) -> None:
+    assert take_apart(answer) == parts
+
+
+@pytest.mark.parametrize("empty", ["something does not", "is not", "It isn't.", "something was", "does"])
+def test_negations_and_auxiliaries_alone_say_nothing(empty: str) -> None:
+    assert not says_something(empty)
+    assert says_something(f"{empty} red")
+
+
+def test_the_three_instructions_quote_what_they_should() -> None:
+    facts = {"captions": ["A dog runs. It is brown.", "A cat sits"], "difference": "the dog became a cat."}
+    texts = {kind: instruction(kind, facts, "shows") for kind in INSTRUCTIONS}
+    for text in texts.values():
+        assert "First image could be described as: A dog runs. It is brown. Second image" in text
+        assert text.endswith(f"template: '{TEMPLATE.format(verb='shows')}'.")
+    assert "Here is the difference: the dog became a cat. Generate" in texts["spot_the_diff"]
+    assert "Here is the prompt: the dog became a cat. First" in texts["instruct_pix2pix"]
+    assert "became" not in texts["cc3m"]
+
+
+def test_repetitions_count_as_in_table_14() -> None:
+    # the row of Spot-the-Diff: 7,004 in total, 6,439 unique, 565 repetitions, 8.06 % (565 / 7,004 = 8.067)
+    texts = [f"t{i}" for i in range(6439)] + ["t0"] * 565
+    found = repetitions(texts)
+    assert found == {"total": 7004, "unique": 6439, "repetition": 565, "repetition_ratio": 0.0807}
+    assert repetitions([])["repetition_ratio"] == 0.0
+
+
+class Answers(VisionLanguageModel):
+    def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+        return [
+            f"{HEAD} shows a dog, while the second image shows a cat.",
+            f"{HEAD} is something, while the second image is not.",
+            "They look the same.",
+        ][: len(prompts)]
+
+
+class Captioned:
+    fingerprint = "captioned"
+
+    def __len__(self) -> int:
+        return 4
+
+    def record(self, index: int) -> Record:
+        record = Record(str(index), {"captions": ["a", "b"]} if index < 3 else {})
+        for side in ("before", "after"):
+            record.put(side, torch.zeros(3, 8, 8, dtype=torch.uint8))
+        return record
+
+
+def test_refused_answers_are_counted_with_their_reason(tmp_path: Path) -> None:
+    store = run(Descriptions(Answers()), Captioned(), tmp_path / "a")
+    assert store.counts() == (1, {"says nothing": 1, "not in the template": 1, "no captions": 1})
+    assert store.record(0).facts["descriptions"] == ["a dog", "a cat"]
+    assert json.loads((tmp_path / "a" / "statistics.json").read_text())["total"] == 1
+    missing = run(Descriptions(Answers(), "spot_the_diff"), Captioned(), tmp_path / "b")
+    assert missing.counts()[1] == {"no difference": 3, "no captions": 1}
+
+
+def test_the_embedded_describer_fills_the_template_on_photographs(tmp_path: Path) -> None:
+    pytest.importorskip("skimage")
+    chain = Chain([PasteEdits(size=128, kinds=["replace"]), Descriptions()])
+    store = run(chain, SamplePhotos(copies=3), tmp_path / "a")
+    described = [r for r in store if r.dropped is None]
+    assert len(described) > 0.8 * len(store)
+    right = sum(f"a {r.facts['nouns'][side]}" == r.facts["descriptions"][side] for r in described for side in (0, 1))
+    assert right > len(described), "more than half of the things are named"

@@ -1,0 +1,390 @@
+"""Img-Diff: the filters against hand-made cases, the area generator against the truth of rendered scenes."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.synthetic.modes import clevr_change
+from lightning_idc.data.synthetic.render import render
+from lightning_idc.data.synthetic.sampling import Dice
+from lightning_idc.data.synthetic.truth import measure
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.img_diff.areas import (
+    DifferenceAreas,
+    PairSimilarity,
+    found_and_true,
+    kept,
+    suppress_overlap,
+)
+from lightning_idc.synthesis.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
+from lightning_idc.synthesis.img_diff.edits import KINDS, PasteEdits
+from lightning_idc.synthesis.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
+from lightning_idc.synthesis.img_diff.lexicon import CATEGORIES, Lexicon
+from lightning_idc.synthesis.img_diff.presets import PAPER, PRESETS, filters_named
+from lightning_idc.synthesis.img_diff.release import Release
+from lightning_idc.synthesis.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
+from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
+from lightning_idc.synthesis.pipeline import Chain, run
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import Region as Found
+from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos, Sentences
+from lightning_idc.synthesis.store import RecordStore
+
+
+def scenes(count: int, seed: int, size: int = 128) -> list[Record]:
+    """Rendered pairs under one light and camera, with the boxes and names of what changed."""
+    records = []
+    for index in range(count):
+        pair = clevr_change.draw(
+            Dice(np.random.default_rng([seed, index])), replace(clevr_change.WORLD, no_change=0.0, camera_jitter=0.0)
+        )
+        pair = replace(pair, after=replace(pair.after, lights=pair.before.lights, camera=pair.before.camera))
+        images, seen = render([pair.before, pair.after], size, size)
+        truth = measure(pair, seen)
+        nouns: list[str | None] = [None, None]
+        for side, name in enumerate(("before", "after")):
+            for change in truth["changes"]:
+                for thing in change[name]:
+                    words = truth[name]["things"][thing]
+                    nouns[side] = f"{words['color']} {words['material']} {words['shape']}"
+        record = Record(f"{index}", {"true_boxes": truth["boxes"], "nouns": nouns, "kind": pair.change_type})
+        record.decoded = {"before": torch.from_numpy(images[0]), "after": torch.from_numpy(images[1])}
+        records.append(record)
+    return records
+
+
+def test_the_boxes_are_right_on_rendered_scenes_with_known_objects() -> None:
+    records = DifferenceAreas(filters="embedded").work_on(scenes(100, seed=11))
+    measured = found_and_true(records)
+    assert measured["true"] > 100
+    assert measured["precision"] > 0.9 and measured["recall"] > 0.8, measured
+
+
+class Similarity(ImageEncoder):
+    """Encodes a flat picture so that the cosine of two is what their red values say: see `pair_of`."""
+
+    def encode(self, images: list[torch.Tensor]) -> torch.Tensor:  # type: ignore[override]
+        angle = torch.tensor([float(image[0, 0, 0]) / 100 for image in images])
+        return torch.stack([angle.cos(), angle.sin()], 1)
+
+
+class Boxes(Segmenter):
+    def __init__(self, found: list[tuple[tuple[int, int, int, int], float]]) -> None:
+        super().__init__()
+        self.found = found
+
+    def regions(self, before: list[torch.Tensor], after: list[torch.Tensor]) -> list[list[Found]]:  # type: ignore[override]
+        mask = torch.ones(before[0].shape[1:], dtype=torch.bool)
+        return [[Found(box, confidence, mask) for box, confidence in self.found] for _ in before]
+
+
+class Score(ImageTextMatcher):
+    """The score is written into the text."""
+
+    def match(self, images: list[torch.Tensor], texts: list[str]) -> torch.Tensor:  # type: ignore[override]
+        return torch.tensor([float(text) for text in texts])
+
+
+def pair_of(first: int, second: int, size: int = 40) -> Record:
+    record = Record("r", history=[{"stage": "x"}])
+    record.decoded = {
+        side: torch.full((3, size, size), value, dtype=torch.uint8)
+        for side, value in (("before", first), ("after", second))
+    }
+    return record
+
+
+@pytest.mark.parametrize(
+    ("angle", "reason"), [(0, "pair too similar"), (19, "pair too similar"), (30, None), (46, "pair too different")]
+)
+def test_pairs_are_kept_between_09_and_098(angle: int, reason: str | None) -> None:
+    # cos .19 = .982, cos .30 = .955, cos .46 = .896
+    record = PairSimilarity(Similarity(), "paper").work_on([pair_of(0, angle)])[0]
+    assert (record.dropped and record.dropped["reason"]) == reason
+
+
+def areas_of(record: Record, filters: str, found: list[tuple[tuple[int, int, int, int], float]]) -> list[str | None]:
+    made = DifferenceAreas(Boxes(found), Similarity(), Score(), filters).work_on([record])[0]
+    return [None if area["dropped"] is None else area["dropped"]["reason"] for area in made.facts["areas"]]
+
+
+def test_each_filter_of_the_area_generator_has_the_papers_threshold() -> None:
+    box = (0, 0, 10, 10)
+    different, alike = pair_of(0, 70), pair_of(0, 50)  # cos .7 = .76, cos .5 = .88
+    assert areas_of(different, "paper", [(box, 0.06)]) == [None]
+    assert areas_of(pair_of(0, 70), "paper", [(box, 0.05)]) == ["confidence"]
+    assert areas_of(alike, "paper", [(box, 0.06)]) == ["crops too similar"]
+    for nouns, reason in (
+        (["0.36", "0.1"], None),
+        (["0.34", "0.35"], "no such object"),
+        ([None, "0.36"], None),
+        (["0.2", None], "no such object"),
+    ):
+        record = pair_of(0, 70)
+        record.facts["nouns"] = nouns
+        assert areas_of(record, "paper", [(box, 1.0)]) == [reason], nouns
+    record = pair_of(0, 70)
+    record.facts["nouns"] = ["0.5", "0.3"]
+    assert areas_of(record, "data_juicer", [(box, 1.0)]) == ["no such object"], "there both sides have to match"
+    assert areas_of(pair_of(0, 70), "data_juicer", [((0, 0, 30, 30), 1.0)]) == ["box size"]
+    assert areas_of(pair_of(0, 70), "scripts", [((0, 0, 1, 1), 1.0)]) == ["box size"]
+
+
+def test_of_overlapping_boxes_the_most_different_stays() -> None:
+    def area(box: list[int], similarity: float) -> dict[str, object]:
+        return {"box": box, "similarity": similarity, "dropped": None}
+
+    areas = [area([0, 0, 10, 10], 0.8), area([0, 0, 10, 9], 0.1), area([20, 0, 30, 10], 0.5), area([0, 0, 10, 4], 0.7)]
+    suppress_overlap(areas, PAPER)
+    assert [a["dropped"] is None for a in areas] == [
+        False,
+        True,
+        True,
+        True,
+    ]  # the last one's IoU with the second is .44
+    first = [{**a, "dropped": None} for a in areas]
+    suppress_overlap(first, PRESETS["data_juicer"])
+    assert [a["dropped"] is None for a in first] == [True, False, True, True]
+    few = [area([20 * i, 0, 20 * i + 10, 10], 0.01 * i) for i in range(12)]
+    suppress_overlap(few, PRESETS["scripts"])
+    assert len(kept(few)) == 10
+
+
+def test_table_17_is_there_by_name() -> None:
+    # IS, BITM, CS, CITM of the four rows
+    rows = {
+        1: ((0.9, 0.98), 0.3, 0.9, 0.3),
+        2: ((0.9, 0.98), 0.35, 0.9, 0.3),
+        3: ((0.9, 0.98), 0.35, 0.85, 0.4),
+        4: ((0.85, 0.98), 0.35, 0.85, 0.4),
+    }
+    for number, row in rows.items():
+        f = filters_named(f"table17_{number}")
+        assert (f.pair_similarity, f.region_match, f.caption_similarity, f.caption_match) == row
+    assert filters_named("paper") == filters_named("table17_3")
+    with pytest.raises(PairError, match="table17_1"):
+        filters_named("table18")
+
+
+def test_a_bar_and_a_box_are_drawn_as_the_paper_says() -> None:
+    image = torch.zeros(3, 50, 60, dtype=torch.uint8)
+    boxed = draw_box(image, [20, 20, 30, 30])
+    red = (boxed[0] == 255) & (boxed[1] == 0)
+    assert red[15:18, 15:35].all() and red[32:35, 15:35].all() and red[15:35, 15:18].all()
+    assert not red[18:32, 18:32].any() and int(red.sum()) == 20 * 20 - 14 * 14
+    white = image + 255
+    both = side_by_side(white, white)
+    assert both.shape == (3, 50, 60 + 20 + 60) and (both[:, :, 60:80] == 0).all() and (both[:, :, :60] == 255).all()
+
+
+class TestWholePipeline:
+    """Real photographs through every stage with the embedded slots."""
+
+    @pytest.fixture(scope="class")
+    def folder(self, tmp_path_factory: pytest.TempPathFactory) -> Path:
+        pytest.importorskip("skimage")
+        root = tmp_path_factory.mktemp("img_diff")
+        filters = "embedded"
+        run(PasteEdits(size=128), SamplePhotos(copies=8), root / "pairs", shard_size=16)
+        chain = [
+            PairSimilarity(filters=filters),
+            DifferenceAreas(filters=filters),
+            RegionCaptions(filters=filters),
+            DifferenceCaptions(),
+            Release(str(root / "release"), together="id", shares=(0.5, 0.25, 0.25)),
+        ]
+        run(Chain(chain), str(root / "pairs"), root / "made", shard_size=16)
+        return root
+
+    def test_every_record_is_kept_or_says_why_not(self, folder: Path) -> None:
+        records = list(RecordStore(folder / "made"))
+        assert len(records) == 8 * len(SamplePhotos().names)
+        assert sum(record.dropped is None for record in records) > 0.5 * len(records)
+        for record in records:
+            if record.dropped is None:
+                assert [step["stage"] for step in record.history][:3] == [
+                    "PasteEdits", "PairSimilarity", "DifferenceAreas",
+                ]  # fmt: skip
+                assert record.facts["summary"]
+            else:
+                assert record.dropped["stage"] and record.dropped["reason"]
+            for area in record.facts.get("areas", []):
+                assert area["dropped"] is None or {"reason", "value", "limit"} == set(area["dropped"])
+
+    def test_what_is_kept_lies_where_something_was_pasted(self, folder: Path) -> None:
+        measured = found_and_true([r for r in RecordStore(folder / "made") if r.dropped is None])
+        assert measured["precision"] > 0.9, measured
+
+    def test_the_captions_name_the_things(self, folder: Path) -> None:
+        right = said = 0
+        for record in RecordStore(folder / "made"):
+            for area in kept(record.facts.get("areas", [])) if record.facts.get("edit") == "replace" else []:
+                for noun, caption in zip(record.facts["nouns"], area.get("captions", []), strict=True):
+                    said, right = said + 1, right + (caption == f"a {noun}")
+        assert right / said > 0.6, (right, said)
+
+    def test_the_release_has_the_published_form(self, folder: Path) -> None:
+        entries = json.loads((folder / "release" / "img_diff_object_replacement.json").read_text())
+        assert entries
+        for entry in entries:
+            assert set(entry) == {"path", "bbox", "captions1", "captions2", "conversations"}
+            box = json.loads(entry["bbox"])
+            assert isinstance(entry["bbox"], str) and all(0 <= value <= 1 for value in box) and box[0] < box[2]
+            assert [turn["from"] for turn in entry["conversations"]] == ["human", "gpt"]
+            assert (folder / "release" / f"{entry['path']}_0.png").is_file()
+            assert (folder / "release" / f"{entry['path']}_1.png").is_file()
+
+    def test_a_captioner_can_train_on_the_release(self, folder: Path) -> None:
+        data = FolderPairs(str(folder / "release"))
+        pairs = data.pairs_of("train")
+        assert len(pairs) > 5 and pairs.captions(0)[0]
+        assert pairs.load(0).before.shape == (3, 128, 128)
+
+    def test_removal_makes_questions_with_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
+        chain = Chain([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
+        made = [r for r in run(chain, str(folder / "pairs"), tmp_path / "made") if r.dropped is None]
+        entries = json.loads((tmp_path / "release" / "img_diff_object_removal.json").read_text())
+        assert len(entries) == len(made) > 5
+        assert {entry["conversations"][1]["value"] for entry in entries} == {"A", "B"}
+        for record, entry in zip(made, entries, strict=True):
+            x1, y1, x2, y2 = record.facts["areas"][0]["box"]
+            there, gone = (record.image(side)[:, y1:y2, x1:x2].float() for side in ("with", "without"))
+            side = "before" if entry["conversations"][1]["value"] == "A" else "after"
+            assert torch.equal(record.image(side), record.image("with")), "the letter names the picture with the object"
+            assert (there - gone).abs().mean() > 5
+            present, absent = (record.history[-2]["scores"][name] for name in ("present", "absent"))
+            assert present > 0.35 and absent < 0.2
+            assert entry["path"].startswith("./inpaint/") and isinstance(entry["bbox"], list)
+
+
+def test_edits_change_one_place_and_say_which(shared: Path, tmp_path: Path) -> None:
+    folder = shared / "realdata" / "aurora_magicbrush"
+    if not folder.is_dir():
+        pytest.skip("aurora_magicbrush is not in the shared folder")
+    store = (
+        run(PasteEdits(size=96, noise=0.0), ImageFolder(str(folder), "*_before*"), tmp_path / "a", limit=40)
+        if list(folder.rglob("*_before*"))
+        else run(PasteEdits(size=96, noise=0.0), ImageFolder(str(folder)), tmp_path / "a", limit=40)
+    )
+    kinds = set()
+    for record in store:
+        if record.dropped is not None:
+            continue
+        kinds.add(record.facts["edit"])
+        changed = (record.image("before") != record.image("after")).any(0)
+        outside = changed.clone()
+        for sides in record.facts["true_boxes"]:
+            for box in sides:
+                if box is not None:
+                    outside[box[1] : box[3], box[0] : box[2]] = False
+        assert changed.any() and not outside.any()
+    assert kinds == set(KINDS)
+
+
+class Canned(TextModel):
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def answer(self, prompts: list[str], seeds: list[int]) -> list[str]:  # type: ignore[override]
+        return self.answers[: len(prompts)]
+
+
+def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path: Path) -> None:
+    caption = "A dog sleeps on the sofa."
+    answers = {
+        "A cat sleeps on the sofa.": None,
+        '"New sentence: A cat sleeps on the sofa."\nI chose a cat.': None,
+        "": "empty answer",
+        caption: "nothing replaced",
+        "I replaced the dog with a cat.": "answer talks about the edit",
+        "Two birds fly high above the old stone bridge at night.": "too much changed",
+    }
+    store = run(PromptedEdits(Canned(list(answers))), Sentences([caption] * len(answers)), tmp_path / "a")
+    assert [r.dropped and r.dropped["reason"] for r in store] == list(answers.values())
+    assert store.record(0).facts["nouns"] == ["dog", "cat"]
+    assert store.counts()[0] == 2
+
+
+def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
+    lexicon = Lexicon.own()
+    assert set(lexicon.nouns) == set(CATEGORIES)
+    for seed in range(20):
+        edit = replace_noun("An apple lies there", lexicon, np.random.default_rng(seed))
+        assert edit is not None
+        (_, twin), (old, new) = edit
+        assert old == "apple" and lexicon.category[new] == "fruit" and new in twin
+        assert twin.startswith("An " if new[0] in "aeiou" else "A ")
+        assert changed_words("An apple lies there", twin) == (old, new)
+    edit = replace_noun("Two dogs", lexicon, np.random.default_rng(0))
+    assert edit is not None and edit[0][1].endswith("s") and edit[1][0] == "dog"
+    assert replace_noun("The sky is clear", lexicon, np.random.default_rng(0)) is None
+    store = run(LexiconEdits(), Sentences(["A dog runs", "The sky is clear"]), tmp_path / "a")
+    assert store.counts() == (1, {"no known noun": 1})
+
+
+def test_wordnets_files_are_read_by_class(tmp_path: Path) -> None:
+    # the format of wndb(5WN): offset lex_filenum ss_type w_cnt word lex_id p_cnt [symbol offset pos source/target]
+    names = list(CATEGORIES)
+    lines, index = ["  1 a licence"], ["  1 a licence"]
+    for number, name in enumerate(names, 1):
+        lines.append(f"{number:08} 03 n 01 {name} 0 000 | a class")
+        index.append(f"{name} n 1 0 1 0 {number:08}")
+        for child in (1, 2):
+            offset, word = 100 * number + child, f"{name.replace('_', '')}{'ab'[child - 1]}"
+            lines.append(f"{offset:08} 03 n 01 {word} 0 001 @ {number:08} n 0000 | below")
+            index.append(f"{word} n 1 1 @ 1 0 {offset:08}")
+    lines.append("00009999 03 n 01 somebody 0 001 @i 00000002 n 0000 | an instance is no object")
+    index.append("somebody n 1 1 @i 1 0 00009999")
+    index.append("two_words n 1 1 @ 1 0 00000101")
+    (tmp_path / "data.noun").write_text("\n".join(lines) + "\n")
+    (tmp_path / "index.noun").write_text("\n".join(index) + "\n")
+    lexicon = Lexicon.wordnet(tmp_path)
+    assert lexicon.category["fruita"] == "fruit" and lexicon.category["livingthingb"] == "living_thing"
+    assert "somebody" not in lexicon.category and "two_words" not in lexicon.category
+    with pytest.raises(PairError, match=r"data\.noun"):
+        Lexicon.wordnet(tmp_path / "nowhere")
+
+
+class Says(VisionLanguageModel):
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+        return self.answers
+
+
+def test_the_unnatural_image_filter_reads_yes_and_no() -> None:
+    records = [pair_of(0, 1) for _ in range(4)]
+    # the first pictures of all pairs, then the second ones
+    stage = NaturalImages(Says(["Yes.", "yes", "No, it is distorted", "Perhaps"] + ["Yes", "no", "Yes", "Yes"]))
+    reasons = [r.dropped and r.dropped["reason"] for r in stage.work_on(records)]
+    assert reasons == [None, "unnatural image", "unnatural image", "answer not understood"]
+
+
+def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Described(Sentences):
+        def record(self, index: int) -> Record:
+            area = {"box": [0, 0, 1, 1], "similarity": 0.1, "difference": "a was replaced by b", "dropped": None}
+            return Record(f"{index:03}", {"areas": [area, {**area, "similarity": 0.5, "difference": "other"}]})
+
+    store = run(EvaluationSet(6), Described([str(i) for i in range(20)]), tmp_path / "a", batch_size=3, shard_size=6)
+    drawn = [r for r in store if r.dropped is None]
+    assert len(drawn) == 6 and {r.facts["truth"] for r in drawn} == {"a was replaced by b"}
+    for record in drawn:
+        record.facts["answer"] = "?"
+    judge = RateAnswers(Canned(["3", "Rating: 2", "0", "4", "two", "2.5"]))
+    rated = judge.work_on(drawn)
+    assert [r.facts.get("rating") for r in rated] == [3, 2, 0, None, None, None]
+    assert rated[3].dropped and rated[3].dropped["reason"] == "rating not understood"

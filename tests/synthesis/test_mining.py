@@ -1,0 +1,140 @@
+"""Similar-pair mining against brute force and against planted clusters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.mining import Features, Search, SimilarPairs, Window, spectral_clusters
+from lightning_idc.synthesis.pipeline import Apply, run
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import RecordStore
+
+pytest.importorskip("faiss")
+pytest.importorskip("sklearn")
+
+
+class Vectors:
+    """Records whose features are given."""
+
+    def __init__(self, clip: np.ndarray, dino: np.ndarray) -> None:
+        self.clip, self.dino = clip, dino
+
+    @property
+    def fingerprint(self) -> str:
+        return "vectors"
+
+    def __len__(self) -> int:
+        return len(self.clip)
+
+    def record(self, index: int) -> Record:
+        record = Record(f"v{index}")
+        record.put("image", torch.full((3, 2, 2), index % 256, dtype=torch.uint8))
+        record.arrays = {"clip": self.clip[index].astype(np.float16), "dino": self.dino[index].astype(np.float16)}
+        return record
+
+
+def unit(values: np.ndarray) -> np.ndarray:
+    return values / np.linalg.norm(values, axis=1, keepdims=True)
+
+
+def as_it_is(record: Record) -> Record:
+    return record
+
+
+@pytest.fixture(scope="module")
+def vectors() -> Vectors:
+    rng = np.random.default_rng(3)
+    centres = np.repeat(rng.normal(size=(12, 24)), 9, axis=0)
+    return Vectors(
+        unit(centres + 0.42 * rng.normal(size=centres.shape)), unit(centres + 0.42 * rng.normal(size=centres.shape))
+    )
+
+
+def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> None:
+    run(Apply(as_it_is), vectors, tmp_path / "features")
+    stage = SimilarPairs(str(tmp_path / "features"), neighbours=20)
+    store = run(stage, str(tmp_path / "features"), tmp_path / "pairs", batch_size=7)
+    found: dict[str, set[str]] = {}
+    for record in store:
+        if record.dropped is None:
+            found.setdefault(record.facts["first"], set()).add(record.facts["second"])
+            assert torch.equal(record.image("before"), vectors.record(int(record.facts["first"][1:])).image("image"))
+            assert torch.equal(record.image("after"), vectors.record(int(record.facts["second"][1:])).image("image"))
+    # by brute force in float64
+    expected: dict[str, set[str]] = {}
+    clip, dino = (unit(v.astype(np.float16).astype(np.float64)) for v in (vectors.clip, vectors.dino))
+    for i in range(len(vectors)):
+        sets = []
+        for values in (clip, dino):
+            similarity = values @ values[i]
+            order = [j for j in np.argsort(-similarity) if j != i][:20]
+            inside = [j for j in order if 0.78 <= similarity[j] <= 0.95]
+            best = max((similarity[j] for j in inside), default=0.0)
+            sets.append(set(inside) if best >= 0.80 else set())
+        candidates = sorted(sets[0] & sets[1])
+        if not candidates:
+            continue
+        joint = np.concatenate([0.4 * clip, 0.6 * dino], 1)
+        labels = spectral_clusters(joint[candidates].astype(np.float32), 3, 0.1, 0)
+        joint = unit(joint)
+        for label in set(labels.tolist()):
+            members = [j for j, own in zip(candidates, labels, strict=True) if own == label]
+            expected.setdefault(f"v{i}", set()).add(f"v{max(members, key=lambda j: joint[j] @ joint[i])}")
+    assert len(expected) > 40
+    same = sum(found.get(name) == targets for name, targets in expected.items())
+    assert set(found) == set(expected) and same >= 0.97 * len(
+        expected
+    )  # k-means may cut a symmetric cluster either way
+
+
+def test_the_windows_keep_what_is_neither_the_same_nor_far() -> None:
+    window = Window()
+    ids = np.arange(5)
+    assert window.chosen(ids, np.array([0.99, 0.95, 0.85, 0.78, 0.5])).tolist() == [1, 2, 3]
+    assert window.chosen(ids, np.array([0.99, 0.799, 0.79, 0.78, 0.5])).tolist() == [], "the best one is below .80"
+    assert window.chosen(ids[:0], np.array([])).tolist() == []
+
+
+def test_clusters_are_those_that_were_planted() -> None:
+    rng = np.random.default_rng(0)
+    planted = np.repeat([0, 1, 2], 8)
+    features = 6.0 * np.eye(3)[planted] + 0.05 * rng.normal(size=(24, 3))
+    labels = spectral_clusters(features, 3, 0.1, 0)
+    assert len({(a, b) for a, b in zip(planted, labels, strict=True)}) == 3
+    assert spectral_clusters(features[:2], 3, 0.1, 0).tolist() == [0, 1], "few candidates are clusters of their own"
+
+
+def test_the_approximate_index_finds_nearly_what_the_exact_one_does() -> None:
+    rng = np.random.default_rng(5)
+    values = unit(np.repeat(rng.normal(size=(200, 32)), 15, axis=0) + 0.3 * rng.normal(size=(3000, 32)))
+    blocks = [values[:1000], values[1000:]]
+    exact, fast = (Search(blocks, 3000, 32, kind, values.astype(np.float32)) for kind in (True, False))
+    queries = exact.vectors(np.arange(0, 3000, 50))
+    assert np.allclose(queries, values[::50], atol=1e-3)
+    assert np.array_equal(fast.vectors(np.arange(0, 3000, 50)), queries)
+    near, far = exact.top(queries, 11)[0], fast.top(queries, 11)[0]
+    assert np.mean([len(set(a) & set(b)) / 11 for a, b in zip(near, far, strict=True)]) > 0.9
+
+
+def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None:
+    from lightning_idc.synthesis.sources import SamplePhotos
+
+    photos = SamplePhotos(copies=2)
+    store = run(Features(), photos, tmp_path / "features")
+    window = Window(0.9, 1.0, 0.9, 0.9)
+    pairs = run(SimilarPairs(str(store.folder), clip=window, dino=window), str(store.folder), tmp_path / "pairs")
+    made = [r.facts for r in pairs if r.dropped is None]
+    assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
+
+
+def test_a_store_without_features_says_so(tmp_path: Path) -> None:
+    from toy_stages import Numbers
+
+    run(Apply(as_it_is), Numbers(4), tmp_path / "plain")
+    with pytest.raises(PairError, match="Features"):
+        Search.over(RecordStore(tmp_path / "plain"), "clip", True)

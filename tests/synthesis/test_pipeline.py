@@ -1,0 +1,178 @@
+"""The core: what a stage leaves behind is the same whatever happened on the way."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from toy_stages import Numbers, Shade
+
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.pipeline import Apply, run
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import RecordStore
+
+
+def everything(store: RecordStore) -> list[tuple[object, ...]]:
+    return [
+        (r.id, r.facts, r.history, r.dropped, {name: data for name, data in sorted(r.images.items())}) for r in store
+    ]
+
+
+def digests(folder: Path) -> list[str]:
+    return [json.loads(path.read_text())["digest"] for path in sorted(folder.glob("shard-*.json"))]
+
+
+def number_plus(record: Record) -> Record:
+    record.facts["plus"] = record.facts["number"] + 1
+    return record
+
+
+def test_records_come_out_in_order_with_what_made_them(tmp_path: Path) -> None:
+    store = run(Shade(), Numbers(23), tmp_path / "a", batch_size=4, shard_size=6)
+    records = list(store)
+    assert [r.id for r in records[:7]] == ["n000", "n001", "n002", "n003", "n004", "n005/a", "n005/b"]
+    assert len(store) == 23 + 4  # 5, 10, 15, 20 twice; 0 is dropped before
+    assert store.counts() == (23, {"multiple of seven": 4})
+    first, second = records[0], records[1]
+    assert first.dropped == {"stage": "Shade", "reason": "multiple of seven", "value": 0, "limit": "others"}
+    step = second.history[0]
+    assert (step["stage"], step["most"], step["seed"]) == ("Shade", 9, 0)
+    shade = second.image("shaded").int() - second.image("picture").int()
+    assert (shade == int(step["scores"]["offset"])).all()
+
+
+def test_a_later_stage_passes_dropped_records_on_and_looks_images_up(tmp_path: Path) -> None:
+    run(Shade(), Numbers(23), tmp_path / "a", shard_size=6)
+    store = run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=5)
+    records = {r.id: r for r in store}
+    assert "plus" not in records["n007"].facts and records["n007"].dropped is not None
+    assert records["n005/b"].facts["plus"] == 6
+    assert records["n001"].images == {}, "an image is written once"
+    assert torch.equal(records["n001"].image("picture"), Numbers(23).record(1).image("picture"))
+    assert [step["stage"] for step in records["n001"].history] == ["Shade", "number_plus"]
+    third = run(Apply(number_plus), str(tmp_path / "b"), tmp_path / "c")
+    assert torch.equal(third.record(1).image("shaded"), records["n001"].image("shaded"))
+    (tmp_path / "a").rename(tmp_path / "moved")
+    with pytest.raises(PairError, match="holds no records"):
+        RecordStore(tmp_path / "b").record(1).image("picture")
+
+
+@pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (3, 2), (64, 0)])
+def test_neither_batches_nor_workers_change_the_result(tmp_path: Path, batch_size: int, workers: int) -> None:
+    usual = run(Shade(), Numbers(23), tmp_path / "a", batch_size=4, shard_size=6)
+    other = run(Shade(), Numbers(23), tmp_path / "b", batch_size=batch_size, shard_size=6, num_workers=workers)
+    assert everything(usual) == everything(other)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+@pytest.mark.timeout(120)
+def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path: Path) -> None:
+    stage, source = Shade(pause=0.02), Numbers(120)
+    run(Shade(pause=0.02), source, tmp_path / "whole", batch_size=4, shard_size=6)
+    draw = random.Random(7)
+    found_shards = []
+    for _ in range(10):
+        child = os.fork()
+        if child == 0:  # dies without any of pytest's clean-up, as a killed run does
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            run(stage, source, tmp_path / "cut", batch_size=4, shard_size=6)
+            os._exit(0)
+        time.sleep(draw.uniform(0.05, 0.35))
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        found_shards.append(len(list((tmp_path / "cut").glob("shard-*.json"))))
+    assert found_shards == sorted(found_shards), "no restart may lose a finished shard"
+    cut = run(stage, source, tmp_path / "cut", batch_size=4, shard_size=6)
+    assert everything(cut) == everything(RecordStore(tmp_path / "whole"))
+    assert digests(tmp_path / "cut") == digests(tmp_path / "whole")
+    assert not list((tmp_path / "cut").glob("*.partial"))
+
+
+def test_a_killed_run_keeps_its_finished_shards(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match="was not finished"):
+        run(Shade(), Numbers(60), tmp_path / "a", batch_size=4, shard_size=6, limit_predict_batches=9)
+    assert len(list((tmp_path / "a").glob("shard-*.json"))) == 4  # two steps per shard, the ninth is half of the fifth
+    before = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("shard-*.arrow")}
+    assert len(run(Shade(), Numbers(60), tmp_path / "a", batch_size=4, shard_size=6)) > 60
+    after = {path.name: path.stat().st_mtime_ns for path in (tmp_path / "a").glob("shard-*.arrow")}
+    assert before.items() <= after.items() and len(after) == 10
+
+
+def test_a_corrupt_shard_is_found_named_and_rebuilt(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    good = digests(tmp_path / "a")
+    shard = tmp_path / "a" / "shard-00002.arrow"
+    bytes_ = bytearray(shard.read_bytes())
+    bytes_[len(bytes_) // 2] ^= 1
+    shard.write_bytes(bytes_)
+    (tmp_path / "a" / "shard-00003.arrow").write_bytes(b"")
+    capsys.readouterr()
+    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    assert "damaged, made again: shard-00002.arrow, shard-00003.arrow" in capsys.readouterr().out
+    assert digests(tmp_path / "a") == good
+    shard.unlink()
+    with pytest.raises(PairError, match="lacks shard-00002"):
+        RecordStore(tmp_path / "a")
+
+
+def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> None:
+    store = run(Shade(), Numbers(12, broken=[3, 8]), tmp_path / "a")
+    dropped = {r.id: r.dropped for r in store if r.dropped is not None and r.dropped["reason"] == "unreadable image"}
+    assert set(dropped) == {"n003", "n008"}
+    assert "n003" in str(dropped["n003"]["value"])
+
+
+def test_another_setting_or_source_is_refused(tmp_path: Path) -> None:
+    run(Shade(), Numbers(12), tmp_path / "a")
+    with pytest.raises(PairError, match="settings that are different"):
+        run(Shade(most=3), Numbers(12), tmp_path / "a")
+    with pytest.raises(PairError, match="records"):
+        run(Shade(), Numbers(13), tmp_path / "a")
+    with pytest.raises(PairError, match="stage"):
+        run(Apply(number_plus), Numbers(12), tmp_path / "a")
+
+
+def test_arrays_come_back(tmp_path: Path) -> None:
+    values = np.arange(6, dtype=np.float32).reshape(2, 3)
+
+    def add(record: Record) -> Record:
+        record.arrays["features"] = values
+        return record
+
+    assert np.array_equal(run(Apply(add), Numbers(3), tmp_path / "a").record(2).arrays["features"], values)
+
+
+def test_shards_are_plain_arrow_files_with_pictures(tmp_path: Path) -> None:
+    from datasets import Dataset
+
+    run(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
+    rows = Dataset.from_file(str(tmp_path / "a" / "shard-00001.arrow"))
+    assert rows[0]["id"] == "n006"
+    assert rows[0]["images"][0]["image"]["bytes"].startswith(b"\x89PNG")
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_two_processes_make_the_same_set_as_one(tmp_path: Path) -> None:
+    run(Shade(), Numbers(40), tmp_path / "one", batch_size=4, shard_size=6)
+    script = Path(__file__).with_name("two_processes_synthesis.py")
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run(
+        [sys.executable, str(script), str(tmp_path / "two")],
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{script.parent}", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert everything(RecordStore(tmp_path / "two")) == everything(RecordStore(tmp_path / "one"))
+    assert digests(tmp_path / "two") == digests(tmp_path / "one")

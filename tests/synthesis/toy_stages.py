@@ -1,0 +1,72 @@
+"""Stages and sources so small that a test can see through them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import torch
+
+from lightning_idc.synthesis.pipeline import Stage
+from lightning_idc.synthesis.records import Record, record_seed
+
+
+class Numbers:
+    """Records 0 to count - 1 with an image each.
+
+    Args:
+        count: of records.
+        broken: numbers whose image is no image.
+    """
+
+    def __init__(self, count: int, broken: Sequence[int] = ()) -> None:
+        self.count, self.broken = count, set(broken)
+
+    @property
+    def fingerprint(self) -> str:
+        return f"numbers {self.count} {sorted(self.broken)}"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def record(self, index: int) -> Record:
+        record = Record(f"n{index:03}", {"number": index})
+        if index in self.broken:
+            record.images["picture"] = b"GIF89a and then nothing"
+        else:
+            record.put("picture", torch.full((3, 4, 5), index % 256, dtype=torch.uint8))
+        return record
+
+
+class Shade(Stage):
+    """Drops multiples of seven, makes two of multiples of five, and adds a random offset to the others' pictures.
+
+    Args:
+        most: greatest offset.
+        pause: seconds per batch, for kills to fall into.
+        seed: see `Stage`.
+    """
+
+    reads = ("picture",)
+
+    def __init__(self, most: int = 9, pause: float = 0.0, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.most, self.pause = most, pause
+
+    def settings(self) -> dict[str, int]:
+        return {"most": self.most}
+
+    def process(self, records: list[Record]) -> list[Record | list[Record]]:
+        time.sleep(self.pause)
+        return [self._one(record) for record in records]
+
+    def _one(self, record: Record) -> Record | list[Record]:
+        offset = int(record_seed(self.seed, record.id).integers(1, self.most + 1))
+        record.score(offset=offset)
+        if record.facts["number"] % 7 == 0:
+            record.drop("multiple of seven", record.facts["number"], "others")
+            return record
+        if record.facts["number"] % 5 == 0:
+            return [record.child("a"), record.child("b")]
+        record.put("shaded", (record.image("picture").int() + offset).clamp(max=255).to(torch.uint8))
+        return record
