@@ -1,0 +1,76 @@
+"""Retrieval between image pairs and captions: what an encoder of both offers, its loss, and recall at k."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.pairs import PairError
+
+
+@runtime_checkable
+class PairTextEncoder(Protocol):
+    """Maps pairs of images and captions into one space, where the cosine says how well they fit."""
+
+    def embed_pairs(self, images: Tensor) -> Tensor:
+        """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
+
+    def embed_captions(self, captions: Sequence[str]) -> Tensor:
+        """Unit vectors ``(N, D)`` of captions."""
+
+
+def symmetric_cross_entropy(logits: Tensor) -> Tensor:
+    """Mean of the cross entropies of rows and of columns, with the diagonal as the targets.
+
+    Radford et al. 2021; CLIP4IDC's adaptation loss.
+
+    Args:
+        logits: scaled similarities ``(N, N)``; row i and column i belong together.
+
+    Raises:
+        PairError: the matrix is not square.
+    """
+    if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
+        raise PairError(
+            f"symmetric cross entropy needs one caption per pair, logits (N, N); found {tuple(logits.shape)}"
+        )
+    targets = torch.arange(len(logits), device=logits.device)
+    return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
+
+
+def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
+    """Place of the best relevant candidate of every query, counted from 1, ``(Q,)``.
+
+    An irrelevant candidate of the same similarity stands before it, so that a constant similarity finds nothing.
+
+    Args:
+        similarity: of queries to candidates, ``(Q, N)``.
+        relevant: bool ``(Q, N)``, True where the candidate answers the query.
+
+    Raises:
+        PairError: a query has no relevant candidate.
+    """
+    if not bool(relevant.any(1).all()):
+        lost = (~relevant.any(1)).nonzero()[:5, 0].tolist()
+        raise PairError(f"the queries {lost} have no relevant candidate; leave pairs without captions out")
+    best = similarity.masked_fill(~relevant, float("-inf")).amax(1, keepdim=True)
+    return 1 + ((similarity >= best) & ~relevant).sum(1)
+
+
+def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = (1, 5, 10)) -> dict[str, float]:
+    """Percentage of queries with a relevant candidate among the first k: ``{"R@1": ..., "R@5": ..., "R@10": ...}``.
+
+    Args:
+        similarity: of queries to candidates, ``(Q, N)``; give both transposed for the other direction.
+        relevant: bool ``(Q, N)``, True where the candidate answers the query.
+        places: the k.
+
+    Raises:
+        PairError: a query has no relevant candidate.
+    """
+    found = ranks(similarity, relevant)
+    return {f"R@{k}": 100 * (found <= k).double().mean().item() for k in places}

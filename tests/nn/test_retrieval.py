@@ -1,0 +1,50 @@
+"""Oracles: the definitions in float64 loops, and values by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from lightning_idc.nn.retrieval import ranks, recall_at, symmetric_cross_entropy
+from lightning_idc.pairs import PairError
+
+
+def test_symmetric_cross_entropy_is_its_definition() -> None:
+    logits = torch.randn(5, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 3
+    rows = [-math.log(math.exp(logits[i, i]) / sum(math.exp(logits[i, j]) for j in range(5))) for i in range(5)]
+    columns = [-math.log(math.exp(logits[i, i]) / sum(math.exp(logits[j, i]) for j in range(5))) for i in range(5)]
+    assert symmetric_cross_entropy(logits).item() == pytest.approx((sum(rows) + sum(columns)) / 10, abs=1e-12)
+
+
+def test_a_caption_too_many_is_refused() -> None:
+    with pytest.raises(PairError, match="one caption per pair"):
+        symmetric_cross_entropy(torch.zeros(3, 4))
+
+
+def test_ranks_by_sorting() -> None:
+    generator = torch.Generator().manual_seed(1)
+    similarity = torch.randn(40, 30, generator=generator)
+    relevant = torch.rand(40, 30, generator=generator) < 0.1
+    relevant[:, 0] = True
+    expected = []
+    for row, wanted in zip(similarity.tolist(), relevant.tolist(), strict=True):
+        order = sorted(range(30), key=lambda c: -row[c])
+        expected.append(next(place for place, c in enumerate(order, 1) if wanted[c]))
+    assert ranks(similarity, relevant).tolist() == expected
+
+
+def test_recall_by_hand() -> None:
+    similarity = torch.tensor([[0.9, 0.5, 0.1], [0.9, 0.5, 0.1], [0.2, 0.1, 0.3], [0.3, 0.2, 0.1]])
+    relevant = torch.tensor([[1, 0, 0], [0, 1, 0], [0, 1, 1], [0, 0, 1]]).bool()
+    assert recall_at(similarity, relevant, places=(1, 2, 3)) == {"R@1": 50.0, "R@2": 75.0, "R@3": 100.0}
+
+
+def test_a_constant_similarity_finds_nothing() -> None:
+    assert recall_at(torch.zeros(12, 12), torch.eye(12).bool()) == {"R@1": 0.0, "R@5": 0.0, "R@10": 0.0}
+
+
+def test_a_query_without_an_answer_is_named() -> None:
+    with pytest.raises(PairError, match=r"\[1\]"):
+        recall_at(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
