@@ -162,7 +162,7 @@ class PreferenceOptimization(AddonCallback):
     caption. Start it from a supervised captioner with ``init_from``, which then is the reference policy.
 
     Args:
-        loss: of each comparison; ``lightning_idc.nn.preference.dpo`` or ``ipo``, or your own.
+        loss: of each comparison; ``dpo``, ``ipo`` or ``SmoothedDPO`` of ``lightning_idc.nn.preference``, or your own.
         beta: inverse temperature of the implied reward; the paper gives none, 0.1 is what DPO is mostly run with.
         negatives: gives the rejected captions; :class:`RandomCaption` when None. `AdversarialRetriever` takes its
             place.

@@ -16,6 +16,7 @@ VERBS = {
     "test": ("training", "measure on the test split"),
     "predict": ("training", "caption without references"),
     "describe": ("describe", "say what changed between two images"),
+    "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "doctor": ("doctor", "look at this installation"),

@@ -6,20 +6,19 @@ ADPO's Eq. 2. :func:`per_token` makes means of them, which IPO was proposed with
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+PreferenceLoss = Callable[[Tensor, float], Tensor]
+"""Loss of each comparison given its log-ratio and beta.
 
-class PreferenceLoss(Protocol):
-    """Loss of each comparison given ``log_ratio``, the chosen caption's minus the rejected one's.
-
-    A log-ratio of a caption is its log-probability under the policy minus that under the reference policy.
-    """
-
-    def __call__(self, log_ratio: Tensor, beta: float) -> Tensor: ...
+The log-ratio of a caption is its log-probability under the policy minus that under the reference policy; that of a
+comparison is the chosen caption's minus the rejected one's.
+"""
 
 
 def dpo(log_ratio: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
@@ -32,6 +31,20 @@ def dpo(log_ratio: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
     """
     margin = beta * log_ratio
     return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+
+
+@dataclass(frozen=True)
+class SmoothedDPO:
+    """:func:`dpo` with label smoothing, for recipes.
+
+    Args:
+        label_smoothing: probability that a preference is the wrong way round.
+    """
+
+    label_smoothing: float = 0.1
+
+    def __call__(self, log_ratio: Tensor, beta: float) -> Tensor:
+        return dpo(log_ratio, beta, self.label_smoothing)
 
 
 def ipo(log_ratio: Tensor, beta: float) -> Tensor:

@@ -81,13 +81,16 @@ def _altered(claim: ParsedChange, truth: Mapping[str, Any]) -> Iterator[ParsedCh
             yield replace(claim, value=value)
 
 
-def counterfactuals(truth: Mapping[str, Any], count: int, generator: torch.Generator) -> list[str]:
+def counterfactuals(
+    truth: Mapping[str, Any], count: int, generator: torch.Generator, wording: int | None = None
+) -> list[str]:
     """False sentences about a pair, each false in one fact, drawn without repetition.
 
     Args:
         truth: of a pair of ``clevr_change`` or ``clevr_dc``, as `SyntheticSource.truth` gives it.
         count: how many; fewer come back where a scene does not offer as many.
         generator: draws them and their wording.
+        wording: number of the template they are all told with; drawn for each when None.
 
     Raises:
         PairError: the pair is of a mode with more than one change.
@@ -95,13 +98,19 @@ def counterfactuals(truth: Mapping[str, Any], count: int, generator: torch.Gener
     claims = false_claims(truth)
     found: list[str] = []
     for place in torch.randperm(len(claims), generator=generator).tolist():
-        wordings = sentences(claims[place])
-        caption = wordings[int(torch.randint(len(wordings), (), generator=generator))]
-        if is_false(caption, truth):
-            found.append(caption)
+        ways = sentences(claims[place])
+        way = int(torch.randint(len(ways), (), generator=generator)) if wording is None else wording
+        if is_false(ways[way], truth):
+            found.append(ways[way])
         if len(found) == count:
             break
     return found
+
+
+def true_sentence(truth: Mapping[str, Any], wording: int) -> str:
+    """What happened in a pair of ``clevr_change`` or ``clevr_dc``, told with the template of this number."""
+    claim = claim_of(truth["changes"][0]) if truth["changes"] else ParsedChange("no_change")
+    return sentences(claim)[wording]
 
 
 def is_false(caption: str, truth: Mapping[str, Any]) -> bool:
