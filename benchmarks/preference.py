@@ -4,9 +4,9 @@
 
 The default PairTransformer on rendered CLEVR-Change pairs of 64 pixels, two captions per pair, random weights, as in
 recipes/adpo.yaml. Every measurement is a process of its own, the ways of training by turns, so that a busy machine
-slows all of them alike; figures are CPU seconds of one thread per step (median of the steps after the first five) and
-the growth of the process's peak memory from before the first step. The paper (A6000, Qwen2.5-VL-3B): SFT 1.56, DPO 1.14,
-ADPO 1.06 samples a second; 28.6, 39.0, 41.3 GB.
+slows all of them alike; figures are CPU seconds of one thread per step (median of the steps after the first five), the
+peak memory of the process and how far it grew from before the first step. The paper (A6000, Qwen2.5-VL-3B): SFT 1.56,
+DPO 1.14, ADPO 1.06 samples a second; 28.6, 39.0, 41.3 GB.
 
 ``two looks`` is DPO as it is usually done: every chosen and rejected caption with a look of its own at the pair, by
 policy and reference.

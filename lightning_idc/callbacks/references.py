@@ -100,13 +100,11 @@ class FrozenCopy(ReferencePolicy):
             host._trainer = trainer
             if addons is not None:
                 host._modules[AUX] = addons
-        self.twin.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> FrozenCopy:
-        return super().train(False)
+        self.twin.requires_grad_(False)
 
     @torch.no_grad()
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        self.twin.eval()  # Lightning sets everything to training
         features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
         return self.twin.score(features, tokens, mask)
 
@@ -189,13 +187,11 @@ class CachedScores(ReferencePolicy):
             [(id, tuple(row[: 1 + int(kept.sum())])) for row, kept in zip(rows, of_pair, strict=True)]
             for id, rows, of_pair in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
         ]
-        known = [[self._scores.get(key) for key in row] for row in keys]
-        fresh = [
-            all(entry is not None and entry[0] == pixels for entry in row)
-            for row, pixels in zip(known, sums, strict=True)
-        ]
+        stale = {key for row, pixels in zip(keys, sums, strict=True) for key in row if self._differs(key, pixels)}
+        fresh = [all(key in self._scores and key not in stale for key in row) for row in keys]
         if not all(fresh):
-            self._count(known, sums)
+            self.stale += len(stale)
+            self.computed += len({key for row in keys for key in row} - self._scores.keys())
             missing = [row for row, whole in enumerate(fresh) if not whole]
             if self.reference is None:
                 raise PairError(
@@ -208,10 +204,8 @@ class CachedScores(ReferencePolicy):
         values = [[self._scores[key][1] for key in row] for row in keys]
         return torch.tensor(values, device=tokens.device)
 
-    def _count(self, known: list[list[tuple[int, float] | None]], sums: list[int]) -> None:
-        for row, pixels in zip(known, sums, strict=True):
-            self.computed += sum(entry is None for entry in row)
-            self.stale += sum(entry is not None and entry[0] != pixels for entry in row)
+    def _differs(self, key: tuple[str, tuple[int, ...]], pixels: int) -> bool:
+        return key in self._scores and self._scores[key][0] != pixels
 
     def get_extra_state(self) -> dict[str, str]:
         return {"weights": self._weights}
