@@ -86,13 +86,14 @@ class Retriever(Addon):
         present = outcome.present
         rewards = outcome.losses.float()[present]
         spread = entropy(all_log_probs)
-        values = {
+        values: dict[str, Tensor | float] = {
             "reward": rewards.mean(),
             "entropy": spread.mean(),
             "effective_pool": spread.exp().mean(),
             "hardness": _overlap(step.batch, outcome.rejected),
         }
-        step.host.log_dict({f"train/retriever/{name}": value for name, value in values.items()})
+        for name, value in values.items():
+            step.host.log(f"train/retriever/{name}", value, batch_size=len(step.batch))
         return {"reinforce": reinforce(chosen[present], rewards, self.baseline(rewards))}
 
     def _aligned(self, step: TrainingStep) -> Tensor:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from lightning_idc.addon import AUX, TrainingStep
@@ -216,14 +215,15 @@ class CachedScores(ReferencePolicy):
     def save(self) -> None:
         if self.path is None:
             return
-        parts = [self._scores]
+        parts, rank = [self._scores], 0
         if torch.distributed.is_available() and torch.distributed.is_initialized():
+            rank = torch.distributed.get_rank()
             parts = [{} for _ in range(torch.distributed.get_world_size())]
             torch.distributed.all_gather_object(parts, self._scores)
         self._scores = {key: entry for part in parts for key, entry in part.items()}
         rows = [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
         content = {"weights": self._weights, "scores": rows}
-        if rank_zero_only.rank == 0:
+        if rank == 0:
             save(self.path, lambda path: torch.save(content, path))
 
 
