@@ -19,6 +19,7 @@ VERBS = {
     "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
     "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
     "relevance": ("relevance", "draw which patches and words of a pair belong together"),
+    "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check NAME --root DIR"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),

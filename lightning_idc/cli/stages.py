@@ -184,7 +184,9 @@ class _Started:
     def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
         command = [sys.executable, "-m", "lightning_idc", *arguments]
         # a group of its own: Ctrl-C reaches the stage and its workers once, through us
-        self.process = subprocess.Popen(command, env={**dict([PATIENT]), **os.environ, **environment}, start_new_session=True)
+        self.process = subprocess.Popen(
+            command, env={**dict([PATIENT]), **os.environ, **environment}, start_new_session=True
+        )
         self.pid = self.process.pid
 
     def wait(self, seconds: float | None = None) -> int | None:

@@ -1,0 +1,77 @@
+"""REINFORCE: the gradient of an expected reward through a discrete choice (Williams 1992; ADPO Eq. 7)."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+
+def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
+    """Loss whose gradient is minus the Monte Carlo estimate of Eq. 7, so that descending it ascends the reward.
+
+    Algorithm 1 of ADPO descends R * grad log q in its line 12, which would look for the easiest negatives; Eq. 5 to 7
+    and the text say ascent, which this is.
+
+    Args:
+        log_probs: log-probability of each choice, any shape, with gradient.
+        rewards: of each choice, the same shape; no gradient flows into them.
+        baseline: subtracted from the rewards; leaves the estimate unbiased if it does not depend on the choice.
+    """
+    return -((rewards - baseline).detach() * log_probs).mean()
+
+
+class Baseline(nn.Module):
+    """What rewards are compared with."""
+
+    @abstractmethod
+    def forward(self, rewards: Tensor) -> Tensor:
+        """Baseline of each of ``rewards (N,)``, which must not depend on that reward itself."""
+
+
+class NoBaseline(Baseline):
+    """Rewards as they are."""
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        return torch.zeros_like(rewards)
+
+
+class RunningMean(Baseline):
+    """Exponential mean of the rewards of earlier steps.
+
+    Args:
+        momentum: share that a step leaves as it was.
+    """
+
+    mean: Tensor
+    weight: Tensor
+
+    def __init__(self, momentum: float = 0.9) -> None:
+        super().__init__()
+        self.momentum = momentum
+        self.register_buffer("mean", torch.zeros(()))
+        self.register_buffer("weight", torch.zeros(()))
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        # divided by the weight so far, or the zero that it began with would be a reward
+        before = (self.mean / self.weight.clamp(min=1e-12)).expand_as(rewards).clone()
+        self.mean.mul_(self.momentum).add_((1 - self.momentum) * rewards.detach().mean())
+        self.weight.mul_(self.momentum).add_(1 - self.momentum)
+        return before
+
+
+class LeaveOneOut(Baseline):
+    """Mean reward of the other choices of the batch (Kool et al. 2019); zero for a single one."""
+
+    def forward(self, rewards: Tensor) -> Tensor:
+        others = max(1, len(rewards) - 1)
+        return (rewards.sum() - rewards) / others
+
+
+def entropy(log_probs: Tensor) -> Tensor:
+    """Entropy in nats of distributions given as log-probabilities over the last dimension; -inf is impossible.
+
+    Its exponential is the effective number of choices.
+    """
+    return -(log_probs.exp() * log_probs.clamp(min=torch.finfo(log_probs.dtype).min)).sum(-1)

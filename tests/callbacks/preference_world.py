@@ -1,0 +1,51 @@
+"""A tiny world for the tests of preference optimisation: the contract tests' captioner and a quiet trainer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "contract"))
+
+import torch
+from lightning.pytorch import LightningModule, Trainer, seed_everything
+from lightning.pytorch.callbacks import Callback
+from tiny import TinyCaptioner, TinyPairs
+from torch import Tensor, nn
+
+QUIET: dict[str, Any] = dict(
+    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
+)
+
+
+def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None = None, **options: Any) -> Any:
+    """Train the tiny captioner from the same seed; returns it."""
+    seed_everything(3, workers=True, verbose=False)
+    model = model or TinyCaptioner(captions_per_pair=2)
+    ckpt_path, data = options.pop("ckpt_path", None), options.pop("data", None) or TinyPairs(batch_size=4, seed=1)
+    defaults: dict[str, Any] = dict(
+        max_epochs=2, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder
+    )
+    Trainer(callbacks=callbacks, **{**QUIET, **defaults, **options}).fit(model, data, ckpt_path=ckpt_path)
+    return model
+
+
+def host_state(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v for k, v in model.state_dict().items() if not k.startswith("aux_addons.")}
+
+
+def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    assert a.keys() == b.keys()
+    for key, value in a.items():
+        assert torch.equal(value, b[key]) if isinstance(value, Tensor) else value == b[key], key
+
+
+class Losses(Callback):
+    """Keeps the loss of every step."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.values.append(float(outputs["loss"]))

@@ -1,0 +1,210 @@
+"""Direct preference optimisation on a captioner. Oracle: the loss written out with separate looks at the pair."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from preference_world import QUIET, Losses, assert_same, fit, host_state
+from tiny import TinyCaptioner, TinyPairs, TinySource
+
+from lightning_idc.addon import TrainingStep, addons_of
+from lightning_idc.callbacks.negatives import NegativeSource, RandomCaption, SameScene
+from lightning_idc.callbacks.preference import Preference, PreferenceOptimization, beside
+from lightning_idc.captioner import pad_captions
+from lightning_idc.nn.preference import SmoothedDPO, ipo
+from lightning_idc.pairs import PairBatch, PairError
+
+
+class Spy(RandomCaption):
+    """Remembers what it gave."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[tuple[list[list[str]], list[list[str]]]] = []
+
+    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+        rows = super().draw(step, count)
+        self.given.append((step.batch.references, rows))
+        return rows
+
+
+class Fixed(NegativeSource):
+    """One sentence, whatever the pair."""
+
+    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+        return [["it turned green"] * count for _ in step.batch.ids]
+
+
+def test_the_policy_starts_at_the_reference_dropout_or_not(tmp_path: Path) -> None:
+    losses = Losses()
+    fit([PreferenceOptimization(), losses], tmp_path, TinyCaptioner(dropout=0.5), max_steps=1)
+    assert losses.values == [pytest.approx(math.log(2), abs=1e-6)]
+    with_dropout = Losses()
+    fit([PreferenceOptimization(dropout=True), with_dropout], tmp_path, TinyCaptioner(dropout=0.5), max_steps=1)
+    assert with_dropout.values != [pytest.approx(math.log(2), abs=1e-6)]
+
+
+def test_one_pass_gives_the_loss_of_separate_looks(tmp_path: Path) -> None:
+    start = fit([], tmp_path, max_steps=3, enable_checkpointing=True)
+    start.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    callback = PreferenceOptimization(beta=0.3, negatives=Fixed())
+    model = TinyCaptioner(init_from=str(tmp_path / "sft.ckpt"), captions_per_pair=2)
+    fit([callback], tmp_path, model, max_steps=3)
+    policy, reference = model.eval(), start.eval()
+    policy.trainer = None  # nothing is logged after a run
+    source = TinySource(4, 0)
+    batch = policy.collate([source.load(i) for i in range(4)])
+    addon = addons_of(policy)["preference"]
+    with torch.no_grad():
+        found = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))  # type: ignore[operator]
+
+    def log_prob(model: Any, index: int, caption: str) -> float:
+        alone = model.collate([source.load(index)])
+        tokens, mask = pad_captions([model.tokenize([caption])], 1)
+        with torch.no_grad():
+            return float(model.score(model.encode(alone), tokens, mask))
+
+    expected = 0.0
+    for index in range(4):
+        for chosen in source.captions(index)[:2]:
+            ratio = [
+                log_prob(policy, index, text) - log_prob(reference, index, text) for text in (chosen, "it turned green")
+            ]
+            expected += math.log1p(math.exp(-0.3 * (ratio[0] - ratio[1]))) / 8
+    assert float(found) == pytest.approx(expected, rel=1e-5)
+    assert expected != pytest.approx(math.log(2), abs=1e-4)
+
+
+def test_references_are_never_rejected(tmp_path: Path) -> None:
+    spy = Spy()
+    fit([PreferenceOptimization(negatives=spy)], tmp_path)
+    assert len(spy.given) == 8
+    for references, rejected in spy.given:
+        for own, others in zip(references, rejected, strict=True):
+            assert len(others) == 2 and not set(own) & set(others)
+    assert len({text for _, rows in spy.given for row in rows for text in row}) > 5
+
+
+def test_training_tells_true_from_false(tmp_path: Path) -> None:
+    sft = fit([], tmp_path, max_epochs=10, enable_checkpointing=True)
+    sft.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    losses = Losses()
+    model = TinyCaptioner(init_from=str(tmp_path / "sft.ckpt"))
+    fit([PreferenceOptimization(), losses], tmp_path, model, max_epochs=10)
+    assert losses.values[-1] < 0.95 * math.log(2)
+    metrics = model.trainer.callback_metrics
+    assert metrics["train/preference/margin"] > 0 and metrics["train/preference/accuracy"] > 0.9
+    assert metrics["train/preference/kl_proxy"] > 0
+    assert metrics["train/preference/margin"] == pytest.approx(
+        metrics["train/preference/reward_chosen"] - metrics["train/preference/reward_rejected"]
+    )
+
+
+def test_weight_zero_equals_absent(tmp_path: Path) -> None:
+    absent = fit([], tmp_path)
+    off = fit([PreferenceOptimization(weight=0.0)], tmp_path)
+    assert_same(host_state(off), host_state(absent))
+
+
+@pytest.mark.parametrize(
+    "options", [{"loss": ipo}, {"loss": SmoothedDPO(0.2)}, {"length_normalise": True}, {"caption_weight": 0.5}]
+)
+def test_variants_train_differently(tmp_path: Path, options: dict[str, Any]) -> None:
+    plain = fit([PreferenceOptimization()], tmp_path, max_steps=3)
+    varied = fit([PreferenceOptimization(**options)], tmp_path, max_steps=3)
+    assert not torch.equal(plain.net.head.weight, varied.net.head.weight)
+
+
+def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:
+    model = fit([PreferenceOptimization(negatives=Fixed())], tmp_path, max_steps=2)
+    batch = model.eval().collate([TinySource(4, 0).load(i) for i in range(4)])
+    addon: Any = addons_of(model)["preference"]
+    model.trainer = None  # nothing is logged after a run
+    step = TrainingStep(model, batch, 0, model.encode(batch))
+    alone = addon.objective(step)
+    addon.caption_weight = 0.25
+    torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
+
+
+def test_an_absent_chosen_caption_counts_nothing() -> None:
+    tokens, mask = pad_captions([[[1, 5, 2], [1, 6, 7, 2]], [[1, 5, 2]]], 2)
+    batch = PairBatch(torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8), tokens, mask, ["a", "b"], [[], []], [None, None])
+    both, kept = beside(batch, [[1, 8, 8, 8, 2]] * 4)
+    assert both.shape == kept.shape == (2, 4, 5)
+    assert kept.sum(-1).tolist() == [[2, 3, 4, 4], [2, 0, 4, 0]]
+    assert both[1, 2].tolist() == [1, 8, 8, 8, 2]
+
+
+def test_falling_chosen_captions_are_told_once(tmp_path: Path) -> None:
+    model = fit([PreferenceOptimization(falling=2.0)], tmp_path, max_steps=1)
+    addon = addons_of(model)["preference"]
+    assert isinstance(addon, Preference)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        addon._warn(-1.9)
+    with pytest.warns(UserWarning, match=r"2\.5 nats less likely.*caption_weight"):
+        addon._warn(-2.5)
+
+
+def test_the_negatives_of_a_run_are_kept_for_reading(tmp_path: Path) -> None:
+    import json
+
+    fit([PreferenceOptimization(negatives=Fixed())], tmp_path)
+    met = json.loads((tmp_path / "negatives.json").read_text())
+    assert len(met) == 16
+    assert met["000"]["negative"] == "it turned green" and met["000"]["positive"] == "it turned red"
+
+
+def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
+    whole = fit([PreferenceOptimization()], tmp_path, max_epochs=3)
+    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
+    fit([PreferenceOptimization(), saver], tmp_path, max_steps=6, enable_checkpointing=True)
+    torch.manual_seed(12345)
+    # another start: the copy in the checkpoint is the reference, not what the resumed object was built with
+    other = TinyCaptioner(captions_per_pair=2)
+    resumed = fit([PreferenceOptimization()], tmp_path, other, max_epochs=3, ckpt_path=tmp_path / "half.ckpt")
+    assert_same(dict(resumed.state_dict()), dict(whole.state_dict()))
+
+
+def test_captions_of_the_same_scene(tmp_path: Path) -> None:
+    source = SameScene(r"^(\d\d)\d$")
+    spied: list[tuple[list[str], list[list[str]]]] = []
+
+    class Watching(PreferenceOptimization):
+        def build(self, host: Any) -> Any:
+            addon = super().build(host)
+            draw = self.negatives.draw
+            self.negatives.draw = lambda step, count: spied.append((step.batch.ids, rows := draw(step, count))) or rows  # type: ignore[method-assign,func-returns-value]
+            return addon
+
+    # pairs 000 to 009 are of scene 00, pairs 010 to 015 of scene 01; red, green and blue in turn
+    fit([Watching(negatives=source)], tmp_path)
+    captions = TinySource(16, 0)
+    for ids, rows in spied:
+        for id, row in zip(ids, rows, strict=True):
+            scene = [c for i in range(16) if captions.ids[i][:2] == id[:2] for c in captions.captions(i)]
+            assert set(row) <= set(scene) - set(captions.captions(int(id)))
+    with pytest.raises(PairError, match="one scene"):
+        SameScene(r"^(0)").connect(TinyPairs())
+    with pytest.raises(PairError, match="0 groups"):
+        SameScene("0")
+    with pytest.raises(PairError, match="not found in the id"):
+        SameScene("(x)").connect(TinyPairs())
+
+
+def test_what_cannot_be_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match="beta is 0"):
+        PreferenceOptimization(beta=0)
+    model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
+    loader = torch.utils.data.DataLoader([0])
+    with pytest.raises(PairError, match="the trainer has none"):
+        Trainer(callbacks=[PreferenceOptimization()], max_steps=1, enable_checkpointing=False, **QUIET).fit(
+            model, loader
+        )
