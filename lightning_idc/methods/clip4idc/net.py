@@ -253,7 +253,8 @@ class Clip4IdcNet(nn.Module):
 def _as_bert(module: nn.Module) -> None:
     """BERT's initial weights and its epsilon."""
     if isinstance(module, nn.Linear):
-        nn.init.normal_(module.weight, std=0.02)
+        # 0.02 at BERT's and CLIP's width of 512; narrower layers would not let anything through
+        nn.init.normal_(module.weight, std=0.02 * (512 / min(module.weight.shape)) ** 0.5)
         nn.init.zeros_(module.bias)
     elif isinstance(module, nn.LayerNorm):
         module.eps = BERT_EPS
