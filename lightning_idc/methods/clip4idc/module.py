@@ -99,8 +99,23 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
     def configure_model(self) -> None:
         self.build()
 
-    def _adopt(self, hparams: dict[str, Any]) -> None:
-        self.hparams["vocabulary"] = hparams["vocabulary"]
+    def load_start(self) -> dict[str, Tensor] | None:
+        """Weights that ``init_from`` names, taking over its vocabulary; None without it."""
+        if self.init_from is None:
+            return None
+        checkpoint = read_checkpoint(self.init_from)
+        self.hparams["vocabulary"] = checkpoint["hyper_parameters"]["vocabulary"]
+        return checkpoint["state_dict"]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        words = checkpoint["hyper_parameters"]["vocabulary"]
+        if self.net is None or words != self.hparams["vocabulary"]:
+            # the words that the weights were trained on win over those of the data at hand
+            self.hparams["vocabulary"] = words
+            self.net, self.init_from, self._pretrained = None, None, None  # the checkpoint brings all weights
+            self.build()
+            self._built.to(self.device)
+        self._rng = {"states": checkpoint.get("rng")}
 
     def check_loss(self) -> None:
         """Nothing to check before saving: training_step does not go on after a loss that is not finite."""
