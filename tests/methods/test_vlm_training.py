@@ -66,10 +66,25 @@ def test_it_learns_its_tokens_and_to_describe(trained: Path) -> None:
 
 
 def test_a_test_without_callbacks_brings_tokens_and_adapters(trained: Path) -> None:
+    class Chatty(ColorPairs):
+        def train_captions(self) -> list[str]:
+            return ["other words give other tokens", *super().train_captions()]
+
     fresh = small()
-    Trainer(**QUIET).test(fresh, ColorPairs(), ckpt_path=trained, verbose=False)
+    Trainer(**QUIET).test(fresh, Chatty(), ckpt_path=trained, verbose=False)
+    assert fresh.hparams["tokenizer"] == load_captioner(trained).hparams["tokenizer"]
     assert list(fresh.adapter) == ["mdp"]
     assert fresh.scores is not None and fresh.scores.as_dict()["CIDEr-D"] > 50
+
+
+def test_a_warm_start_keeps_the_tokens_of_its_weights(trained: Path, tmp_path: Path) -> None:
+    warm = fit(small(init_from=str(trained), tokenizer_size=300), [LoRA(rank=2, alpha=4)], tmp_path, max_steps=0)
+    start = load_captioner(trained)
+    assert warm.hparams["tokenizer"] == start.hparams["tokenizer"] and list(warm.adapter) == ["mdp", "lora"]
+    batch = start.collate([ColorSource(2, 0).load(i) for i in range(2)])
+    with torch.no_grad():
+        scores = [m.eval().score(m.encode(batch), batch.tokens, batch.caption_mask) for m in (start, warm)]
+    assert torch.equal(*scores)
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:

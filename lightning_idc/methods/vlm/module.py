@@ -41,6 +41,8 @@ class VLMCaptioner(PairCaptioner):
             activation checkpointing.
     """
 
+    word_hparams = ("tokenizer",)
+
     def __init__(
         self,
         model: str | None = None,
