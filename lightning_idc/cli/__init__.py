@@ -21,6 +21,7 @@ VERBS = {
     "relevance": ("relevance", "draw which patches and words of a pair belong together"),
     "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check NAME --root DIR"),
+    "statistics": ("statistics", "NAME --root DIR: pairs, captions, words, sentences, vocabulary of a data set"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),
     "doctor": ("doctor", "look at this installation"),
