@@ -1,4 +1,4 @@
-"""The verb `statistics` on a folder of pairs."""
+"""`data count` on a folder of pairs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_every_split_has_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statistics", "folder", "--root", str(folder)]) == 0
+    assert main(["data", "count", "folder", "--root", str(folder)]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["train", "val", "test", "all"]
     rows = {line[:30].strip(): line[30:].split() for line in lines[1:]}
@@ -42,7 +42,7 @@ def test_every_split_has_a_column(folder: Path, capsys: pytest.CaptureFixture[st
 
 
 def test_one_split_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statistics", "folder", "--root", str(folder), "--split", "val"]) == 0
+    assert main(["data", "count", "folder", "--root", str(folder), "--split", "val"]) == 0
     assert capsys.readouterr().out.splitlines()[0].split() == ["val"]
 
 
@@ -55,5 +55,5 @@ def test_one_split_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     ],
 )
 def test_what_is_wrong_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["statistics", *arguments]) == 1
+    assert main(["data", "count", *arguments]) == 1
     assert message in capsys.readouterr().err
