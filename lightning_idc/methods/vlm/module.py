@@ -150,6 +150,8 @@ class VLMCaptioner(PairCaptioner):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
+        if self.device_mesh is not None:
+            return  # Lightning reads sharded models weight by weight, past any hook that could fill one in
         # frozen weights that `model` brings again would make a checkpoint of a 7B model ten times as large
         for name, parameter in self.named_parameters(remove_duplicate=False):
             if not parameter.requires_grad and stock_name(name) in self._stock:
