@@ -38,7 +38,12 @@ from lightning_idc.pairs import PairBatch, PairFeatures, PairSample
 
 WAYS = ("plain", "looked", "packed", "cached")
 SMALL_TEXT = dict(
-    model_type="qwen2", hidden_size=512, intermediate_size=1024, num_hidden_layers=6, num_attention_heads=8
+    model_type="qwen2",
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=2,
 )
 SIZES: dict[str, tuple[int, dict[str, Any]]] = {
     "tiny": (
@@ -72,7 +77,7 @@ SIZES: dict[str, tuple[int, dict[str, Any]]] = {
                 num_hidden_layers=6,
                 num_attention_heads=4,
             ),
-            text_config={**SMALL_TEXT, "num_key_value_heads": 2, "vocab_size": 8000},
+            text_config={**SMALL_TEXT, "vocab_size": 8000},
         ),
     ),
     "qwen2_5_vl_3b": (

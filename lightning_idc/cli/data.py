@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,7 +103,7 @@ def _count(name: str, arguments: list[str]) -> int:
         raise PairError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
     data = _build(name, "count", given)
     data.prepare_data()
-    captions = {}
+    captions: dict[str, list[Sequence[str]]] = {}
     for part in (split,) if split else SPLITS:
         source = data.pairs_of(part)
         captions[part] = [source.captions(index) for index in range(len(source))]
