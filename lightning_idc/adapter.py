@@ -17,7 +17,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import nn
-from torch.distributed.fsdp import FSDPModule
 
 from lightning_idc.checkpoint import class_named
 from lightning_idc.nn.adapter import Adapter
@@ -70,6 +69,8 @@ class TakesAdapters:
 
     def install_adapters(self: Any) -> None:
         """Install every recorded adapter that is not yet on the network."""
+        from torch.distributed.fsdp import FSDPModule
+
         for name, record in (self.hparams["adapters"] or {}).items():
             if name in self.adapter:
                 continue

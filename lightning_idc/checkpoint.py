@@ -76,6 +76,9 @@ def load_captioner(path: str | Path) -> PairCaptioner:
 class LoadsAndSaves:
     """The part of a PairCaptioner that reads and writes it."""
 
+    word_hparams: tuple[str, ...] = ("vocabulary",)
+    """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    init_from: str | None
     _rng: dict[str, Any] | None = None
 
     def load_start(self: Any) -> dict[str, Tensor] | None:
@@ -90,7 +93,7 @@ class LoadsAndSaves:
         return checkpoint["state_dict"]
 
     def _adopt(self: Any, hparams: dict[str, Any]) -> None:
-        for name in ("vocabulary", "no_change_captions", "image_size", "max_length"):
+        for name in (*self.word_hparams, "no_change_captions", "image_size", "max_length"):
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
         self.record_adapters(hparams.get("adapters"))
@@ -109,9 +112,8 @@ class LoadsAndSaves:
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
         hparams = checkpoint.get("hyper_parameters", {})
-        words = hparams.get("vocabulary")
-        if self.net is None or (words is not None and words != self.hparams["vocabulary"]):
-            # the words that the weights were trained on win over those of the data at hand
+        words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
+        if self.net is None or any(words[name] != self.hparams[name] for name in words):
             self._adopt(hparams)
             self.net, self.init_from = None, None  # the checkpoint brings all weights
             self.adapter.clear()

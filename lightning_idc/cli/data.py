@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.datamodule import PairDataModule, Split
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
@@ -28,13 +29,17 @@ MODULES = {
     "omnidiff": "lightning_idc.data.omnidiff.OmniDiff",
     "spot_the_diff": "lightning_idc.data.spot_the_diff.SpotTheDiff",
 }
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
        lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--key value ...]
+       lightning-idc data count NAME [--root DIR] [--split SPLIT] [--key value ...]
 
 `ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
 cannot be used; --root and any other key are arguments of the data module. `prepare` downloads what may be
-downloaded, unpacks an archive that you fetched, verifies what there is, and tells the steps that are left.
+downloaded, unpacks an archive that you fetched, verifies what there is, and tells the steps that are left. `count`
+counts the captions of every split, or of one, as tables 1 and 2 of OmniDiff do: pairs, captions, words, sentences,
+vocabulary, and the share of long captions; it reads no image.
 
 NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
@@ -47,10 +52,11 @@ def run(given: list[str]) -> int:
         return 0 if rest else 2
     if rest == ["ls"]:
         return _ls()
-    if rest[0] not in ("check", "prepare") or len(rest) < 2 or rest[1].startswith("--"):
+    verbs = {"check": _check, "prepare": _prepare, "count": _count}
+    if rest[0] not in verbs or len(rest) < 2 or rest[1].startswith("--"):
         print(_HELP, file=sys.stderr)
         return 2
-    return (_check if rest[0] == "check" else _prepare)(rest[1], rest[2:])
+    return verbs[rest[0]](rest[1], rest[2:])
 
 
 def _ls() -> int:
@@ -85,6 +91,30 @@ def _prepare(name: str, arguments: list[str]) -> int:
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
     return _told(left)
+
+
+def _count(name: str, arguments: list[str]) -> int:
+    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.data.statistics import split_statistics
+
+    given = parse_overrides(arguments)
+    split = given.pop("split", None)
+    if split is not None and split not in SPLITS:
+        raise PairError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
+    data = _build(name, "count", given)
+    data.prepare_data()
+    captions: dict[str, list[Sequence[str]]] = {}
+    for part in (split,) if split else SPLITS:
+        source = data.pairs_of(part)
+        captions[part] = [source.captions(index) for index in range(len(source))]
+    found = split_statistics(captions)
+    columns = [["", *(label for label, _ in next(iter(found.values())).rows())]]
+    columns += [[part, *(value for _, value in numbers.rows())] for part, numbers in found.items()]
+    widths = [max(map(len, column)) for column in columns]
+    for label, *values in zip(*columns, strict=True):
+        cells = [label.ljust(widths[0]), *map(str.rjust, values, widths[1:])]
+        print("  ".join(cells))
+    return 0
 
 
 def _told(problems: list[str]) -> int:

@@ -21,8 +21,10 @@ class HasLanguageModel(Protocol):
     """A network with a language model inside."""
 
     model: Any
-    language_modules: tuple[str, ...]
-    """Paths within ``model``."""
+
+    @property
+    def language_modules(self) -> tuple[str, ...]:
+        """Paths within ``model``."""
 
 
 class LowRank(Adapter):
@@ -58,9 +60,8 @@ class LowRank(Adapter):
         from peft.tuners.lora import LoraModel
         from peft.tuners.tuners_utils import BaseTunerLayer
 
-        language = isinstance(net, HasLanguageModel)
-        model: nn.Module = net.model if language else net
-        freeze = list(self.freeze or (net.language_modules if language else ()))
+        model, language = (net.model, net.language_modules) if isinstance(net, HasLanguageModel) else (net, ())
+        freeze = list(self.freeze or language)
         if not freeze:
             raise PairError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
         if any(isinstance(part, BaseTunerLayer) for part in model.modules()):
@@ -155,7 +156,7 @@ class LowRank(Adapter):
 
         (tuner,) = self._tuner
         state = load_file(folder / "adapter_model.safetensors")
-        result = set_peft_model_state_dict(
+        result: Any = set_peft_model_state_dict(
             tuner.model, {key.removeprefix("base_model.model."): value for key, value in state.items()}
         )
         if result.unexpected_keys:

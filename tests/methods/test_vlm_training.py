@@ -66,10 +66,25 @@ def test_it_learns_its_tokens_and_to_describe(trained: Path) -> None:
 
 
 def test_a_test_without_callbacks_brings_tokens_and_adapters(trained: Path) -> None:
+    class Chatty(ColorPairs):
+        def train_captions(self) -> list[str]:
+            return ["other words give other tokens", *super().train_captions()]
+
     fresh = small()
-    Trainer(**QUIET).test(fresh, ColorPairs(), ckpt_path=trained, verbose=False)
+    Trainer(**QUIET).test(fresh, Chatty(), ckpt_path=trained, verbose=False)
+    assert fresh.hparams["tokenizer"] == load_captioner(trained).hparams["tokenizer"]
     assert list(fresh.adapter) == ["mdp"]
     assert fresh.scores is not None and fresh.scores.as_dict()["CIDEr-D"] > 50
+
+
+def test_a_warm_start_keeps_the_tokens_of_its_weights(trained: Path, tmp_path: Path) -> None:
+    warm = fit(small(init_from=str(trained), tokenizer_size=300), [LoRA(rank=2, alpha=4)], tmp_path, max_steps=0)
+    start = load_captioner(trained)
+    assert warm.hparams["tokenizer"] == start.hparams["tokenizer"] and list(warm.adapter) == ["mdp", "lora"]
+    batch = start.collate([ColorSource(2, 0).load(i) for i in range(2)])
+    with torch.no_grad():
+        scores = [m.eval().score(m.encode(batch), batch.tokens, batch.caption_mask) for m in (start, warm)]
+    assert torch.equal(*scores)
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
@@ -158,6 +173,51 @@ def test_a_hub_id_that_cannot_be_had_fails_at_once() -> None:
     with pytest.raises(PairError, match="hf download nobody/no-such-model"):
         VLMCaptioner(model="nobody/no-such-model").build()
     assert time.monotonic() - start < 10
+
+
+def from_folder(folder: Path, **options: Any) -> VLMCaptioner:
+    return small(architecture=None, model=str(folder), **options)
+
+
+def test_checkpoints_leave_frozen_weights_to_the_model_they_came_from(tmp_path: Path) -> None:
+    captioner("llava_onevision").save_model(tmp_path / "stock")
+    model = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=2)
+    model.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    saved = torch.load(tmp_path / "sft.ckpt", weights_only=True)["state_dict"]
+    left = model.state_dict().keys() - saved.keys()
+    assert left == {name for name, p in model.named_parameters() if not p.requires_grad}
+    assert any("language_model" in name for name in left) and not any("lora" in name for name in left)
+    again = load_captioner(tmp_path / "sft.ckpt")
+    for name, value in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+    # a later stage that freezes what was trained, or merges, must save it: `model` does not bring it
+    later = from_folder(tmp_path / "stock", init_from=str(tmp_path / "sft.ckpt"), settle_adapters=True)
+    fit(later, [LoRA(rank=2, alpha=4, name="dpo")], tmp_path, max_steps=0)
+    later.net.requires_grad_(False)  # type: ignore[union-attr]
+    later.trainer.save_checkpoint(tmp_path / "dpo.ckpt")
+    end = load_captioner(tmp_path / "dpo.ckpt")
+    for name, value in later.state_dict().items():
+        assert torch.equal(end.state_dict()[name], value), name
+
+
+def test_weights_that_a_checkpoint_must_bring_are_missed(tmp_path: Path) -> None:
+    captioner("llava_onevision").save_model(tmp_path / "stock")
+    model = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=1)
+    state = {name: value for name, value in model.state_dict().items() if "lora_A" not in name}
+    with pytest.raises(RuntimeError, match="lora_A"):
+        model.load_state_dict(state)
+
+
+def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
+    captioner("llava_onevision").save_model(tmp_path / "stock")
+    whole = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=6)
+    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=3, save_top_k=-1)
+    fit(from_folder(tmp_path / "stock"), [*adapters(), saver], tmp_path, max_steps=3, enable_checkpointing=True)
+    half = tmp_path / "half.ckpt"
+    resumed = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=6, ckpt_path=half)
+    for name, value in whole.state_dict().items():
+        assert torch.equal(resumed.state_dict()[name], value), name
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,8 @@ def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any,
 
     _find(name)
     family = family_of(AutoConfig.from_pretrained(name).model_type)
-    model, info = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
+    loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
+    model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
         raise PairError(
@@ -86,7 +87,7 @@ def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
     """Random model of a transformers configuration, with a processor for it.
 
     Args:
-        architecture: what ``AutoConfig`` takes, ``model_type`` included; sizes of the vocabulary are filled in.
+        architecture: what ``AutoConfig`` takes, ``model_type`` included; the tokenizer's ids and size are filled in.
         tokenizer_json: tokenizer as :func:`train_tokenizer` gives it.
 
     Raises:
@@ -105,7 +106,9 @@ def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
         extra_special_tokens=family.special_tokens,
     )
     config = AutoConfig.for_model(architecture["model_type"], **options)
-    config.text_config.vocab_size = len(tokenizer)
+    # a larger number that was asked for stands, as models pad their vocabularies
+    asked = architecture.get("text_config", {}).get("vocab_size", 0)
+    config.text_config.vocab_size = max(len(tokenizer), asked)
     config.text_config.pad_token_id = tokenizer.pad_token_id
     config.text_config.eos_token_id = tokenizer.eos_token_id
     processor = family.processor(config, tokenizer)

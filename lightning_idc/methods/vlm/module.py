@@ -41,6 +41,8 @@ class VLMCaptioner(PairCaptioner):
             activation checkpointing.
     """
 
+    word_hparams = ("tokenizer",)
+
     def __init__(
         self,
         model: str | None = None,
@@ -63,6 +65,8 @@ class VLMCaptioner(PairCaptioner):
         if scoring == "cached" and activation_checkpointing:
             raise PairError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
         self._scoring = ways[scoring]
+        self._stock: set[str] = set()
+        self.register_load_state_dict_pre_hook(take_stock)
         self._prompts: dict[tuple[str, int, int], list[int]] = {}
 
     # ---- making it --------------------------------------------------------------------------------------
@@ -75,6 +79,7 @@ class VLMCaptioner(PairCaptioner):
             options["image_size"] = options["image_size"] or data.image_size
         if options["model"] is not None:
             model, processor, family = load_model(options["model"], getattr(torch, options["dtype"]))
+            self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
             if options["tokenizer"] is None:
                 if not isinstance(data, ProvidesCaptions):
@@ -141,6 +146,21 @@ class VLMCaptioner(PairCaptioner):
             self._prompts[key] = [int(i) for i in found["input_ids"][0]]
         return self._prompts[key]
 
+    # ---- checkpoints ------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
+        if self.device_mesh is not None:
+            return  # Lightning reads sharded models weight by weight, past any hook that could fill one in
+        # frozen weights that `model` brings again would make a checkpoint of a 7B model ten times as large
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            if not parameter.requires_grad and stock_name(name) in self._stock:
+                checkpoint["state_dict"].pop(name, None)
+
+    def settle_adapters(self) -> None:
+        super().settle_adapters()
+        self._stock.clear()  # merged weights are no longer those of `model`
+
     # ---- giving it away ---------------------------------------------------------------------------------
 
     def save_model(self, folder: str | Path) -> Path:
@@ -155,3 +175,23 @@ class VLMCaptioner(PairCaptioner):
         net.model.save_pretrained(folder)
         net.processor.save_pretrained(folder)
         return Path(folder)
+
+
+def stock_name(name: str) -> str:
+    """Path that a parameter had before peft put its layer into another one."""
+    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
+
+
+def take_stock(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Fill in weights that a checkpoint left to ``model``: a ``load_state_dict`` pre-hook.
+
+    Only weights that still are those of ``model`` are filled in; what the checkpoint brings is none of them from then
+    on, and everything else stays strict.
+    """
+    assert isinstance(host, VLMCaptioner)
+    host._stock -= {stock_name(key.removeprefix(prefix)) for key in state_dict}
+    if not host._stock:
+        return
+    for name, parameter in host.named_parameters(remove_duplicate=False):
+        if stock_name(name) in host._stock:
+            state_dict.setdefault(prefix + name, parameter)

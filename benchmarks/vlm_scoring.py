@@ -1,0 +1,238 @@
+"""What does one look and one prompt for K answers save, in time and memory, forward and backward?
+
+    python benchmarks/vlm_scoring.py [--size small] [--device cpu] [--pairs 2] [--answers 2] [--length 20] [--runs 5]
+                                     [--out results/vlm_scoring.json]
+    python benchmarks/vlm_scoring.py --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
+
+Ways: `plain` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
+know nothing of pairs do it; `looked` is the same after one look, with logits at the answers only; `packed` and `cached`
+are the two ways of methods/vlm/scoring.py. Each way runs in a process of its own, so that its peak memory is its own;
+weights are random. The summed log-probabilities of all ways are compared, too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import torch
+from environment import describe
+from torch import Tensor
+
+from lightning_idc.methods.vlm.families import family_of
+from lightning_idc.methods.vlm.loading import train_tokenizer
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.scoring import cached, packed
+from lightning_idc.pairs import PairBatch, PairFeatures, PairSample
+
+WAYS = ("plain", "looked", "packed", "cached")
+SMALL_TEXT = dict(
+    model_type="qwen2",
+    hidden_size=512,
+    intermediate_size=1024,
+    num_hidden_layers=6,
+    num_attention_heads=8,
+    num_key_value_heads=2,
+)
+SIZES: dict[str, tuple[int, dict[str, Any]]] = {
+    "tiny": (
+        56,
+        dict(
+            model_type="llava_onevision",
+            vision_config=dict(
+                model_type="siglip_vision_model",
+                vision_use_head=False,
+                image_size=56,
+                patch_size=14,
+                hidden_size=32,
+                intermediate_size=64,
+                num_hidden_layers=2,
+                num_attention_heads=2,
+            ),
+            text_config={**SMALL_TEXT, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
+        ),
+    ),
+    "small": (
+        224,
+        dict(
+            model_type="llava_onevision",
+            vision_config=dict(
+                model_type="siglip_vision_model",
+                vision_use_head=False,
+                image_size=224,
+                patch_size=14,
+                hidden_size=256,
+                intermediate_size=512,
+                num_hidden_layers=6,
+                num_attention_heads=4,
+            ),
+            text_config={**SMALL_TEXT, "vocab_size": 8000},
+        ),
+    ),
+    "qwen2_5_vl_3b": (
+        448,
+        dict(
+            model_type="qwen2_5_vl",
+            vision_config=dict(
+                depth=32, hidden_size=1280, num_heads=16, intermediate_size=3420, out_hidden_size=2048, window_size=112
+            ),
+            text_config=dict(
+                hidden_size=2048,
+                intermediate_size=11008,
+                num_hidden_layers=36,
+                num_attention_heads=16,
+                num_key_value_heads=2,
+                vocab_size=151936,
+                tie_word_embeddings=True,
+                rope_parameters={"rope_type": "default", "mrope_section": [16, 24, 24], "rope_theta": 1e6},
+            ),
+        ),
+    ),
+}
+
+
+def model_of(size: str, device: str) -> tuple[VLMCaptioner, int]:
+    """Random captioner of a size, and the side of its images."""
+    side, architecture = SIZES[size]
+    torch.manual_seed(0)
+    words = ["the small red cube moved to the left of the large sphere", "nothing changed in this scene"]
+    special = family_of(architecture["model_type"]).special_tokens.values()
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    torch.set_default_dtype(dtype)
+    model = VLMCaptioner(architecture=architecture, tokenizer=train_tokenizer(words, 400, special))
+    with torch.device(device):
+        model.build()
+    torch.set_default_dtype(torch.float32)
+    return model.to(device), side
+
+
+def batch_of(model: VLMCaptioner, side: int, pairs: int, answers: int, length: int) -> PairBatch:
+    generator = torch.Generator().manual_seed(0)
+    images = torch.randint(0, 256, (pairs, 2, 3, side, side), generator=generator, dtype=torch.uint8)
+    batch = model.collate([PairSample(f"{i}", *images[i], ["the cube moved"]) for i in range(pairs)])
+    batch.tokens = torch.randint(10, 250, (pairs, answers, length + 1), generator=generator)
+    batch.caption_mask = torch.ones_like(batch.tokens, dtype=torch.bool)
+    batch.caption_mask[..., 0] = False
+    return batch.to(model.device)
+
+
+def plain(model: VLMCaptioner, batch: PairBatch) -> Tensor:
+    """Stock forward passes over pixels, one per answer: ``(B, K)``."""
+    net: Any = model.net
+    pixels = {k: v.to(batch.images.device) for k, v in net.family.pixels(net.processor, batch.images).items()}
+    prompt = batch.model_inputs["prompt_ids"]
+    scores = []
+    for k in range(batch.tokens.shape[1]):
+        ids = torch.cat([prompt, batch.tokens[:, k, 1:]], 1)
+        inputs = dict(pixels, input_ids=ids, attention_mask=torch.ones_like(ids))
+        if "image_grid_thw" in pixels:
+            inputs["mm_token_type_ids"] = (ids == net.model.config.image_token_id).int()
+        logits = net.model(**inputs).logits[:, :-1].float()
+        told = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        scores.append(-told[:, prompt.shape[1] - 1 :].sum(-1))
+    return torch.stack(scores, 1)
+
+
+def looked(net: Any, features: PairFeatures, tokens: Tensor) -> Tensor:
+    """Logits of one answer after the other, each behind a prompt of its own."""
+    return torch.cat([packed(net, features, tokens[:, k : k + 1]) for k in range(tokens.shape[1])], 1)
+
+
+def scores_of(way: str, model: VLMCaptioner, batch: PairBatch) -> Tensor:
+    if way == "plain":
+        return plain(model, batch)
+    model.net.scoring = {"looked": looked, "packed": packed, "cached": cached}[way]  # type: ignore[union-attr]
+    return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+
+
+def timed(run: Callable[[], Any], runs: int, device: str) -> list[float]:
+    seconds = []
+    for _ in range(runs + 1):
+        if device == "cuda":
+            torch.cuda.synchronize()
+        start = time.perf_counter()
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds.append(time.perf_counter() - start)
+    return seconds[1:]  # the first one warms up
+
+
+def measure(way: str, given: argparse.Namespace) -> dict[str, Any]:
+    """One way, in this process."""
+    model, side = model_of(given.size, given.device)
+    batch = batch_of(model, side, given.pairs, given.answers, given.length)
+    empty = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    scores: list[Tensor] = []
+
+    def step() -> None:
+        model.zero_grad()
+        scores[:] = [scores_of(way, model, batch)]
+        scores[0].sum().backward()
+
+    seconds = timed(step, given.runs, given.device)
+    if given.device == "cuda":
+        peak = torch.cuda.max_memory_allocated() / 2**20
+    else:
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return {
+        "seconds": seconds,
+        "peak_mib": peak,
+        "mib_before": empty if given.device == "cpu" else None,
+        "scores": scores[0].tolist(),
+        "prompt_tokens": batch.model_inputs["prompt_ids"].shape[1],
+        "parameters": sum(p.numel() for p in model.parameters()),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", choices=SIZES, default="small")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--pairs", type=int, default=2)
+    parser.add_argument("--answers", type=int, default=2)
+    parser.add_argument("--length", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.way:
+        print(json.dumps(measure(given.way, given)))
+        return
+    found = {}
+    for way in WAYS:
+        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{way} failed:\n{done.stderr[-3000:]}")
+        found[way] = json.loads(done.stdout.splitlines()[-1])
+    base = found["plain"]
+    for way, row in found.items():
+        row["median_s"] = statistics.median(row["seconds"])
+        row["times_faster"] = statistics.median(base["seconds"]) / row["median_s"]
+        row["largest_difference"] = float((torch.tensor(row["scores"]) - torch.tensor(base["scores"])).abs().max())
+        print(
+            f"{way:<8}{row['median_s']:9.3f} s  {row['times_faster']:5.2f} x  {row['peak_mib']:9.0f} MiB  "
+            f"off by {row['largest_difference']:.1e}"
+        )
+    if given.out:
+        given.out.parent.mkdir(parents=True, exist_ok=True)
+        settings = {name: value for name, value in vars(given).items() if name not in ("out", "way")}
+        result = {"settings": settings, "environment": describe("transformers"), "ways": found}
+        given.out.write_text(json.dumps(result, indent=2))
+
+
+if __name__ == "__main__":
+    main()

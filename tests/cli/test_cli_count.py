@@ -1,0 +1,59 @@
+"""`data count` on a folder of pairs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from lightning_idc.cli import main
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    lines = []
+    for index, split in enumerate(["train", "train", "val", "test"]):
+        for side in ("before", "after"):
+            Image.new("RGB", (8, 8), (index, 0, 0)).save(tmp_path / f"{side}{index}.png")
+        lines.append(
+            {
+                "id": str(index),
+                "before": f"before{index}.png",
+                "after": f"after{index}.png",
+                "captions": ["a cube moved. it is red."] * (index + 1),
+                "split": split,
+            }
+        )
+    (tmp_path / "pairs.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    return tmp_path
+
+
+def test_every_split_has_a_column(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "count", "folder", "--root", str(folder)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["train", "val", "test", "all"]
+    rows = {line[:30].strip(): line[30:].split() for line in lines[1:]}
+    assert rows["pairs"] == ["2", "1", "1", "4"]
+    assert rows["captions"] == ["3", "3", "4", "10"]
+    assert rows["sentences per caption"] == ["2.0"] * 4
+    assert rows["vocabulary"] == ["6"] * 4
+
+
+def test_one_split_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "count", "folder", "--root", str(folder), "--split", "val"]) == 0
+    assert capsys.readouterr().out.splitlines()[0].split() == ["val"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["foldr"], "no data module is called 'foldr'"),
+        (["folder", "--split", "dev"], "expected one of train, val, test"),
+        (["folder", "--rot", "x"], "rot"),
+    ],
+)
+def test_what_is_wrong_is_said(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", "count", *arguments]) == 1
+    assert message in capsys.readouterr().err
