@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -60,11 +62,21 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         self.pairs: Pairs = pairs
         self._tables: dict[str, Any] = {}
 
+    def heading(self) -> str:
+        return f"{self.title} ({self.pairs} pairs)"
+
     def annotations(self, split: Split) -> list[list[str]]:
         return [[f"{name}.json"] for name in ("splits", "change_captions", "no_change_captions", "type_mapping")]
 
     def expected(self, split: Split) -> Counts:
-        return Counts(pairs=IDS[split] * (2 if self.pairs == "all" else 1), empty=0, silent=0)
+        return Counts(pairs=IDS[split] * (2 if self.pairs == "all" else 1))
+
+    def miscount(self, split: Split) -> str | None:
+        found = Counter(self._types().values())
+        expected = {_NAMES.get(kind, kind): scenes for kind, scenes in TYPES.items()}
+        if found != expected:
+            return f"{self.title} type_mapping.json: expected {_scenes(expected)}; found {_scenes(found)}"
+        return super().miscount(split)
 
     def read(self, split: Split) -> list[Record]:
         numbers = numbers_of(self.file("splits.json"), split)
@@ -116,6 +128,10 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
                     raise PairError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
                 found[int(number)] = _NAMES.get(kind, kind)
         return found
+
+
+def _scenes(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{scenes:,} of {kind}" for kind, scenes in sorted(kinds.items())) or "nothing"
 
 
 def numbers_of(path: Path, split: str) -> list[int]:

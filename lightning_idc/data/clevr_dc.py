@@ -58,7 +58,7 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
         return [["split.json", "splits.json"], ["captions.json", "captions_dc.json"]]
 
     def expected(self, split: Split) -> Counts:
-        return Counts(pairs=PAIRS[split], empty=0, silent=0)
+        return Counts(pairs=PAIRS[split])
 
     def read(self, split: Split) -> list[Record]:
         captions: dict[str, Any] = read_json(self.file("captions.json", "captions_dc.json"), dict)

@@ -71,6 +71,9 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         self.shares = tuple(shares)
         self._all: list[Record] | None = None
 
+    def heading(self) -> str:
+        return f"{self.title} ({self.part})"
+
     def annotations(self, split: Split) -> list[list[str]]:
         return [[f"img_diff_object_{self.part}.json"]]
 

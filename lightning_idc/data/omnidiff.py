@@ -75,6 +75,9 @@ real/val.json, real/test.json, render/train.json, ...
         self.fields = {**FIELDS, **(fields or {})}
         self.annotations_file = annotations_file
 
+    def heading(self) -> str:
+        return f"{self.title} ({self.subset})"
+
     def annotations(self, split: Split) -> list[list[str]]:
         # not str.format, which would follow attributes that a name spells out
         return [[self.annotations_file.replace("{subset}", self.subset).replace("{split}", split)]]

@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 
 from lightning_idc.data.folder import FolderPairs
+from lightning_idc.pairs import PairError
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
@@ -73,3 +74,23 @@ def test_all_faults_are_told_at_once(root: Path) -> None:
     first, *rest = FolderPairs(root).check()
     assert first.startswith("train: 2 of 3 pairs cannot be read: pair 'train-0'") and "'train-1'" in first
     assert len(rest) == 2 and all("has no pairs" in problem for problem in rest)
+
+
+def test_pairs_that_repeat_another_of_their_split_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for side in ("before", "after"):
+        (root / f"train-2-{side}.png").write_bytes((root / f"train-0-{side}.png").read_bytes())
+    assert FolderPairs(root).check() == []
+    assert "train: 1 pairs repeat the images of another: train-2 = train-0" in capsys.readouterr().out
+
+
+def test_images_can_be_scaled_bicubically(root: Path) -> None:
+    dots = np.zeros((8, 8, 3), np.uint8)
+    dots[::3, ::3] = 255
+    Image.fromarray(dots).save(root / "train-0-before.png")
+    scaled = [
+        FolderPairs(root, image_size=(5, 5), interpolation=how).pairs_of("train").load(0).before
+        for how in ("bilinear", "bicubic")
+    ]
+    assert scaled[0].ne(scaled[1]).any()
+    with pytest.raises(PairError, match="expected one of bilinear, bicubic"):
+        FolderPairs(root, interpolation="nearest")  # type: ignore[arg-type]

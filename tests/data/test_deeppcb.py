@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_idc.data.deeppcb import (
-    TYPES,
-    DeepPCB,
-    Defect,
-    captions_of,
-    change_type_of,
-    parse_defects,
-    parse_places,
-)
+from lightning_idc.data.deeppcb import DeepPCB
+from lightning_idc.data.defects import TYPES, Defect, captions_of, change_type_of, parse_defects, parse_places
 from lightning_idc.data.transforms import swap_sides
 from lightning_idc.pairs import PairError
 

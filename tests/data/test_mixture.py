@@ -198,3 +198,31 @@ def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
     assert int(data.pairs_of("val").load(0).after[0, 0, 0]) == 106
     with pytest.raises(PairError, match=r"expected 8,807 pairs.*found 2 pairs"):
         MagicBrush(tmp_path).pairs_of("train")
+
+
+def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
+    from jsonargparse import ArgumentParser
+
+    from lightning_idc.cli.keys import check
+
+    folder(tmp_path / "a", 2)
+    home = "lightning_idc.data"
+    part = {
+        "class_path": f"{home}.folder.FolderPairs",
+        "init_args": {
+            "root": str(tmp_path / "a"),
+            "corruption": {"class_path": f"{home}.robustness.ReplaceWords", "init_args": {"share": 0.4}},
+        },
+    }
+    config = {
+        "data": {
+            "class_path": f"{home}.mixture.Mixture",
+            "init_args": {"parts": {"one": part, "two": part}, "weights": {"one": 1, "two": 3}, "image_size": 8},
+        }
+    }
+    check(config)
+    parser = ArgumentParser()
+    parser.add_argument("--data", type=PairDataModule)
+    data = parser.instantiate_classes(parser.parse_object(config)).data
+    assert isinstance(data, Mixture) and Counter(n.split("/")[0] for n in drawn(data, 0)) == {"one": 1, "two": 3}
+    assert data.parts["one"].pairs_of("train").captions(0) != FolderPairs(tmp_path / "a").pairs_of("train").captions(0)
