@@ -3,9 +3,9 @@
     python benchmarks/annotations.py FOLDER [--meteor] [--most 2000] [--out benchmarks/results/annotations.json]
 
 FOLDER holds annotation files that `score --references` reads (``.json`` and ``.json.gz``, at any depth; others are
-passed over). Of every file, references are scored against themselves (the first of a pair against all), against those of
-another pair ("shuffled"), and cut to half of their words ("truncated"). pycocoevalcap's path is its own: Java tokenizer,
-scorers, and with --meteor its Java METEOR. Largest differences are given times 100; METEOR's must be 0.
+passed over). Of every file, references are scored against themselves (the first of a pair against all), against those
+of another pair ("shuffled"), and cut to half of their words ("truncated"). pycocoevalcap's path is its own: Java
+tokenizer, scorers, and with --meteor its Java METEOR. Differences are given times 100; METEOR's must be 0.
 """
 
 from __future__ import annotations
