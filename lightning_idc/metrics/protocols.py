@@ -266,7 +266,7 @@ def evaluate(
     said = [id for id in captions if id in wanted or id not in known]
     if captions and not said:
         raise PairError(
-            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
+            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(sorted(wanted))}"
         )
     check_ids(said, wanted)
     asked = protocol.metrics if metrics is None else metrics

@@ -106,7 +106,9 @@ def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
 
 def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hashes, scores = [], []
-    for given in ([], ["--frequencies", str(tmp_path / "truth.json")], ["--frequencies", str(tmp_path / "said.json")]):
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({str(n): text for n, text in enumerate(["the red cube", "the cube", "a ball"])}))
+    for given in ([], ["--frequencies", str(tmp_path / "truth.json")], ["--frequencies", str(other)]):
         assert main([*files(tmp_path), *given, "--json", "--metrics", "CIDEr-D,CIDEr"]) == 0
         result = json.loads(capsys.readouterr().out)
         hashes.append(result["protocol"]["hash"])
@@ -117,7 +119,7 @@ def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.Capt
 
 def test_protocols_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "--protocols"]) == 0
-    assert "spot-the-diff/grouped  6970b1f42c30" in capsys.readouterr().out
+    assert "spot-the-diff/grouped 6970b1f42c30 one caption" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit):
         main(["score"])
     assert main(["score", "x.json", "--protocol", "cocoa"]) == 1
