@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,10 @@ def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.
     (source / "SpiceScorer.java").write_text(SCORER, encoding="utf-8")
     subprocess.run(["javac", "-nowarn", *map(str, source.glob("*.java"))], check=True, capture_output=True)
     for name in JARS:
-        (folder / name).touch()
+        zipfile.ZipFile(folder / name, "w").close()
     subprocess.run(["jar", "cf", str(folder / "spice.jar"), "-C", str(folder), "edu"], check=True)
     monkeypatch.setattr(spice, "_program", lambda: folder / "spice.jar")
     monkeypatch.setattr(spice, "MEMORY", "-Xmx256M")
-    # empty files are no jars, and Java passes over them
     outcome = spice_scores(CANDIDATES, REFERENCES, folder)
     assert not isinstance(outcome, NotComputed), outcome
     np.testing.assert_array_equal(outcome[1], [1, 0, 1])
