@@ -261,12 +261,13 @@ def evaluate(
         raise PairError("there are no references to score against")
     parts = protocol.parts(truths)
     # pairs that the protocol leaves out may have a caption, and pairs that nobody knows may not
-    wanted = {truth.id for part in parts.values() for truth in part}
+    wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
+    scored = set(wanted)
     known = {truth.id for truth in truths}
-    said = [id for id in captions if id in wanted or id not in known]
+    said = [id for id in captions if id in scored or id not in known]
     if captions and not said:
         raise PairError(
-            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(sorted(wanted))}"
+            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
         )
     check_ids(said, wanted)
     asked = protocol.metrics if metrics is None else metrics
