@@ -107,3 +107,13 @@ def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.
     failed = spice_scores([["explode"]], [[["x"]]], folder)
     assert isinstance(failed, NotComputed)
     assert "as asked" in str(failed) and "code 1" in str(failed)
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
+def test_the_real_program_starts_and_misses_corenlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in JARS:
+        zipfile.ZipFile(tmp_path / name, "w").close()
+    monkeypatch.setattr(spice, "MEMORY", "-Xmx256M")
+    outcome = spice_scores(CANDIDATES, REFERENCES, tmp_path)
+    assert isinstance(outcome, NotComputed)
+    assert "NoClassDefFoundError: edu/stanford/nlp" in outcome.reason
