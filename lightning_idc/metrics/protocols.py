@@ -264,12 +264,12 @@ def evaluate(
     wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
     scored = set(wanted)
     known = {truth.id for truth in truths}
-    said = [id for id in captions if id in scored or id not in known]
-    if captions and not said:
+    counted = [id for id in captions if id in scored or id not in known]
+    if captions and not counted:
         raise PairError(
             f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
         )
-    check_ids(said, wanted)
+    check_ids(counted, wanted)
     asked = protocol.metrics if metrics is None else metrics
     found = {}
     for name, part in parts.items():
