@@ -14,7 +14,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.captioner import PairCaptioner
-from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import Origin
@@ -232,7 +231,12 @@ def selected_on(checkpoint: Path) -> str | None:
     """Split on whose values a checkpoint was chosen; None where it was not chosen, or nobody knows."""
     if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
         return None
-    for name, state in read_checkpoint(checkpoint).get("callbacks", {}).items():
+    try:
+        # weights that nobody reads stay on the disk
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # an old format, which cannot be mapped
+        return None
+    for name, state in saved.get("callbacks", {}).items():
         if name.startswith("ModelCheckpoint") and isinstance(state.get("monitor"), str):
             return str(state["monitor"]).split("/")[0]
     return None

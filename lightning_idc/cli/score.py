@@ -9,9 +9,14 @@ import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lightning_idc.errors import PairError
+
+if TYPE_CHECKING:
+    from lightning_idc.metrics.captions import Scores
+    from lightning_idc.metrics.grouping import Truth
+    from lightning_idc.metrics.protocols import Protocol
 
 _ABOUT = """Score captions that any program made, under a named protocol.
 
@@ -64,13 +69,15 @@ def _add(arguments: argparse.ArgumentParser) -> None:
         help="confidence intervals from N drawn corpora (1000 is usual)",
     )
     add("--against", help="another file of captions, compared on the same pairs")
+    add("--judge", metavar="FOLDER", help="causal language model that also scores the captions, from 0 to 100")
+    add("--judge-gguf", metavar="NAME", help="of the model's GGUF file in that folder")
     add("--model", help="name for the result")
     add("--data", help="name for the result")
     add("--json", action="store_true", help="print the result as JSON")
     add("--out", help="also write the result there")
 
 
-def _score(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
+def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
     from lightning_idc.metrics import bootstrap, reading, results
     from lightning_idc.metrics.captions import Aids, References
     from lightning_idc.metrics.grouping import with_ious, with_types
@@ -111,10 +118,26 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], Any]:
         theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, aids).values()))
         compared = bootstrap.compare(theirs, headline, options.bootstrap or 1000)
         result["against"] = {name: asdict(difference) for name, difference in compared.items()}
+    if options.judge:
+        result["judge"] = _judged(options, protocol, predictions.captions, truths)
     return result, parts
 
 
-def _documents(truths: Sequence[Any]) -> dict[str, list[str]]:
+def _judged(
+    options: argparse.Namespace, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[Truth]
+) -> dict[str, Any]:
+    """What a language model says of the headline's pairs; records of a pair are handed over together."""
+    from lightning_idc.metrics.grouping import grouped
+    from lightning_idc.metrics.judge import CausalJudge, judge_captions
+
+    counted = {truth.id for truth in next(iter(protocol.parts(truths).values()))}
+    expected = {t.id: t.references for t in grouped(truths)["all"] if t.id in counted}
+    said = {id: captions[id] for id in expected}
+    found = judge_captions(said, expected, CausalJudge(options.judge, options.judge_gguf))
+    return {"model": Path(options.judge).name, **found.as_dict()}
+
+
+def _documents(truths: Sequence[Truth]) -> dict[str, list[str]]:
     """References of a corpus by pair, records of one pair together; pairs without any say nothing of words."""
     found: dict[str, list[str]] = {}
     for truth in truths:
@@ -152,7 +175,7 @@ def _list_protocols() -> int:
     return 0
 
 
-def _show(result: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
+def _show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     from rich.console import Console
 
     from lightning_idc.report.table import Summary, as_rich
@@ -198,6 +221,13 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
             f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
             f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "
             f"higher on {found['wins']} pairs, lower on {found['losses']}"
+        )
+    if "judge" in result:
+        judged = result["judge"]
+        mean = "no score" if judged["mean"] is None else f"{judged['mean']:.1f} of 100"
+        lines.append(
+            f"judge {judged['model']} ({judged['rubric']}): {mean} on {judged['scored']} captions, "
+            f"{judged['unparsed']} answers unparsed"
         )
     lines.append(f"data {result['data']['fingerprint']}, captions {result['predictions']['digest']}")
     return lines

@@ -183,16 +183,16 @@ def with_ious(truths: Sequence[Truth], ious: Mapping[str, float]) -> list[Truth]
     return [replace(truth, iou=_found(truth, ious, known)) for truth in truths]
 
 
-def paragraph(sentences: Sequence[str], words: int | None = None) -> str:
+def paragraph(sentences: Sequence[str], most: int | None = None) -> str:
     """One text of several sentences, in their order, with a full stop between them.
 
     Args:
-        sentences: empty ones are left out.
-        words: after which the text is cut.
+        sentences: in their order; an empty one leaves a full stop, as in CARD's annotations.
+        most: words after which the text is cut.
     """
-    kept = [sentence.strip() for sentence in sentences if sentence.strip()]
-    text = ". ".join([*(sentence.rstrip(" .") for sentence in kept[:-1]), *kept[-1:]])
-    return text if words is None else " ".join(text.split()[:words])
+    text = ". ".join([*(sentence.rstrip(" .") for sentence in sentences[:-1]), *sentences[-1:]])
+    words = text.split()
+    return text if most is None or len(words) <= most else " ".join(words[:most])
 
 
 def _merged(truths: Sequence[Truth]) -> list[Truth]:

@@ -18,7 +18,7 @@ from typing import Any
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import grouping
-from lightning_idc.metrics.captions import USUAL, Aids, References, Scores, check_ids, score_captions
+from lightning_idc.metrics.captions import USUAL, Aids, References, Scores, check_ids, score_captions, some
 from lightning_idc.metrics.grouping import Parts, Truth
 from lightning_idc.metrics.interleave import interleave_rouge
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -261,9 +261,15 @@ def evaluate(
         raise PairError("there are no references to score against")
     parts = protocol.parts(truths)
     # pairs that the protocol leaves out may have a caption, and pairs that nobody knows may not
-    wanted = {truth.id for part in parts.values() for truth in part}
+    wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
+    scored = set(wanted)
     known = {truth.id for truth in truths}
-    check_ids([id for id in captions if id in wanted or id not in known], wanted)
+    counted = [id for id in captions if id in scored or id not in known]
+    if captions and not counted:
+        raise PairError(
+            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
+        )
+    check_ids(counted, wanted)
     asked = protocol.metrics if metrics is None else metrics
     found = {}
     for name, part in parts.items():

@@ -131,16 +131,8 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
-        headline = value["scores"][value["headline"]]
-        sound = (
-            isinstance(value["protocol"]["name"], str)
-            and isinstance(value["protocol"]["hash"], str)
-            and isinstance(value["data"]["fingerprint"], str)
-            and isinstance(value["counts"][value["headline"]]["pairs"], int)
-            and all(_is_number(score) for score in headline.values())
-            and all(_is_number(end) for ends in value.get("intervals", {}).values() for end in ends)
-        )
-    except (KeyError, TypeError, AttributeError) as error:
+        sound = _is_sound(value)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
         raise PairError(f"{source.name} is no complete result: {error!r}; score its predictions again") from None
     if not sound:
         raise PairError(f"{source.name} is no sound result: a name or a score is of the wrong kind; score again")
@@ -170,6 +162,20 @@ def software() -> dict[str, str]:
         except metadata.PackageNotFoundError:
             continue
     return found
+
+
+def _is_sound(value: dict[str, Any]) -> bool:
+    """Whether what a leaderboard shows of a result is of the right kind."""
+    headline, protocol, data = value["headline"], value["protocol"], value["data"]
+    counts, digest = value["counts"][headline], value["predictions"]["digest"]
+    texts = [protocol["name"], protocol["hash"], protocol["selection"], data["fingerprint"], digest]
+    ends = [end for low, high in value["intervals"].values() for end in (low, high)]
+    return (
+        all(isinstance(text, str) for text in texts)
+        and all(isinstance(text, str | None) for text in (value["model"], value["selection"], data["name"]))
+        and all(type(counts[name]) is int for name in ("pairs", "references"))
+        and all(map(_is_number, [*value["scores"][headline].values(), *ends]))
+    )
 
 
 def _not_computed(protocol: Protocol, scores: Scores) -> dict[str, str]:

@@ -60,7 +60,7 @@ def boards(results: dict[str, dict[str, Any]]) -> list[Board]:
     groups: dict[tuple[str, ...], list[tuple[str, dict[str, Any]]]] = {}
     for name, result in results.items():
         protocol, data = result["protocol"], result["data"]
-        key = (str(data.get("name") or "unnamed data"), protocol["name"], protocol["hash"], data["fingerprint"])
+        key = (data["name"] or "unnamed data", protocol["name"], protocol["hash"], data["fingerprint"])
         groups.setdefault(key, []).append((name, result))
     return [_board(key, members) for key, members in sorted(groups.items())]
 
@@ -78,10 +78,10 @@ def _board(key: tuple[str, ...], members: Sequence[tuple[str, dict[str, Any]]]) 
     rows = []
     for name, result in sorted(members, key=rank):
         of_one = result["scores"][result["headline"]]
-        cells = [_cell(of_one.get(metric), result.get("intervals", {}).get(metric)) for metric in shown]
-        chosen = "TEST" if result["protocol"].get("selection") == "test" else str(result.get("selection") or "?")
-        said = str(result.get("predictions", {}).get("digest", "?"))
-        rows.append([plain(str(result.get("model") or Path(name).stem)), *cells, chosen, said[:8], name])
+        cells = [_cell(of_one.get(metric), result["intervals"].get(metric)) for metric in shown]
+        chosen = "TEST" if result["protocol"]["selection"] == "test" else result["selection"] or "?"
+        said = result["predictions"]["digest"][:8]
+        rows.append([plain(result["model"] or Path(name).stem), *cells, chosen, said, name])
     counts = members[0][1]["counts"][members[0][1]["headline"]]
     note = f"{counts['pairs']} pairs, {counts['references']} references; protocol {hash}, data {fingerprint}; x100"
     columns = ["model", *shown, "selected on", "captions", "file"]
@@ -91,7 +91,9 @@ def _board(key: tuple[str, ...], members: Sequence[tuple[str, dict[str, Any]]]) 
 def _cell(score: float | None, interval: Sequence[float] | None) -> str:
     if score is None:
         return "-"
-    return f"{score:.1f}" if not interval else f"{score:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
+    if not interval or None in interval:
+        return f"{score:.1f}"
+    return f"{score:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
 
 
 def as_markdown(found: Iterable[Board]) -> str:

@@ -51,9 +51,10 @@ def test_two_processes_see_every_pair_once(tmp_path: Path) -> None:
             process.communicate()
     ids, captions = [r["id"] for r in RECORDS], [r["caption"] for r in RECORDS]
     for rank in range(2):
-        shared, lopsided, empty = json.loads((tmp_path / f"found{rank}.json").read_text(encoding="utf-8"))
+        shared, lopsided, empty, scored_here = json.loads((tmp_path / f"found{rank}.json").read_text(encoding="utf-8"))
         assert shared == lopsided == [ids, captions, scores_of(RECORDS)]
         assert empty == [[], [], None]
+        assert scored_here == (rank == 0), "only the first process scores"
 
 
 def test_pickles_and_copies_with_its_captions() -> None:

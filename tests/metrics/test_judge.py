@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -123,6 +124,19 @@ def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: 
     assert torch.equal(state, torch.get_rng_state()), "the judge draws from a stream of its own"
     found = judge_captions({"1": "the cube"}, {"1": ["cube"]}, judge, retries=1)
     assert found.asked in (1, 2) and set(found.answers) == {"1"}
+
+
+def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from lightning_idc.cli import main
+
+    tiny_model(tmp_path / "judge", template=False)
+    captions, references = tmp_path / "said.json", tmp_path / "truth.json"
+    captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
+    references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))
+    given = ["score", str(captions), "--references", str(references), "--no-java", "--judge", str(tmp_path / "judge")]
+    assert main([*given, "--json"]) == 0
+    judged = json.loads(capsys.readouterr().out)["judge"]
+    assert judged["model"] == "judge" and judged["scored"] + judged["unparsed"] == 2
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from lightning_idc.cli import main
+from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.results import SCHEMA, read_result
+from lightning_idc.report.leaderboard import as_html, as_markdown, boards, read_results
 
 CAPTIONS = {"a": "the red cube moved", "b": "nothing has changed", "c": "the ball is gone"}
 REFERENCES = {"a": ["the red cube has moved", "a cube moved"], "b": ["there is no change"], "c": ["the ball vanished"]}
@@ -34,8 +38,8 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
-    given = [*files(tmp_path), "--json", "--out", str(target), "--model", "M", "--data", "D", "--bootstrap", "50"]
-    assert main(given) == 0
+    arguments = [*files(tmp_path), "--json", "--out", str(target), "--model", "M", "--data", "D", "--bootstrap", "50"]
+    assert main(arguments) == 0
     result = json.loads(capsys.readouterr().out)
     assert result == read_result(target)
     assert (result["schema"], result["model"], result["protocol"]["name"]) == (SCHEMA, "M", "coco")
@@ -88,26 +92,28 @@ def test_references_may_stand_beside_the_captions(tmp_path: Path, capsys: pytest
     (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
     assert main(["score", str(tmp_path / "predictions.json"), "--no-java", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["all"]["pairs"] == 3
-    given = files(tmp_path)
-    assert main([*given[:2], "--no-java"]) == 1
+    arguments = files(tmp_path)
+    assert main([*arguments[:2], "--no-java"]) == 1
     assert "name a file of them with --references" in capsys.readouterr().err
 
 
 def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     better = tmp_path / "better.json"
     better.write_text(json.dumps({id: texts[0] for id, texts in REFERENCES.items()}), encoding="utf-8")
-    given = files(tmp_path)
-    assert main([given[0], str(better), *given[2:], "--against", given[1]]) == 0
+    arguments = files(tmp_path)
+    assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1]]) == 0
     assert "higher on 3 pairs, lower on 0" in capsys.readouterr().out
-    assert main([given[0], str(better), *given[2:], "--against", given[1], "--json"]) == 0
+    assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1], "--json"]) == 0
     against = json.loads(capsys.readouterr().out)["against"]
     assert against["ROUGE-L"]["second"] == pytest.approx(100) and against["ROUGE-L"]["low"] > 0
 
 
 def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     hashes, scores = [], []
-    for given in ([], ["--frequencies", str(tmp_path / "truth.json")], ["--frequencies", str(tmp_path / "said.json")]):
-        assert main([*files(tmp_path), *given, "--json", "--metrics", "CIDEr-D,CIDEr"]) == 0
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({str(n): text for n, text in enumerate(["the red cube", "the cube", "a ball"])}))
+    for more in ([], ["--frequencies", str(tmp_path / "truth.json")], ["--frequencies", str(other)]):
+        assert main([*files(tmp_path), *more, "--json", "--metrics", "CIDEr-D,CIDEr"]) == 0
         result = json.loads(capsys.readouterr().out)
         hashes.append(result["protocol"]["hash"])
         scores.append(result["scores"]["all"])
@@ -117,7 +123,7 @@ def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.Capt
 
 def test_protocols_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["score", "--protocols"]) == 0
-    assert "spot-the-diff/grouped  6970b1f42c30" in capsys.readouterr().out
+    assert "spot-the-diff/grouped 6970b1f42c30 one caption" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit):
         main(["score"])
     assert main(["score", "x.json", "--protocol", "cocoa"]) == 1
@@ -132,8 +138,8 @@ def test_a_leaderboard_keeps_apart_what_does_not_compare(tmp_path: Path, capsys:
         ("bad|<b>", CAPTIONS, "coco"),
         ("old", CAPTIONS, "legacy/procap"),
     ):
-        given = [*files(tmp_path, captions), "--protocol", protocol, "--model", name, "--data", "D"]
-        assert main([*given, "--out", str(board / f"{name[:3]}.json")]) == 0
+        arguments = [*files(tmp_path, captions), "--protocol", protocol, "--model", name, "--data", "D"]
+        assert main([*arguments, "--out", str(board / f"{name[:3]}.json")]) == 0
     (board / "timings.json").write_text('{"seconds": 3}', encoding="utf-8")
     capsys.readouterr()
     assert main(["leaderboard", str(board), "--out", str(tmp_path / "board.md")]) == 0
@@ -148,29 +154,66 @@ def test_a_leaderboard_keeps_apart_what_does_not_compare(tmp_path: Path, capsys:
     assert capsys.readouterr().out.endswith(text + "\n")
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("{", "cannot be read as JSON"),
-        (json.dumps({"schema": SCHEMA}), "is no complete result"),
-        (
-            json.dumps(
-                {
-                    "schema": SCHEMA,
-                    "headline": "all",
-                    "scores": {"all": {"CIDEr-D": "high"}},
-                    "protocol": {"name": "coco", "hash": "1"},
-                    "data": {"fingerprint": "1"},
-                    "counts": {"all": {"pairs": 1, "references": 1}},
-                }
-            ),
-            "is no sound result",
-        ),
-    ],
-)
-def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, message: str) -> None:
+def sound_result() -> dict[str, Any]:
+    return {
+        "schema": SCHEMA,
+        "model": None,
+        "headline": "all",
+        "scores": {"all": {"CIDEr-D": 3.0, "BLEU-4": None}},
+        "intervals": {"CIDEr-D": [2.0, 4.0]},
+        "protocol": {"name": "coco", "hash": "1", "selection": "val"},
+        "data": {"name": None, "fingerprint": "1"},
+        "counts": {"all": {"pairs": 1, "references": 1}},
+        "predictions": {"digest": "1"},
+        "selection": None,
+    }
+
+
+def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["leaderboard", str(tmp_path)]) == 1
     assert "holds no results" in capsys.readouterr().err
-    (tmp_path / "r.json").write_text(text, encoding="utf-8")
-    assert main(["leaderboard", str(tmp_path)]) == 1
-    assert message in capsys.readouterr().err
+    sound = sound_result()
+    for text, message in (
+        ("{", "cannot be read as JSON"),
+        (json.dumps({"schema": SCHEMA}), "is no complete result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is no sound result"),
+        (json.dumps({**sound, "headline": ["all"]}), "is no complete result"),
+        (json.dumps({**sound, "model": 3}), "is no sound result"),
+    ):
+        (tmp_path / "r.json").write_text(text, encoding="utf-8")
+        assert main(["leaderboard", str(tmp_path)]) == 1
+        assert message in capsys.readouterr().err
+    (tmp_path / "r.json").write_text(json.dumps(sound), encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    assert "| r | - | 3.0 (2.0 to 4.0) | ? | 1 | r.json |" in capsys.readouterr().out
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(keys=st.lists(st.sampled_from(sorted(sound_result())), min_size=1, max_size=3), value=anything)
+def test_any_result_is_shown_or_refused(tmp_path: Path, keys: list[str], value: Any) -> None:
+    (tmp_path / "r.json").write_text(json.dumps({**sound_result(), **dict.fromkeys(keys, value)}), encoding="utf-8")
+    try:
+        found = boards(read_results(tmp_path))
+    except PairError:
+        return
+    assert as_markdown(found) and as_html(found)
+
+
+@pytest.mark.parametrize("source", ["clevr_change", "levir_cc", "aurora_magicbrush", "mgie_qual"])
+def test_references_of_real_pairs_are_scored(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], source: str
+) -> None:
+    manifest = json.loads((shared / "realdata" / source / "manifest.json").read_text(encoding="utf-8"))
+    pairs = {pair["id"]: pair["captions"] for pair in manifest["pairs"] if pair["captions"]}
+    arguments = files(tmp_path, {id: texts[-1] for id, texts in pairs.items()}, pairs)
+    assert main([*arguments, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["counts"]["all"]["pairs"] == len(pairs)
+    assert result["scores"]["all"]["ROUGE-L"] == pytest.approx(100)

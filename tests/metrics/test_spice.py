@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -95,11 +96,10 @@ def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.
     (source / "SpiceScorer.java").write_text(SCORER, encoding="utf-8")
     subprocess.run(["javac", "-nowarn", *map(str, source.glob("*.java"))], check=True, capture_output=True)
     for name in JARS:
-        (folder / name).touch()
+        zipfile.ZipFile(folder / name, "w").close()
     subprocess.run(["jar", "cf", str(folder / "spice.jar"), "-C", str(folder), "edu"], check=True)
     monkeypatch.setattr(spice, "_program", lambda: folder / "spice.jar")
     monkeypatch.setattr(spice, "MEMORY", "-Xmx256M")
-    # empty files are no jars, and Java passes over them
     outcome = spice_scores(CANDIDATES, REFERENCES, folder)
     assert not isinstance(outcome, NotComputed), outcome
     np.testing.assert_array_equal(outcome[1], [1, 0, 1])
@@ -107,3 +107,13 @@ def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.
     failed = spice_scores([["explode"]], [[["x"]]], folder)
     assert isinstance(failed, NotComputed)
     assert "as asked" in str(failed) and "code 1" in str(failed)
+
+
+@pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
+def test_the_real_program_starts_and_misses_corenlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in JARS:
+        zipfile.ZipFile(tmp_path / name, "w").close()
+    monkeypatch.setattr(spice, "MEMORY", "-Xmx256M")
+    outcome = spice_scores(CANDIDATES, REFERENCES, tmp_path)
+    assert isinstance(outcome, NotComputed)
+    assert "NoClassDefFoundError: edu/stanford/nlp" in outcome.reason

@@ -23,6 +23,8 @@ def main(rank: int, folder: Path) -> None:
         seen, scores = metric.compute()
         found.append([[r["id"] for r in seen], [r["caption"] for r in seen], scores and scores.as_dict()])
         metric.reset()
+    # references are prepared where they are scored
+    found.append(metric._prepared is not None)
     (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
     dist.destroy_process_group()
 

@@ -1,0 +1,28 @@
+"""Real references against pycocoevalcap, Java tokenizer included, as benchmarks/annotations.py compares them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from annotations import compare, variants
+
+
+@pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+@pytest.mark.parametrize("file", ["spot_the_diff/val.json", "levir_cc/levir_cc_captions.json.gz"])
+def test_scores_equal_pycocoevalcap_end_to_end(shared: Path, file: str) -> None:
+    found = compare(shared / "realdata" / "annotations" / file, 200, None)
+    assert found is not None and found["pairs"] == 200
+    for variant in ("themselves", "shuffled", "truncated"):
+        assert max(found[variant].values()) < 1e-6, variant
+
+
+def test_variants_are_what_they_are_called() -> None:
+    found = variants({"a": ["one two three"], "b": ["four"], "c": ["five six"]})
+    assert found["themselves"] == {"a": "one two three", "b": "four", "c": "five six"}
+    assert sorted(found["shuffled"].values()) == sorted(found["themselves"].values())
+    assert found["truncated"] == {"a": "one two", "b": "four", "c": "five"}
