@@ -64,7 +64,7 @@ def parts(full: bool, vocabulary: Vocabulary) -> tuple[NAMC, DualEncoder, ImageT
     seed_everything(0, verbose=False)
     if full:
         sizes: dict[str, Any] = dict(backbone="resnet101", width=768, heads=12, hidden=3072, image_size=(224, 224))
-        encoder: DualEncoder = ClipDualEncoder("ViT-B-16", None)
+        encoder: DualEncoder = ClipDualEncoder("ViT-B-16-quickgelu", None)
         tokenizer = ImageTokenizer()
     else:
         sizes = dict(hidden=256, dropout=0.0, image_size=(64, 64))

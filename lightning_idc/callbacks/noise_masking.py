@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 import torch
 from lightning.pytorch import LightningModule
@@ -26,7 +27,7 @@ from lightning_idc.nn.noise import (
     relevance,
     token_similarity,
 )
-from lightning_idc.nn.vocabulary import UNK
+from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.pairs import PairBatch, PairError
 
 Matching = Callable[[Tensor, Tensor], Tensor]
@@ -35,9 +36,10 @@ Matching = Callable[[Tensor, Tensor], Tensor]
 
 @dataclass(slots=True)
 class _Caption:
-    """Words of one caption and where the description of each image stands in it."""
+    """Words of one caption, their tokens, and where the description of each image stands among the words."""
 
     words: list[str]
+    places: list[range]
     spans: tuple[range, range]
     whole: bool
 
@@ -51,7 +53,7 @@ class NoiseMaskingAddon(Addon):
 
     Args:
         encoder: finds the noise and is trained along.
-        words: of the host, by token id.
+        vocabulary: of the host.
         image_share: of patches that are masked on average.
         word_share: of words that are masked on average.
         probabilities: of masking, from relevance.
@@ -62,7 +64,7 @@ class NoiseMaskingAddon(Addon):
     def __init__(
         self,
         encoder: DualEncoder,
-        words: list[str],
+        vocabulary: Vocabulary,
         image_share: float,
         word_share: float,
         probabilities: MaskProbabilities,
@@ -71,7 +73,7 @@ class NoiseMaskingAddon(Addon):
     ) -> None:
         super().__init__()
         self.encoder = encoder
-        self.words = words
+        self.vocabulary = vocabulary
         self.image_share, self.word_share = image_share, word_share
         self.probabilities, self.matching, self.paint = probabilities, matching, paint
         self._kept: tuple[Tensor, Tensor, Read] | None = None
@@ -94,8 +96,8 @@ class NoiseMaskingAddon(Addon):
         return replace(
             batch,
             images=paint(batch.images, grid) if self.paint else batch.images,
-            # the host's word for a masked one is <unk>, which it never says: no vocabulary has to grow
-            tokens=batch.tokens.masked_fill(hidden, UNK),
+            # a token that the host never says, <unk> where it has words, stands for a masked one: no vocabulary grows
+            tokens=batch.tokens.masked_fill(hidden, self.vocabulary.special.never_said[-1]),
             # a masked word is read by the host but not predicted: NAMC maximises the likelihood of the observed words
             caption_mask=batch.caption_mask & ~hidden,
             model_inputs={
@@ -123,10 +125,13 @@ class NoiseMaskingAddon(Addon):
         for tokens, lengths in zip(batch.tokens.tolist(), counts, strict=True):
             row = []
             for ids, length in zip(tokens, lengths, strict=True):
-                words = [self.words[i] for i in ids[1 : max(length, 1)]]  # between the begin and the end token
+                grouped = self.vocabulary.grouped(ids[1 : max(length, 1)])  # between the begin and the end token
+                words = [word for word, _ in grouped]
+                ends = list(accumulate((count for _, count in grouped), initial=1))
                 spans = component_spans(words)
                 everything = range(len(words))
-                row.append(_Caption(words, spans or (everything, everything), spans is None))
+                places = [range(*place) for place in pairwise(ends)]
+                row.append(_Caption(words, places, spans or (everything, everything), spans is None))
             rows.append(row)
         return rows
 
@@ -164,14 +169,15 @@ class NoiseMaskingAddon(Addon):
 
 
 def _positions(captions: list[list[_Caption]], words: list[list[list[list[bool]]]]) -> list[tuple[int, int, int]]:
-    """Pair, caption and token position of every masked word; the begin token stands before the first word."""
+    """Pair, caption and position of every token of a masked word."""
     return [
-        (b, k, 1 + at)
+        (b, k, position)
         for b, row in enumerate(captions)
         for k, caption in enumerate(row)
         for side, span in enumerate(caption.spans)
         for at, masked in zip(span, words[b][k][side], strict=True)
         if masked
+        for position in caption.places[at]
     ]
 
 
@@ -215,13 +221,13 @@ class NoiseMasking(AddonCallback):
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner) or host.vocabulary is None:
             raise PairError(
-                f"NoiseMasking masks words, and {type(host).__name__} has no vocabulary of words; use it on a "
-                "captioner with a Vocabulary"
+                f"NoiseMasking masks words, and {type(host).__name__} has no vocabulary; use it on a captioner with a "
+                "Vocabulary"
             )
         encoder = self.encoder if isinstance(self.encoder, DualEncoder) else load_dual_encoder(self.encoder)
         return NoiseMaskingAddon(
             encoder,
-            host.vocabulary.words,
+            host.vocabulary,
             self.image_share,
             self.word_share,
             self.probabilities,

@@ -20,7 +20,7 @@ def run(given: list[str]) -> int:
     arguments.add_argument("caption", help="an implicit-change description, or any other caption of the pair")
     judges = arguments.add_mutually_exclusive_group(required=True)
     judges.add_argument("--checkpoint", help="of RelevancePretraining")
-    judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="an open_clip model, such as ViT-B-16/openai")
+    judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="of open_clip, such as ViT-B-16-quickgelu/openai")
     arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
     options = arguments.parse_args(given[1:])
     from lightning_idc.images import as_pair

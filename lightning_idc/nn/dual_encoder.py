@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, build_clip, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
-from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
+from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
 from lightning_idc.pairs import PairError
 
 MASK_WORD = "[MASK]"
-CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 
 @dataclass(slots=True)
@@ -186,7 +186,7 @@ class ClipDualEncoder(DualEncoder):
     them patches (768 wide) and words (512 wide) could not be compared.
 
     Args:
-        name: of an open_clip model with a plain ViT.
+        clip: as of `build_clip`, with CLIP's own words. OpenAI's weights were trained with QuickGELU.
         pretrained: open_clip's name of the weights, or a file; None for random ones.
 
     Raises:
@@ -196,21 +196,12 @@ class ClipDualEncoder(DualEncoder):
     mean: Tensor
     std: Tensor
 
-    def __init__(self, name: str = "ViT-B-16", pretrained: str | None = "openai") -> None:
-        import open_clip
-
-        try:
-            model: Any = open_clip.create_model(name, pretrained=pretrained)
-        except Exception as error:
-            raise PairError(
-                f"open_clip cannot make {name!r} with the weights {pretrained!r} ({error}); see "
-                "open_clip.list_pretrained(), and put the weights into the Hugging Face cache or give a file"
-            ) from error
+    def __init__(self, clip: str | dict[str, Any] = "ViT-B-16-quickgelu", pretrained: str | None = "openai") -> None:
+        vocabulary = ClipVocabulary()
+        model = build_clip(clip, vocabulary, pretrained)
         visual = model.visual
         super().__init__(int(visual.output_dim), tuple(visual.grid_size), tuple(visual.image_size))
-        self.model = model
-        self._encode = open_clip.get_tokenizer(name).encode
-        self._ends = open_clip.tokenizer.SimpleTokenizer().all_special_ids
+        self.model, self.vocabulary = model, vocabulary
         # CLIP's own temperature takes no part in the losses here; idle parameters are refused in distributed training
         model.logit_scale.requires_grad_(False)
         self.masked = nn.Parameter(0.02 * torch.randn(visual.conv1.out_channels))
@@ -231,17 +222,17 @@ class ClipDualEncoder(DualEncoder):
         return Seen(x[:, 1:], x[:, 0])
 
     def read(self, texts: Sequence[Sequence[str]]) -> Read:
-        model, (start, end) = self.model, self._ends
-        length = model.context_length
-        ids = torch.zeros(len(texts), length, dtype=torch.long)
-        word_of = torch.full((len(texts), length), -1)
-        ends = torch.empty(len(texts), dtype=torch.long)
-        for i, text in enumerate(texts):
-            pieces = [(piece, index) for index, word in enumerate(text) for piece in self._encode(word)][: length - 2]
-            ids[i, : len(pieces) + 2] = torch.tensor([start, *(piece for piece, _ in pieces), end])
-            word_of[i, 1 : len(pieces) + 1] = torch.tensor([index for _, index in pieces])
-            ends[i] = len(pieces) + 1
-        device = self.masked.device
-        x = model.token_embedding(ids.to(device)) + model.positional_embedding
-        x = model.ln_final(model.transformer(x, attn_mask=model.attn_mask)) @ model.text_projection
-        return Read(x, x[torch.arange(len(x), device=device), ends.to(device)], word_of.to(device))
+        special, longest = self.vocabulary.special, self.model.context_length
+        rows = [
+            [(piece, index) for index, word in enumerate(text) for piece in self.vocabulary.encode(word)[1:-1]]
+            for text in texts
+        ]
+        rows = [row[: longest - 2] for row in rows]
+        ids = torch.full((len(rows), max(map(len, rows)) + 2), special.pad)
+        word_of = torch.full(ids.shape, -1)
+        for i, row in enumerate(rows):
+            ids[i, : len(row) + 2] = torch.tensor([special.bos, *(piece for piece, _ in row), special.eos])
+            word_of[i, 1 : len(row) + 1] = torch.tensor([index for _, index in row])
+        ids = ids.to(self.masked.device)
+        x = text_tokens(self.model, ids)
+        return Read(x, at_end(x, ids, special.eos), word_of.to(ids.device))

@@ -87,6 +87,10 @@ class Vocabulary:
                 words.append(self.words[index])
         return _joined(words)
 
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of ids that make it up."""
+        return [(self.words[index], 1) for index in ids]
+
 
 def _joined(words: Iterable[str]) -> str:
     return _SPACE_AFTER.sub(r"\1", _SPACE_BEFORE.sub(r"\1", " ".join(words)))
@@ -121,6 +125,15 @@ class ClipVocabulary(Vocabulary):
             if index not in self.special.never_said:
                 kept.append(index)
         return _joined(_clip_tokenizer().decode(kept).split())
+
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of sub-words that make it up."""
+        words: list[list[int]] = [[]]
+        for index in ids:
+            words[-1].append(index)
+            if self.words[index].endswith("</w>"):
+                words.append([])
+        return [(_clip_tokenizer().decode(word).strip(), len(word)) for word in words if word]
 
 
 def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:

@@ -16,17 +16,19 @@ from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddo
 from lightning_idc.captioner import PairCaptioner
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.nn.backbones import GridBackbone, SmallCNN
 from lightning_idc.nn.decoding import greedy, greedy_uncached
 from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
-from lightning_idc.nn.image_tokenizer import ImageTokenizer
+from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
 from lightning_idc.nn.masked_encoder import MaskedImageEncoder
 from lightning_idc.nn.matching import info_nce, sdm
 from lightning_idc.nn.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
-from lightning_idc.nn.vocabulary import UNK, Vocabulary, words_of
+from lightning_idc.nn.vocabulary import UNK, ClipVocabulary, Vocabulary, words_of
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures
 
 QUIET: dict[str, Any] = dict(
@@ -376,3 +378,54 @@ def test_the_papers_backbone_gives_the_papers_grid() -> None:
     model.build()
     assert model.net.grid == (14, 14) and model.net.backbone.width == 1024
     assert not any(p.requires_grad for p in model.net.backbone.parameters())
+
+
+# ---- other methods as hosts -----------------------------------------------------------------------------------
+
+
+def test_sub_words_of_a_host_are_masked_together() -> None:
+    pytest.importorskip("open_clip")
+    vocabulary = ClipVocabulary()
+    ids = vocabulary.encode("the first image shows an unquestionableword, eagle")[1:-1]
+    grouped = vocabulary.grouped(ids)
+    assert [word for word, _ in grouped] == ["the", "first", "image", "shows", "an", "unquestionableword", ",", "eagle"]
+    assert sum(count for _, count in grouped) == len(ids) and dict(grouped)["unquestionableword"] > 1
+
+
+def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
+    data, watch = described(folder), Watch()
+    state = {f"tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
+    torch.save({"state_dict": state, CONFIG_KEY: tokenizer().config}, tmp_path / "tokens.ckpt")
+    sizes: dict[str, Any] = dict(width=16, layers=2, heads=2, decoder_width=16, decoder_layers=1, decoder_heads=2)
+    model = ProCap(tokenizer=str(tmp_path / "tokens.ckpt"), image_size=(64, 64), **sizes)
+    trainer = fit(model, [NoiseMasking(encoder_for(data)), watch], data, tmp_path)
+    assert watch.idle == set() and any((batch.tokens == UNK).any() for batch in watch.batches)
+    trainer.save_checkpoint(tmp_path / "with.ckpt")
+    alone = ProCap.load_from_checkpoint(tmp_path / "with.ckpt")
+    assert not any(key.startswith("aux_addons") for key in alone.state_dict())
+
+
+def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    tiny = {
+        "embed_dim": 32,
+        "vision_cfg": {"image_size": 64, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
+        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
+    }
+    data, watch = described(folder), Watch()
+    model = Clip4Idc(clip=tiny, intra_layers=1, decoder_layers=1, heads=2, max_length=None, captions_per_pair=1)
+    # the tokenizer's grid is 8 x 8 and CLIP's 4 x 4: each patch stands over four tokens
+    trainer = fit(model, [*both(data, "pair_transformer"), watch], data, tmp_path)
+    assert watch.idle == set()
+    assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
+    assert isinstance(model.vocabulary, ClipVocabulary)
+    masked = 0
+    for batch in watch.batches:
+        for references, tokens in zip(batch.references, batch.tokens[:, 0].tolist(), strict=True):
+            true = model.vocabulary.encode(references[0])
+            assert all(now in (was, model.vocabulary.special.bos) for now, was in zip(tokens, true, strict=False))
+            masked += sum(now != was for now, was in zip(tokens, true, strict=False))
+    assert masked > 10
+    trainer.save_checkpoint(tmp_path / "with.ckpt")
+    alone = Clip4Idc.load_from_checkpoint(tmp_path / "with.ckpt")
+    assert not any(key.startswith("aux_addons") for key in alone.state_dict())
