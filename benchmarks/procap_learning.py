@@ -2,9 +2,10 @@
 
     python benchmarks/procap_learning.py [--pairs 2000] [--epochs 4 8] [--seeds 1 2 3] [--device cpu] [--out FILE]
 
-One tokenizer and one set of procedures (DIS flow, l = 7) for all runs; per seed one first stage, and four captioners that
-share everything but what is asked about: none (k = 0, fresh), EPM (k = 0, from the first stage), IPC (k queries, fresh),
-and both. The same number of steps, batches and pairs for each. Every score is on the test pairs after the last epoch.
+One tokenizer and one set of procedures (DIS flow, l = 7) for all runs; per seed one first stage, and four captioners
+that share everything but what is asked about: none (k = 0, fresh), EPM (k = 0, from the first stage), IPC (k queries,
+fresh), and both. The same number of steps, batches and pairs for each. Every score is on the test pairs after the last
+epoch.
 ``--pairs 24 --epochs 1 1 --seeds 1`` tries the script.
 """
 
