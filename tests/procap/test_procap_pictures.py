@@ -58,7 +58,8 @@ def test_training_and_validating_write_the_same_pairs(folder: Path, tmp_path: Pa
     assert [len(frames) for frames in strips.values()] == [9, 4, 4, 4, 4]
     assert torch.equal(strips["interpolated"][0], sample.before)
     ends = model.net.tokenizer.decode(model.net.tokenizer.encode(strips["keyframes"][[0, -1]]))
-    assert torch.equal(strips["imagined"][[0, -1]], (ends * 255).round().byte()), "both images are given"
+    # a batch of another size may round a pixel the other way
+    assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"
 
 
 def test_a_captioner_has_no_procedures_to_show() -> None:
