@@ -2,8 +2,8 @@
 
     python benchmarks/procap_decode.py [--pairs 4] [--queries 1 2 4 7] [--runs 3] [--small] [--out FILE]
 
-Both paths have the same weights, the official variant at the paper's sizes (12 layers of 768, decoder 2 of 512, images of
-224), random but sharpened so that captions differ. The loop of the code is restated here and nowhere else: all 24
+Both paths have the same weights, the official variant at the paper's sizes (12 layers of 768, decoder 2 of 512, images
+of 224), random but sharpened so that captions differ. The loop of the code is restated here and nowhere else: all 24
 positions of the decoder at each of 23 steps, with the keys and values of all (k + 2) * 196 memory tokens computed anew,
 whatever was said before. Ours keeps keys and values and stops at the end token. Ids must agree up to that token.
 

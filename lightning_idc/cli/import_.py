@@ -12,17 +12,21 @@ from lightning_idc.errors import PairError
 # method -> function(path of the official checkpoint, **options) -> module with save_pretrained
 CONVERTERS = {
     "clip4idc": "lightning_idc.methods.clip4idc.convert.convert",
+    "procap": "lightning_idc.methods.procap.convert.convert",
+    "vqgan": "lightning_idc.methods.procap.convert.convert_tokenizer",
 }
 _HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
 
 Converts a checkpoint of a method's official code. OUT is a file that ends in .ckpt, to train from or to test, or a
 folder as save_pretrained writes it; `lightning-idc describe --checkpoint OUT` takes both.
 
-METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9."""
+METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9,
+or --vocabulary clevr_word2idx.json, which procap needs. vqgan is the image tokenizer of procap and namc: a .ckpt."""
 
 
 def run(given: list[str]) -> int:
     """The verb `import`."""
+    from lightning_idc.checkpoint import LoadsAndSaves
     from lightning_idc.cli.keys import check_names, class_of, nearest
     from lightning_idc.cli.recipe import parse_overrides
 
@@ -42,8 +46,10 @@ def run(given: list[str]) -> int:
     module = convert(source, **options)
     if target.suffix == ".ckpt":
         _save(module, target)
-    else:
+    elif isinstance(module, LoadsAndSaves):
         module.save_pretrained(target)
+    else:
+        raise PairError(f"a {type(module).__name__} is kept as a file that ends in .ckpt; OUT is {str(target)!r}")
     count = sum(parameter.numel() for parameter in module.parameters())
     print(f"{type(module).__name__} with {count / 1e6:.1f} M parameters: {target}")
     return 0
@@ -63,6 +69,7 @@ def _save(module: Any, target: Path) -> None:
         "hyper_parameters": dict(module.hparams),
         "class_path": f"{kind.__module__}.{kind.__qualname__}",
     }
+    module.on_save_checkpoint(checkpoint)  # what it describes itself with
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(target.name + ".partial")
     torch.save(checkpoint, partial)

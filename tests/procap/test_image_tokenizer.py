@@ -120,3 +120,16 @@ def test_unused_entries_move_to_cells_of_the_batch() -> None:
     cells = {tuple(cell) for cell in z.movedim(1, -1).reshape(-1, 8).tolist()}
     assert {tuple(entry) for entry in model.tokenizer.codebook.weight[20:].tolist()} <= cells
     assert not model.chosen.any()
+
+
+def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
+    trained: tuple[Path, float, float], tmp_path: Path
+) -> None:
+    model = TokenizerTraining(start=str(trained[0]))
+    assert model.tokenizer.config == load_image_tokenizer(trained[0]).config
+    assert all(parameter.requires_grad for parameter in model.tokenizer.parameters())
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
+    trainer.strategy.connect(model)
+    trainer.save_checkpoint(tmp_path / "next.ckpt", weights_only=True)
+    again = TokenizerTraining.load_from_checkpoint(tmp_path / "next.ckpt", weights_only=True)
+    assert torch.equal(again.tokenizer.encode(images()), load_image_tokenizer(trained[0]).encode(images()))

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from lightning_idc.cli.import_ import run
 from lightning_idc.methods.procap.convert import (
     below,
     convert,
@@ -20,7 +21,7 @@ from lightning_idc.methods.procap.convert import (
 )
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official import OfficialDecoder, OfficialEncoder, OfficialNet, smoothed_divergence
-from lightning_idc.nn.image_tokenizer import ImageTokenizer
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.pairs import PairError
 
 Fixture = tuple[dict[str, Tensor], dict[str, Tensor]]
@@ -149,3 +150,20 @@ def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path
     torch.save({"model": {}}, tmp_path / "other.pt")
     with pytest.raises(PairError, match="no second stage"):
         convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))
+
+
+def test_a_vqgan_becomes_a_tokenizer_that_can_be_trained_on(shared: Path, tmp_path: Path) -> None:
+    weights, io = fixture(shared, "procap_stage2")
+    state = below(weights, "intermediate_generator.vae.model.")
+    torch.save({"state_dict": {**state, "loss.discriminator.weight": torch.zeros(1)}}, tmp_path / "vqgan.ckpt")
+    assert run(["import", "vqgan", str(tmp_path / "vqgan.ckpt"), str(tmp_path / "tokenizer.ckpt")]) == 0
+    tokenizer = load_image_tokenizer(tmp_path / "tokenizer.ckpt")
+    assert torch.equal(tokenizer.codebook.weight, state["quantize.embedding.weight"])
+    assert tokenizer.stride == 16 and tokenizer.codebook_size == 1024
+    image = io["video"][:1, :, 0] * 2 - 1
+    with torch.no_grad():
+        ids = tokenizer.ids_of(tokenizer.features(image))
+    assert ids.shape == (1, 14, 14) and len(ids.unique()) > 1
+    with pytest.raises(PairError, match="no VQGAN"):
+        torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
+        run(["import", "vqgan", str(tmp_path / "other.ckpt"), str(tmp_path / "x.ckpt")])

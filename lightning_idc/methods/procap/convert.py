@@ -14,6 +14,7 @@ from torch import Tensor
 from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official import TEXT_SLOTS
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining
 from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
 from lightning_idc.pairs import PairError
 
@@ -182,7 +183,9 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     Raises:
         PairError: a file is missing, or holds something else.
     """
-    state = _official_state(Path(source))
+    state = _state_of(Path(source))
+    if "intermediate_generator.image_mask" not in state:
+        raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
     trunk = below(state, "intermediate_generator.")
     config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
     encoder, decoder = encoder_state(trunk), decoder_state(below(state, "text_decoder.decoder."))
@@ -217,22 +220,41 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     return model.eval()
 
 
+def convert_tokenizer(source: str | Path) -> TokenizerTraining:
+    """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
+
+    Args:
+        source: its checkpoint, as torch or safetensors file.
+
+    Raises:
+        PairError: the file is missing, or holds something else.
+    """
+    state = _state_of(Path(source))
+    if "quantize.embedding.weight" not in state:
+        raise PairError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
+    config, own = tokenizer_state(state)
+    model = TokenizerTraining(**config)
+    try:
+        model.tokenizer.load_state_dict(own)
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no VQGAN that can be loaded: {error}") from error
+    return model.eval()
+
+
 def _layers(state: Mapping[str, Tensor]) -> int:
     return 1 + max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
 
 
-def _official_state(source: Path) -> dict[str, Tensor]:
+def _state_of(source: Path) -> dict[str, Tensor]:
+    """Weights of a file by their names, which may stand under ``model`` or ``state_dict``."""
     if source.suffix == ".safetensors" and source.is_file():
         from safetensors.torch import load_file
 
-        found: dict[str, Any] = load_file(source)
-    else:
-        found = read_checkpoint(source)
-    state = found.get("model", found)
-    state = {key.removeprefix("module."): value for key, value in state.items()}
-    if "intermediate_generator.image_mask" not in state:
-        raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
-    return state
+        return load_file(source)
+    found = read_checkpoint(source)
+    for name in ("model", "state_dict"):
+        found = found.get(name, found)
+    return {key.removeprefix("module."): value for key, value in found.items()}
 
 
 def _word_numbers(path: Path) -> dict[str, int]:

@@ -140,11 +140,18 @@ class VisualTextSimilarity(nn.Module):
     code; eq. 12 would put the after image first, and so compare a change run backwards with its caption.
 
     Args:
-        encoder: of pairs and captions, for example a trained CLIP4IDC.
+        encoder: of pairs and captions, or a checkpoint of ``Clip4IdcRetrieval``, the paper's.
+
+    Raises:
+        PairError: the encoder embeds something else.
     """
 
-    def __init__(self, encoder: nn.Module) -> None:
+    def __init__(self, encoder: str | nn.Module) -> None:
         super().__init__()
+        if isinstance(encoder, str):
+            from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
+
+            encoder = Clip4IdcRetrieval.load_from_checkpoint(encoder, map_location="cpu", weights_only=True)
         if not isinstance(encoder, PairTextEncoder):
             raise PairError(
                 f"{type(encoder).__name__} embeds no pairs and captions; expected embed_pairs and embed_captions"

@@ -80,6 +80,11 @@ class ProCap(PairCaptioner):
         super().__init__(**options)
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
+        if procedure is not None and variant == "official":
+            raise PairError(
+                "a ProcedureModel follows the paper; the official variant starts from weights that `lightning-idc "
+                "import procap` wrote (init_from)"
+            )
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
         for name in ("procedure", "encoder_schedule"):
             self.hparams.pop(name, None)

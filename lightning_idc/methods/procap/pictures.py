@@ -13,6 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
+from lightning_idc.data.sampling import Draw
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.pairs import PairError, PairSample
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 INK, GRAY, PAPER = (28, 28, 30), (112, 112, 118), (255, 255, 255)
 SIDE, GAP, MARGIN, LINE = 96, 4, 16, 18
 MASKED = 0
-"""Gray value of a masked patch."""
+"""Value of a masked patch."""
 
 
 @dataclass
@@ -113,6 +114,7 @@ def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:
 class LogProcedures(Callback):
     """After each validation of the first stage draws what it makes of the same few pairs.
 
+    ``lightning-idc validate --config RUN/procedure/stage.yaml --ckpt_path CHECKPOINT`` draws them without training.
     Writes ``procedures/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
     picture as ``val/procedures``.
 
@@ -133,8 +135,8 @@ class LogProcedures(Callback):
         if trainer.sanity_checking or not trainer.is_global_zero:
             return
         assert isinstance(pl_module, ProcedureModel)
-        source = trainer.datamodule.pairs_of("val")  # type: ignore[attr-defined]
-        samples = [source.load(index) for index in range(min(self.pairs, len(source)))]
+        dataset = trainer.datamodule.loader("val").dataset  # type: ignore[attr-defined]
+        samples = [dataset[Draw(0, index)] for index in range(min(self.pairs, len(dataset)))]
         sheet = sheet_of(samples, pl_module.keyframes, pl_module)
         target = Path(trainer.default_root_dir) / "procedures" / f"step-{trainer.global_step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))

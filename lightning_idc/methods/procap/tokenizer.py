@@ -11,7 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, distributed
 from torch.nn import functional as F
 
-from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels
+from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
 from lightning_idc.schedules import Constant, Schedule
 
 
@@ -29,6 +29,7 @@ class TokenizerTraining(LightningModule):
         blocks: residual blocks per level.
         fold: pixels per side folded into channels first.
         commitment: weight of the commitment loss.
+        start: checkpoint with a tokenizer to go on from, whose sizes count instead of those above.
         revive_every: steps after which entries that nothing chose meanwhile move to cells of the batch; 0 leaves them.
         optimizer: makes the optimizer.
         schedule: multiplier of the learning rate over the run.
@@ -46,6 +47,7 @@ class TokenizerTraining(LightningModule):
         blocks: int = 2,
         fold: int = 1,
         commitment: float = 0.25,
+        start: str | None = None,
         revive_every: int = 50,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
@@ -53,10 +55,18 @@ class TokenizerTraining(LightningModule):
         super().__init__()
         self.save_hyperparameters(ignore=["optimizer", "schedule"])
         self.optimizer, self.schedule = optimizer, schedule
-        self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold)
+        if start is None:
+            self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold)
+        else:
+            self.tokenizer = load_image_tokenizer(start).requires_grad_(True).train()
+        # what was loaded describes itself, and a checkpoint must not ask for the file again
+        self.hparams.pop("start")
+        self.hparams.update(self.tokenizer.config)
         self.commitment, self.revive_every = commitment, revive_every
-        self.register_buffer("chosen", torch.zeros(codebook_size, dtype=torch.long))
-        self.register_buffer("val_chosen", torch.zeros(codebook_size, dtype=torch.long), persistent=False)
+        self.register_buffer("chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long))
+        self.register_buffer(
+            "val_chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long), persistent=False
+        )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
         pixels = as_pixels(batch["images"].flatten(0, 1))

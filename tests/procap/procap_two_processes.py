@@ -1,0 +1,49 @@
+"""Run by test_procap_distributed.py: interpolation and both stages on two gloo processes."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy
+from procap_tiny import QUIET, data, first_stage, second_stage
+
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining
+from lightning_idc.synthesis.flow import CrossFade
+from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator
+
+
+def trainer() -> Trainer:
+    strategy = DDPStrategy(process_group_backend="gloo")
+    return Trainer(**QUIET, strategy=strategy, devices=2, max_epochs=1, enable_checkpointing=False)
+
+
+def main(folder: Path) -> None:
+    torch.set_num_threads(1)
+    seed_everything(3, verbose=False)
+    pairs = data(folder, batch_size=2, train_pairs=9)
+    tokenizer = TokenizerTraining(
+        codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, fold=4, revive_every=2
+    )
+    runs = {"tokenizer": tokenizer}
+    first = trainer()
+    first.fit(tokenizer, pairs)
+    first.save_checkpoint(folder / "tokenizer.ckpt")
+    interpolator = FrameInterpolator(str(folder / "procedures"), 7, CrossFade())
+    trainer().predict(interpolator, EveryPair(pairs, batch_size=2), return_predictions=False)
+    # an odd number of pairs, so that batches are odd too
+    for name, model in (("procedure", first_stage(folder)), ("caption", second_stage(folder))):
+        run = trainer()
+        run.fit(model, pairs)
+        run.save_checkpoint(folder / f"{name}.ckpt")
+        runs[name] = model
+    torch.save(
+        {name: {key: value.clone() for key, value in model.state_dict().items()} for name, model in runs.items()},
+        folder / f"rank{first.global_rank}.pt",
+    )
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

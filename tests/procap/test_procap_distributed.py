@@ -1,0 +1,28 @@
+"""Every stage on two processes: they finish, and hold the same weights."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from lightning_idc.synthesis.procedures import ProcedureFolder
+
+HERE = Path(__file__).parent
+
+
+def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "procap_two_processes.py"), str(tmp_path)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
+    for stage in ("tokenizer", "procedure", "caption"):
+        assert all(torch.equal(ranks[0][stage][name], value) for name, value in ranks[1][stage].items()), stage
+    made = ProcedureFolder(tmp_path / "procedures")
+    assert len(made) == 9 + 5 + 3
+    writers = {path.stem.split("-")[1] for path in (tmp_path / "procedures").glob("*-*.json")}
+    assert writers == {"000", "001"}, "each process wrote shards of its own"
