@@ -151,6 +151,29 @@ class PasteEdits(Stage):
         return result, box
 
 
+class RandomCrops(Stage):
+    """Takes a random square out of each photograph, sometimes mirrored; the picture ``image`` is replaced.
+
+    Args:
+        size: height and width of the pictures, pixels.
+        seed: see `Stage`.
+    """
+
+    reads = ("image",)
+
+    def __init__(self, size: int = 192, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.size = size
+
+    def settings(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            record.put("image", _cropped(record.image("image"), self.size, record_seed(self.seed, record.id)))
+        return records
+
+
 def _cloned(picture: Tensor, thing: Cutout, x: int, y: int) -> Tensor:
     import cv2
 
