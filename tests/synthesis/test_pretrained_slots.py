@@ -1,4 +1,4 @@
-"""The slots with pretrained models, on tiny random ones: what goes in, what comes out, and batches against one by one."""
+"""The slots with pretrained models, on tiny random ones: what goes in, what comes out, one by one and in batches."""
 
 from __future__ import annotations
 
