@@ -199,7 +199,7 @@ def made(folder: Path) -> None:
     from lightning_idc.synthesis.pipeline import Chain, run
     from lightning_idc.synthesis.sources import SamplePhotos
 
-    run(PasteEdits(size=128), SamplePhotos(copies=20), folder / "pairs", batch_size=4, shard_size=4)
+    run(PasteEdits(size=128), SamplePhotos(copies=100), folder / "pairs", batch_size=4, shard_size=4)
     filters = "embedded"
     parts = [PairSimilarity(filters=filters), DifferenceAreas(filters=filters), RegionCaptions(filters=filters)]
     run(Chain([*parts, DifferenceCaptions()]), str(folder / "pairs"), folder / "made", batch_size=4, shard_size=4)

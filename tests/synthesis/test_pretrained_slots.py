@@ -47,7 +47,7 @@ def pictures() -> list[torch.Tensor]:
     return [torch.randint(256, (3, 20 + 4 * n, 24), generator=generator, dtype=torch.uint8) for n in range(3)]
 
 
-def tokenizer(**special: str) -> Any:
+def tokenizer(**special: Any) -> Any:
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
     from tokenizers.pre_tokenizers import WhitespaceSplit
@@ -217,7 +217,7 @@ def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
     )
     LlavaProcessor(
         CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
-        tokenizer(),
+        tokenizer(extra_special_tokens={"image_token": "<image>"}),
         patch_size=8,
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,

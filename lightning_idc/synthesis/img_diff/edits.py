@@ -115,6 +115,7 @@ class PasteEdits(Stage):
             boxes.append(box)
         record.put("before", pictures[0])
         record.put("after", pictures[1])
+        record.images.pop("image", None)  # the photograph itself is not needed again
         around = [cutout.name for cutout, _ in others]
         names = [None if thing is None else thing.name for thing in (first, second)]
         record.facts["edit"] = kind
@@ -127,7 +128,7 @@ class PasteEdits(Stage):
         """Squares x, y, side that do not touch."""
         found: list[tuple[int, int, int]] = []
         for _ in range(_TRIES):
-            side = round(self.size * rng.uniform(*self.scale))
+            side = round(self.size * rng.uniform(self.scale[0], self.scale[1]))
             x, y = (int(rng.integers(2, self.size - side - 2)) for _ in range(2))
             grown = (x - 6, y - 6, x + side + 6, y + side + 6)
             if all(box_iou(grown, (a, b, a + s, b + s)) == 0 for a, b, s in found):
