@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import lightning.pytorch  # noqa: F401 - sets environment variables, which must not happen within a test
 import pytest
 import torch
 
