@@ -140,6 +140,9 @@ class SimilarPairs(Stage):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._store = RecordStore(self.features)
+        source = self._data().source
+        if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
+            raise PairError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)
         self._search = {name: Search.over(self._store, name, exact) for name in VIEWS}
 
@@ -170,7 +173,7 @@ class SimilarPairs(Stage):
         for name, (ids, similarity) in found.items():
             others = (ids != row) & (ids >= 0)
             sets.append(self.windows[name].chosen(ids[others], similarity[others]))
-        return np.intersect1d(*sets)
+        return np.intersect1d(sets[0], sets[1])
 
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
         """The most similar candidate of each cluster with its similarity (Eq. 7 to 10)."""
@@ -210,7 +213,7 @@ class Search:
         kind, metric = faiss.ScalarQuantizer.QT_fp16, faiss.METRIC_INNER_PRODUCT
         self._coarse: Any = None  # faiss does not keep it alive
         if exact:
-            self.index = faiss.IndexScalarQuantizer(width, kind, metric)
+            self.index: Any = faiss.IndexScalarQuantizer(width, kind, metric)
         else:
             lists = min(2 ** round(math.log2(4 * math.sqrt(count))), len(sample))
             self._coarse = faiss.IndexFlatIP(width)
@@ -230,20 +233,21 @@ class Search:
         Raises:
             PairError: no record has such an array.
         """
-        width = next((len(record.arrays[name]) for record in store if name in record.arrays), None)
-        if width is None:
+        count = len(store)
+        first = next((found for index in range(count) if (found := store.array(index, name)) is not None), None)
+        if first is None:
             raise PairError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
 
         def row(index: int) -> np.ndarray:
-            return store.record(index).arrays.get(name, np.zeros(width, np.float16))
+            found = store.array(index, name)
+            return np.zeros_like(first) if found is None else found
 
-        count = len(store)
         blocks = (
             np.stack([row(index) for index in range(start, min(start + _BLOCK, count))])
             for start in range(0, count, _BLOCK)
         )
         sampled = np.stack([row(index) for index in range(0, count, max(1, count // _SAMPLE))])
-        return cls(blocks, count, width, exact, sampled.astype(np.float32))
+        return cls(blocks, count, len(first), exact, sampled.astype(np.float32))
 
     def top(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
         """Rows and cosines of the nearest, ``(Q, count)`` each, the nearest first; row -1 where there are no more."""

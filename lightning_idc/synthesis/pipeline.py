@@ -104,7 +104,10 @@ class Stage(LightningModule):
         self._settings = {"stage": self.name, **self.settings(), "seed": self.seed}
 
     def predict_step(self, batch: Work, batch_idx: int = 0) -> int:
-        self._made += self.work_on(batch.records)
+        made = self.work_on(batch.records)
+        for record in made:
+            record.decoded = {}  # a shard may hold a thousand records; their files are enough
+        self._made += made
         if batch.last:
             write_shard(self._data().target, batch.shard, self._made)
             self._made = []
@@ -205,6 +208,7 @@ class Chain(Stage):
 
     def setup(self, stage: str) -> None:
         for part in self.parts:
+            part.trainer = self.trainer  # Lightning hands it to direct children only
             part.setup(stage)
 
     def on_predict_start(self) -> None:

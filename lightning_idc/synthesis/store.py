@@ -131,6 +131,10 @@ def _pack(values: np.ndarray) -> bytes:
     return stream.getvalue()
 
 
+def _unpack(data: bytes) -> np.ndarray:
+    return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+
+
 class RecordStore:
     """Records that a stage made, read one at a time from memory-mapped shards.
 
@@ -154,7 +158,7 @@ class RecordStore:
                 "run its stage again to rebuild what is missing"
             )
         self._ends = list(accumulate(about["records"] for about in self.shards if about is not None))
-        self._open: dict[int, Any] = {}
+        self._open: dict[tuple[int, tuple[str, ...]], Any] = {}
         self._parent: RecordStore | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -179,11 +183,7 @@ class RecordStore:
 
     def record(self, index: int) -> Record:
         """One record; its images stay encoded until they are asked for."""
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        shard = bisect.bisect_right(self._ends, index)
-        row = index - (self._ends[shard - 1] if shard else 0)
-        values = self._rows(shard)[row]
+        values = self._cells(index)
         dropped = values["dropped"]
         record = Record(
             values["id"],
@@ -191,7 +191,7 @@ class RecordStore:
             json.loads(values["history"]),
             None if dropped is None else json.loads(dropped),
             {item["name"]: item["image"]["bytes"] for item in values["images"]},
-            {item["name"]: np.load(io.BytesIO(item["values"]), allow_pickle=False) for item in values["arrays"]},
+            {item["name"]: _unpack(item["values"]) for item in values["arrays"]},
             index,
         )
         if values["origin"] is not None:
@@ -200,9 +200,14 @@ class RecordStore:
 
     def lookup(self, index: int, name: str) -> bytes | None:
         """Encoded image of a record, or of the one that it was made from; None where neither has it."""
-        record = self.record(index)
-        data = record.images.get(name)
-        return data if data is not None or record.inherit is None else record.inherit(name)
+        values = self._cells(index, "images", "origin")
+        data = next((item["image"]["bytes"] for item in values["images"] if item["name"] == name), None)
+        return data if data is not None or values["origin"] is None else self._earlier(values["origin"], name)
+
+    def array(self, index: int, name: str) -> np.ndarray | None:
+        """Array of a record, without reading anything else of it; None where it has none of that name."""
+        found = (item for item in self._cells(index, "arrays")["arrays"] if item["name"] == name)
+        return next((_unpack(item["values"]) for item in found), None)
 
     def _earlier(self, origin: int, name: str) -> bytes | None:
         return None if self.parent is None else self.parent.lookup(origin, name)
@@ -218,19 +223,27 @@ class RecordStore:
                 reasons.update(about["dropped"])
         return len(self) - reasons.total(), dict(reasons)
 
-    def _rows(self, shard: int) -> Any:
-        if shard not in self._open:
+    def _cells(self, index: int, *columns: str) -> dict[str, Any]:
+        """Values of a record, of all columns where none is named."""
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        shard = bisect.bisect_right(self._ends, index)
+        return self._rows(shard, columns)[index - (self._ends[shard - 1] if shard else 0)]
+
+    def _rows(self, shard: int, columns: tuple[str, ...]) -> Any:
+        if (shard, columns) not in self._open:
             from datasets import Dataset
             from pyarrow import ArrowException
 
             path = self.folder / f"{shard_name(shard)}.arrow"
             try:
-                self._open[shard] = Dataset.from_file(str(path))
+                rows = Dataset.from_file(str(path))
+                self._open[shard, columns] = rows.select_columns(list(columns)) if columns else rows
             except (OSError, ArrowException, ValueError) as error:
                 raise PairError(
                     f"the shard {path} cannot be read ({error}); run its stage again to rebuild it"
                 ) from error
-        return self._open[shard]
+        return self._open[shard, columns]
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:

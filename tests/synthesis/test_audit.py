@@ -25,7 +25,8 @@ def make(record: Record) -> Record:
     record.facts["areas"] = [
         {"box": [6, 4, 30, 20], "confidence": 0.9, "similarity": 0.1, "match": [0.5, None], "captions": ["a cup", EVIL],
          "difference": "a cup was removed", "dropped": None},
-        {"box": [0, 0, 3, 4], "confidence": 0.01, "dropped": {"reason": "confidence", "value": 0.01, "limit": "above 0.05"}},
+        {"box": [0, 0, 3, 4], "confidence": 0.01,
+         "dropped": {"reason": "confidence", "value": 0.01, "limit": "above 0.05"}},
     ]  # fmt: skip
     record.score(pair_similarity=number / 10)
     if number % 3 == 0:

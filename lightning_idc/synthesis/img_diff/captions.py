@@ -144,8 +144,8 @@ def changed_words(first: str, second: str) -> tuple[str, str]:
         first: a caption.
         second: its twin.
     """
-    words = [_WORD.findall(text.lower()) for text in (first, second)]
-    matcher = difflib.SequenceMatcher(None, *words, autojunk=False)
+    words: list[list[str]] = [_WORD.findall(text.lower()) for text in (first, second)]
+    matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
     gone: list[str] = []
     come: list[str] = []
     for kind, a, b, c, d in matcher.get_opcodes():

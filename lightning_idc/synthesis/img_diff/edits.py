@@ -115,6 +115,7 @@ class PasteEdits(Stage):
             boxes.append(box)
         record.put("before", pictures[0])
         record.put("after", pictures[1])
+        record.images.pop("image", None)  # the photograph itself is not needed again
         around = [cutout.name for cutout, _ in others]
         names = [None if thing is None else thing.name for thing in (first, second)]
         record.facts["edit"] = kind
@@ -127,7 +128,7 @@ class PasteEdits(Stage):
         """Squares x, y, side that do not touch."""
         found: list[tuple[int, int, int]] = []
         for _ in range(_TRIES):
-            side = round(self.size * rng.uniform(*self.scale))
+            side = round(self.size * rng.uniform(self.scale[0], self.scale[1]))
             x, y = (int(rng.integers(2, self.size - side - 2)) for _ in range(2))
             grown = (x - 6, y - 6, x + side + 6, y + side + 6)
             if all(box_iou(grown, (a, b, a + s, b + s)) == 0 for a, b, s in found):
@@ -149,6 +150,29 @@ class PasteEdits(Stage):
             mixed = thing.alpha * thing.image + (1 - thing.alpha) * picture[part]
             result[part] = mixed.round().to(torch.uint8)
         return result, box
+
+
+class RandomCrops(Stage):
+    """Takes a random square out of each photograph, sometimes mirrored; the picture ``image`` is replaced.
+
+    Args:
+        size: height and width of the pictures, pixels.
+        seed: see `Stage`.
+    """
+
+    reads = ("image",)
+
+    def __init__(self, size: int = 192, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.size = size
+
+    def settings(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            record.put("image", _cropped(record.image("image"), self.size, record_seed(self.seed, record.id)))
+        return records
 
 
 def _cloned(picture: Tensor, thing: Cutout, x: int, y: int) -> Tensor:

@@ -1,0 +1,241 @@
+"""The slots with pretrained models, on tiny random ones: what goes in, what comes out, one by one and in batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import lightning.pytorch  # noqa: F401 - sets environment variables, which must not happen within a test
+import pytest
+import torch
+
+from lightning_idc.pairs import PairError
+from lightning_idc.synthesis.slots.pretrained import (
+    BlipMatcher,
+    ChatModel,
+    ChatVisionModel,
+    ClipImages,
+    ClipTexts,
+    DinoImages,
+    PromptedCaptioner,
+    PromptedTeller,
+    SamSegmenter,
+)
+
+WORDS = [
+    "<pad>",
+    "<unk>",
+    "<bos>",
+    "<eos>",
+    "<image>",
+    "a",
+    "red",
+    "blue",
+    "cat",
+    "dog",
+    "on",
+    "the",
+    "mat",
+    ".",
+    "yes",
+]
+TEXTS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat ."]
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(256, (3, 20 + 4 * n, 24), generator=generator, dtype=torch.uint8) for n in range(3)]
+
+
+def tokenizer(**special: Any) -> Any:
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from tokenizers.processors import TemplateProcessing
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
+    core.pre_tokenizer = WhitespaceSplit()
+    core.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 3)])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", **special
+    )
+
+
+@pytest.fixture(scope="module")
+def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**size, "vocab_size": len(WORDS), "max_position_embeddings": 77, "eos_token_id": 3, "bos_token_id": 2}
+    vision = {**size, "image_size": 16, "patch_size": 8}
+    folder = tmp_path_factory.mktemp("clip")
+    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(folder)
+    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def test_clip_encodes_pictures_and_texts_the_same_in_any_batch(clip: str, pictures: list[torch.Tensor]) -> None:
+    for slot, inputs in ((ClipImages(clip), pictures), (ClipTexts(clip), TEXTS)):
+        slot.load()
+        together = slot.encode(inputs)  # type: ignore[arg-type]
+        slot.batch_size = 1
+        assert torch.allclose(together, slot.encode(inputs), atol=1e-5)  # type: ignore[arg-type]
+        assert together.shape == (3, 8) and torch.allclose(together.norm(dim=1), torch.ones(3))
+        assert (together @ together.T).fill_diagonal_(0).max() < 1 - 1e-6, "different inputs, different vectors"
+    assert ClipImages(clip, revision="abc").settings() == {"model": clip, "revision": "abc", "dtype": "float32"}
+
+
+def test_a_model_that_is_not_there_says_how_to_get_it() -> None:
+    with pytest.raises(PairError, match="hf download nobody/nothing"):
+        ClipImages("nobody/nothing").load()
+
+
+def test_missing_weights_are_refused(clip: str, tmp_path: Path) -> None:
+    import shutil
+
+    from safetensors.torch import load_file, save_file
+
+    shutil.copytree(clip, tmp_path / "clip")
+    file = tmp_path / "clip" / "model.safetensors"
+    weights = load_file(file)
+    weights.pop("visual_projection.weight")
+    save_file(weights, file, metadata={"format": "pt"})
+    with pytest.raises(PairError, match="visual_projection"):
+        ClipImages(str(tmp_path / "clip")).load()
+
+
+def test_dino_encodes(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
+    from transformers import BitImageProcessor, Dinov2Config, Dinov2Model
+
+    torch.manual_seed(0)
+    config = Dinov2Config(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, image_size=16, patch_size=8)
+    Dinov2Model(config).save_pretrained(tmp_path)
+    BitImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(tmp_path)
+    slot = DinoImages(str(tmp_path))
+    slot.load()
+    vectors = slot.encode(pictures)
+    assert vectors.shape == (3, 16) and torch.allclose(vectors.norm(dim=1), torch.ones(3))
+
+
+def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
+    from transformers import BlipConfig, BlipForImageTextRetrieval, BlipImageProcessor, BlipProcessor
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    text = {**size, "encoder_hidden_size": 16, "vocab_size": len(WORDS), "max_position_embeddings": 64}
+    config = BlipConfig(
+        text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8}, image_text_hidden_size=8
+    )
+    BlipForImageTextRetrieval(config).save_pretrained(tmp_path)
+    images = BlipImageProcessor(size={"height": 16, "width": 16})
+    BlipProcessor(images, tokenizer()).save_pretrained(tmp_path)
+    for score in ("cosine", "probability"):
+        slot = BlipMatcher(str(tmp_path), score=score)  # type: ignore[arg-type]
+        slot.load()
+        together = slot.match(pictures, TEXTS)
+        slot.batch_size = 1
+        assert torch.allclose(together, slot.match(pictures, TEXTS), atol=1e-4)
+        assert together.shape == (3,) and (together.abs() <= 1).all()
+        assert score == "cosine" or (together >= 0).all()
+
+
+def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
+    from transformers import SamConfig, SamImageProcessor, SamModel
+
+    torch.manual_seed(0)
+    vision = {
+        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
+        "output_channels": 8, "global_attn_indexes": [0], "window_size": 2, "num_pos_feats": 4, "mlp_dim": 16,
+    }  # fmt: skip
+    decoder = {"hidden_size": 8, "mlp_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
+               "iou_head_hidden_dim": 8, "iou_head_depth": 2}  # fmt: skip
+    prompt = {"hidden_size": 8, "image_size": 32, "patch_size": 8, "mask_input_channels": 4}
+    config = SamConfig(vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config=prompt)
+    SamModel(config).save_pretrained(tmp_path)
+    SamImageProcessor(size={"longest_edge": 32}, pad_size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    slot = SamSegmenter(str(tmp_path), thresholds=(-1e9, -1.0), batch_size=64)
+    slot.load()
+    found = slot.regions(pictures[:1], pictures[:1])[0]
+    for region in found:
+        x1, y1, x2, y2 = region.box
+        assert region.mask.shape == pictures[0].shape[1:]
+        assert 0 <= x1 < x2 <= 24 and 0 <= y1 < y2 <= 20
+        inside = region.mask.nonzero()
+        assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
+    assert found == sorted(found, key=lambda region: -region.confidence)
+
+
+def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        bos_token_id=2, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    tokenizer().save_pretrained(tmp_path)
+    slot = ChatModel(str(tmp_path), dtype="float32", max_new_tokens=8)
+    slot.load()
+    before = torch.random.get_rng_state()
+    first = slot.answer(TEXTS, [1, 2, 3])
+    assert first == slot.answer(TEXTS, [1, 2, 3]) and first != slot.answer(TEXTS, [9, 8, 7])
+    assert torch.equal(before, torch.random.get_rng_state()), "torch's own random numbers stay as they were"
+    slot.temperature = 0
+    greedy = slot.answer(TEXTS, [1, 2, 3])
+    slot.batch_size = 1
+    assert greedy == slot.answer(TEXTS, [4, 5, 6]), "padding on the left changes no answer"
+
+
+@pytest.fixture(scope="module")
+def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
+    from transformers import (
+        CLIPImageProcessor,
+        CLIPVisionConfig,
+        LlamaConfig,
+        LlavaConfig,
+        LlavaForConditionalGeneration,
+        LlavaProcessor,
+    )
+
+    torch.manual_seed(0)
+    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    config = LlavaConfig(
+        vision_config=CLIPVisionConfig(**size, image_size=16, patch_size=8),
+        text_config=LlamaConfig(**size, vocab_size=len(WORDS), bos_token_id=2, eos_token_id=3, pad_token_id=0),
+        image_token_index=WORDS.index("<image>"),
+        vision_feature_layer=-1,
+    )
+    folder = tmp_path_factory.mktemp("llava")
+    LlavaForConditionalGeneration(config).save_pretrained(folder)
+    template = (
+        "{% for m in messages %}{% for c in m['content'] %}"
+        "{% if c['type'] == 'image' %} <image> {% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
+    )
+    LlavaProcessor(
+        CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
+        tokenizer(extra_special_tokens={"image_token": "<image>"}),
+        patch_size=8,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+        chat_template=template,
+    ).save_pretrained(folder)
+    return str(folder)
+
+
+def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, pictures: list[torch.Tensor]) -> None:
+    slot = ChatVisionModel(llava, dtype="float32", max_new_tokens=6)
+    slot.load()
+    pairs = [[pictures[0], pictures[1]], [pictures[1], pictures[2]], [pictures[2], pictures[0]]]
+    together = slot.answer(pairs, TEXTS)
+    slot.batch_size = 1
+    assert together == slot.answer(pairs, TEXTS) and len(together) == 3
+    captioner = PromptedCaptioner(slot, "a red", least_side=16)
+    assert len(captioner.caption(pictures)) == 3
+    same = [picture[:, :20] for picture in pictures]
+    told = PromptedTeller(slot, "a {first} on {second}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
+    assert len(told) == 2
