@@ -62,8 +62,8 @@ def test_one_pass_gives_the_loss_of_separate_looks(tmp_path: Path) -> None:
     source = TinySource(4, 0)
     batch = policy.collate([source.load(i) for i in range(4)])
     addon = addons_of(policy)["preference"]
-    with torch.no_grad():
-        found = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))  # type: ignore[operator]
+    # with gradients, as in training: without them policy and reference would share the features
+    found = addon.objective(TrainingStep(policy, batch, 0, policy.encode(batch)))  # type: ignore[operator]
 
     def log_prob(model: Any, index: int, caption: str) -> float:
         alone = model.collate([source.load(index)])
