@@ -207,7 +207,7 @@ def of_ours(folder: Path, steps: int, batch: int, way: str) -> dict[str, Any]:
             return Pairs()
 
     class Rejected(NegativeSource):
-        def draw(self, step: Any, count: int) -> list[list[str]]:
+        def draw(self, step: Any, count: int, generator: torch.Generator) -> list[list[str]]:
             return [[told[int(id)][1]] for id in step.batch.ids]
 
     class Captioner(VLMCaptioner):

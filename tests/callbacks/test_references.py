@@ -35,7 +35,7 @@ def start(sft: str, **options: Any) -> TinyCaptioner:
 class FixedTwo(NegativeSource):
     """The same two sentences for every pair, so that scores can be computed before."""
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         texts = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
         return [[texts[str(kind)]] * count for kind in step.batch.change_types]
 
