@@ -143,6 +143,8 @@ def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
         fit([PreferenceOptimization(reference=CachedScores(None, str(tmp_path / "no.pt")))], tmp_path, start(sft))
     with pytest.raises(PairError, match="needs a reference"):
         CachedScores()
+    with pytest.raises(PairError, match="cannot be kept"):
+        CachedScores(MovingAverage())
 
 
 def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> None:
