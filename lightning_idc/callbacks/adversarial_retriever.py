@@ -8,7 +8,7 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_idc.addon import Addon, AddonCallback, TrainingStep, addons_of, stream
+from lightning_idc.addon import Addon, AddonCallback, TrainingStep, addons_of
 from lightning_idc.callbacks.negatives import Retrieved
 from lightning_idc.callbacks.preference import Preference, train_data
 from lightning_idc.captioner import PairCaptioner
@@ -55,19 +55,20 @@ class Retriever(Addon):
         """Pick the negatives of this step; here, since this method gathers the weights of a sharded add-on."""
         batch: PairBatch = step.batch
         # the numbers that RandomCaption would draw, so that a uniform retriever is exactly that
-        with stream(preference_of(step.host)[0], step):
-            places = self.pool.draw(self.candidates)
-            allowed = self.pool.wrong(places, batch.references)
-            columns, log_probs = self._choose(step, places, allowed, batch.tokens.shape[1])
-        self._drawn = log_probs.gather(1, columns), log_probs.detach()
-        self.picked = [[self.pool.texts[place] for place in row] for row in places[columns.cpu()].tolist()]
+        generator = preference_of(step.host).numbers(step)
+        places = self.pool.draw(self.candidates, generator)
+        logits = self.logits(step, places)
+        allowed = self.pool.wrong(places, batch.references).to(logits.device)
+        columns, log_probs = choose(logits, allowed, batch.tokens.shape[1], generator)
+        self._drawn = log_probs.gather(1, columns.to(logits.device)), log_probs.detach()
+        self.picked = [[self.pool.texts[place] for place in row] for row in places[columns].tolist()]
         return step.features
 
-    def _choose(self, step: TrainingStep, places: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Draw from q (Eq. 3): columns of the candidates ``(B, count)``, and log q of all of them ``(B, N)``."""
+    def logits(self, step: TrainingStep, places: Tensor) -> Tensor:
+        """Of q (Eq. 3), for the captions at these places of the pool: ``(B, N)``."""
         pairs = self.matcher.embed_pairs(step.features, step.batch.images)
         captions = self.matcher.embed_captions(places.to(pairs.device))
-        return choose(self.sharpness * (pairs @ captions.T), allowed.to(pairs.device), count)
+        return self.sharpness * (pairs @ captions.T)
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
         found = self._reinforced(step)
@@ -80,7 +81,7 @@ class Retriever(Addon):
         if drawn is None:
             return {}
         chosen, all_log_probs = drawn
-        outcome = preference_of(step.host)[1].outcome
+        outcome = preference_of(step.host).outcome
         assert outcome is not None
         # the reward is the policy's own loss, - log sigmoid(M) for DPO: one game for every preference loss (Eq. 6)
         present = outcome.present
@@ -100,23 +101,21 @@ class Retriever(Addon):
         """Matching of pairs with their first reference; keeps similarity meaning similarity."""
         batch: PairBatch = step.batch
         places = self.pool.places_of([own[0] for own in batch.references])
-        pairs = self.matcher.embed_pairs(step.features, batch.images)
-        captions = self.matcher.embed_captions(places.to(pairs.device))
-        logits = self.sharpness * (pairs @ captions.T)
+        logits = self.logits(step, places)
         # another pair's caption that is right here as well must not count against it
         right = ~self.pool.wrong(places, batch.references, empty=True) & ~torch.eye(len(places), dtype=torch.bool)
         return symmetric_cross_entropy(logits.masked_fill(right.to(logits.device), float("-inf")))
 
 
-def preference_of(host: LightningModule) -> tuple[str, Preference]:
-    """Name and add-on of the preference optimisation that a retriever works for.
+def preference_of(host: LightningModule) -> Preference:
+    """The preference optimisation that a retriever works for.
 
     Raises:
         PairError: the host has none.
     """
-    for name, addon in addons_of(host).items():
+    for addon in addons_of(host).values():
         if isinstance(addon, Preference):
-            return name, addon
+            return addon
     raise PairError("AdversarialRetriever plays against PreferenceOptimization; list that callback before it")
 
 
@@ -177,7 +176,7 @@ class AdversarialRetriever(AddonCallback):
             return
         super().setup(trainer, pl_module, stage)
         if self.weight:
-            preference_of(pl_module)[1].negatives = Retrieved(self.name)
+            preference_of(pl_module).negatives = Retrieved(self.name)
 
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner):

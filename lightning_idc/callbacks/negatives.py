@@ -24,8 +24,8 @@ class NegativeSource(ABC):
         """Read what it draws from; called once, before training."""
 
     @abstractmethod
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
-        """``count`` captions for every pair of the batch, from torch's global random numbers."""
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+        """``count`` captions for every pair of the batch."""
 
 
 class RandomCaption(NegativeSource):
@@ -42,12 +42,12 @@ class RandomCaption(NegativeSource):
     def connect(self, data: PairDataModule) -> None:
         self.pool = CaptionPool(data.train_captions())
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         batch: PairBatch = step.batch
-        places = self.pool.draw(self.candidates)
-        allowed = self.pool.wrong(places, batch.references).to(batch.images.device)
-        columns, _ = choose(torch.zeros(allowed.shape, device=allowed.device), allowed, count)
-        return [[self.pool.texts[place] for place in row] for row in places[columns.cpu()].tolist()]
+        places = self.pool.draw(self.candidates, generator)
+        allowed = self.pool.wrong(places, batch.references)
+        columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)
+        return [[self.pool.texts[place] for place in row] for row in places[columns].tolist()]
 
 
 class SameScene(NegativeSource):
@@ -84,14 +84,14 @@ class SameScene(NegativeSource):
             raise PairError(f"scene {self.scene.pattern!r} is not found in the id {id!r}")
         return found.group(1)
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         batch: PairBatch = step.batch
-        rows = self.elsewhere.draw(step, count)
+        rows = self.elsewhere.draw(step, count, generator)
         for row, id, own in zip(rows, batch.ids, batch.references, strict=True):
             right = {same_words(caption) for caption in own}
             wrong = [caption for caption in self.captions[self._name(id)] if same_words(caption) not in right]
             if wrong:
-                row[:] = [wrong[place] for place in torch.randint(len(wrong), (count,)).tolist()]
+                row[:] = [wrong[place] for place in torch.randint(len(wrong), (count,), generator=generator).tolist()]
         return rows
 
 
@@ -110,12 +110,11 @@ class Counterfactual(NegativeSource):
         self.source = source
         self.places = {id: index for index, id in enumerate(source.ids)}
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         from lightning_idc.data.synthetic.counterfactual import counterfactuals
 
         rows = []
         for id in step.batch.ids:
-            generator = torch.Generator().manual_seed(int(torch.randint(2**31, ())))
             found = counterfactuals(self.source.truth(self.places[id]), count, generator)
             if not found:
                 raise PairError(f"no counterfactual can be planted in the pair {id!r}")
@@ -133,7 +132,7 @@ class Retrieved(NegativeSource):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         from lightning_idc.addon import addons_of
         from lightning_idc.callbacks.adversarial_retriever import Retriever
 

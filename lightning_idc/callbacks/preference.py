@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,14 +74,22 @@ class Preference(Addon):
         self.outcome: Outcome | None = None
         self.met: dict[str, dict[str, Any]] = {}
         self._warned = False
+        # within the add-on's building this follows from the run's seed and the add-on's name
+        self._seed = torch.initial_seed()
         self.register_buffer("chosen_ratio", torch.zeros(()))
+
+    def numbers(self, step: TrainingStep) -> torch.Generator:
+        """What the negatives of a step are drawn from; a retriever draws from it too, so uniform ones equal random."""
+        trainer = step.host.trainer
+        key = f"{self._seed}/{trainer.current_epoch}/{step.index}/{trainer.global_rank}"
+        return torch.Generator().manual_seed(zlib.crc32(key.encode()))
 
     def objective(self, step: TrainingStep) -> Tensor:
         host, batch = step.host, step.batch
         assert isinstance(host, PairCaptioner)
         count = batch.tokens.shape[1]
         self.reference.advance(step)
-        rejected = self.negatives.draw(step, count)
+        rejected = self.negatives.draw(step, count, self.numbers(step))
         tokens, mask = beside(batch, host.tokenize([text for row in rejected for text in row]))
         # one look at the pair and one pass over the captions for chosen and rejected together
         policy = host.score(step.features, tokens, mask)

@@ -158,6 +158,8 @@ class CachedScores(ReferencePolicy):
             raise PairError(
                 "CachedScores needs a reference that computes scores, or the path of scores computed before"
             )
+        if isinstance(reference, MovingAverage):
+            raise PairError("the scores of a MovingAverage change at every step and cannot be kept; use FrozenCopy")
         self.reference = reference
         self.path = None if path is None else Path(path)
         self.stale = self.computed = 0

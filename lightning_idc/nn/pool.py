@@ -40,9 +40,9 @@ class CaptionPool:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def draw(self, size: int) -> Tensor:
-        """Places of ``size`` different captions, or of all where there are fewer; from torch's global numbers."""
-        return torch.randperm(len(self))[:size]
+    def draw(self, size: int, generator: torch.Generator) -> Tensor:
+        """Places of ``size`` different captions, or of all where there are fewer."""
+        return torch.randperm(len(self), generator=generator)[:size]
 
     def places_of(self, captions: Iterable[str]) -> Tensor:
         """Places of captions of the pool, ``(N,)``."""
@@ -69,16 +69,21 @@ class CaptionPool:
         return allowed
 
 
-def choose(logits: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def choose(
+    logits: Tensor, allowed: Tensor, count: int, generator: torch.Generator | None = None
+) -> tuple[Tensor, Tensor]:
     """Draw ``count`` candidates per pair, with replacement, from the softmax over those that are allowed.
 
     Args:
         logits: ``(B, N)``.
         allowed: bool ``(B, N)``.
         count: per pair.
+        generator: of the processor; torch's global one when None.
 
     Returns:
-        columns drawn, ``(B, count)``, and the log-probabilities of all candidates, ``(B, N)``.
+        columns drawn, ``(B, count)`` on the processor, and the log-probabilities of all candidates, ``(B, N)``.
     """
     log_probs = logits.float().masked_fill(~allowed, float("-inf")).log_softmax(-1)
-    return torch.multinomial(log_probs.detach().exp(), count, replacement=True), log_probs
+    # on the processor, where the texts are needed next, and where every device draws the same
+    chances = log_probs.detach().exp().cpu()
+    return torch.multinomial(chances, count, replacement=True, generator=generator), log_probs

@@ -38,7 +38,7 @@ class NoBaseline(Baseline):
 
 
 class RunningMean(Baseline):
-    """Exponential mean of the rewards of earlier steps.
+    """Exponential mean of the rewards of earlier steps; in the first step the other rewards of the batch.
 
     Args:
         momentum: share that a step leaves as it was.
@@ -55,7 +55,9 @@ class RunningMean(Baseline):
 
     def forward(self, rewards: Tensor) -> Tensor:
         # divided by the weight so far, or the zero that it began with would be a reward
-        before = (self.mean / self.weight.clamp(min=1e-12)).expand_as(rewards).clone()
+        known = self.mean / self.weight.clamp(min=1e-12)
+        # without it the first step would push every choice that it happened to draw, all with one sign
+        before = torch.where(self.weight > 0, known, leave_one_out(rewards.detach()))
         self.mean.mul_(self.momentum).add_((1 - self.momentum) * rewards.detach().mean())
         self.weight.mul_(self.momentum).add_(1 - self.momentum)
         return before
@@ -65,8 +67,12 @@ class LeaveOneOut(Baseline):
     """Mean reward of the other choices of the batch (Kool et al. 2019); zero for a single one."""
 
     def forward(self, rewards: Tensor) -> Tensor:
-        others = max(1, len(rewards) - 1)
-        return (rewards.sum() - rewards) / others
+        return leave_one_out(rewards)
+
+
+def leave_one_out(rewards: Tensor) -> Tensor:
+    """Mean of the other rewards, ``(N,)``; zero for a single one."""
+    return (rewards.sum() - rewards) / max(1, len(rewards) - 1)
 
 
 def entropy(log_probs: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ def start(sft: str, **options: Any) -> TinyCaptioner:
 class FixedTwo(NegativeSource):
     """The same two sentences for every pair, so that scores can be computed before."""
 
-    def draw(self, step: TrainingStep, count: int) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         texts = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
         return [[texts[str(kind)]] * count for kind in step.batch.change_types]
 
@@ -143,6 +143,8 @@ def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
         fit([PreferenceOptimization(reference=CachedScores(None, str(tmp_path / "no.pt")))], tmp_path, start(sft))
     with pytest.raises(PairError, match="needs a reference"):
         CachedScores()
+    with pytest.raises(PairError, match="cannot be kept"):
+        CachedScores(MovingAverage())
 
 
 def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> None:

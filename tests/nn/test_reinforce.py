@@ -81,7 +81,7 @@ def test_ascent_raises_the_reward_and_the_sign_of_algorithm_1_lowers_it() -> Non
 
 def test_running_mean_never_sees_the_reward_it_is_for() -> None:
     baseline = RunningMean(0.5)
-    assert baseline(torch.tensor([4.0, 6.0])).tolist() == [0.0, 0.0]
+    assert baseline(torch.tensor([4.0, 6.0])).tolist() == [6.0, 4.0], "of the first step only the other one is known"
     assert baseline(torch.tensor([1.0])).tolist() == [5.0]
     assert baseline(torch.tensor([0.0])).item() == pytest.approx((0.25 * 5 + 0.5 * 1) / 0.75)
 
@@ -100,7 +100,7 @@ def test_entropy_counts_what_can_be_chosen() -> None:
 def test_pool_merges_duplicates_and_never_offers_a_reference() -> None:
     pool = CaptionPool(["A cube moved.", "a cube moved .", "a ball moved", "nothing changed"])
     assert pool.texts == ["A cube moved.", "a ball moved", "nothing changed"]
-    places = pool.draw(128)
+    places = pool.draw(128, torch.Generator().manual_seed(0))
     assert sorted(places.tolist()) == [0, 1, 2]
     allowed = pool.wrong(places, [["a CUBE moved."], ["unheard of"]])
     assert {pool.texts[p] for p in places[allowed[0]]} == {"a ball moved", "nothing changed"}
@@ -108,6 +108,6 @@ def test_pool_merges_duplicates_and_never_offers_a_reference() -> None:
     columns, _ = choose(torch.zeros(2, 3), allowed, 500)
     assert not (places[columns[0]] == 0).any()
     with pytest.raises(PairError, match="references of one pair"):
-        pool.wrong(pool.draw(3), [pool.texts])
+        pool.wrong(places, [pool.texts])
     with pytest.raises(PairError, match="at least two"):
         CaptionPool(["one", "One"])

@@ -1,0 +1,321 @@
+"""DPO on a two-image vision-language model: PreferenceOptimization beside TRL's DPOTrainer, one model, one batch.
+
+    pip install trl accelerate datasets
+    python benchmarks/preference_trl.py [--steps 5] [--small] [--out results/preference_trl.json]
+
+A random LLaVA-OneVision of 26 M parameters (vision 6 x 256, language 6 x 256, 32,000 words), two images of 224 px with
+256 tokens each, answers of about 50 tokens, 2 pairs a batch, float32, one thread, AdamW, a separate frozen copy as the
+reference on both sides, both timed inside their own trainers. The log-probabilities of the answers under the same
+weights are compared first. Each side runs in a process of its own; memory is that process's peak, and its
+growth over what it held when the model stood ready.
+
+What the gain comes from, parts switched off: ``own prompt`` reads the prompt anew for every answer, ``own look`` also
+looks at the pair anew for every answer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
+
+import torch  # noqa: E402 - after the number of threads is set
+
+FASTER, SMALLER, EQUAL = 5.0, 0.5, 1e-5
+"""Targets: at least so many times TRL's speed, at most this share of its memory, log-probabilities this equal."""
+CHAT = (
+    "{% for message in messages %}<|{{ message['role'] }}|>{% if message['content'] is string %}"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>"
+    "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<end>{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+PROMPT = "What changed from the first image to the second?"
+SIDES = ("trl", "ours", "ours, own prompt", "ours, own look")
+
+
+def sizes(small: bool) -> dict[str, Any]:
+    """Configuration of the model."""
+    width, layers, words = (64, 2, 2000) if small else (256, 6, 32000)
+    tower = {"image_size": 224, "patch_size": 14, "num_attention_heads": 4, "model_type": "siglip_vision_model"}
+    sized = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    return {
+        "model_type": "llava_onevision",
+        "vision_config": {**tower, **sized, "vision_use_head": False},
+        "text_config": {
+            "model_type": "qwen2",
+            **sized,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "vocab_size": words,
+        },
+    }
+
+
+def answers(count: int) -> list[tuple[str, str]]:
+    """Chosen and rejected answers of about fifty tokens."""
+    words = [
+        "the",
+        "large",
+        "red",
+        "metal",
+        "cube",
+        "left",
+        "of",
+        "small",
+        "blue",
+        "rubber",
+        "sphere",
+        "moved",
+        "to",
+        "right",
+        "and",
+        "is",
+        "now",
+        "behind",
+        "green",
+    ]
+    generator = torch.Generator().manual_seed(0)
+
+    def sentence() -> str:
+        return " ".join(words[i] for i in torch.randint(len(words), (48,), generator=generator).tolist())
+
+    return [(sentence(), sentence()) for _ in range(count)]
+
+
+def pictures(count: int) -> torch.Tensor:
+    """Random uint8 pairs ``(count, 2, 3, 224, 224)``."""
+    return torch.randint(0, 256, (count, 2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+
+
+def make(folder: Path, small: bool) -> None:
+    """Write a random model with its processor."""
+    from lightning_idc.methods.vlm.families import family_of
+    from lightning_idc.methods.vlm.loading import make_model, train_tokenizer
+
+    torch.manual_seed(0)
+    special = [*family_of("llava_onevision").special_tokens.values(), "<|user|>", "<|assistant|>"]
+    texts = [PROMPT, *(text for pair in answers(8) for text in pair)]
+    model, processor, _ = make_model(sizes(small), train_tokenizer(texts, 600, special))
+    processor.chat_template = CHAT
+    model.save_pretrained(folder)
+    processor.save_pretrained(folder)
+
+
+def peak() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def of_trl(folder: Path, steps: int, batch: int) -> dict[str, Any]:
+    """Seconds of TRL's training steps and its log-probabilities before the first."""
+    from datasets import Dataset
+    from PIL import Image
+    from transformers import TrainerCallback
+    from trl import DPOConfig, DPOTrainer
+
+    images = pictures(batch * 2)
+    told = answers(batch * 2)
+    rows = [
+        {
+            "images": [Image.fromarray(side.permute(1, 2, 0).numpy()) for side in pair],
+            "prompt": [
+                {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]}
+            ],
+            "chosen": [{"role": "assistant", "content": [{"type": "text", "text": chosen}]}],
+            "rejected": [{"role": "assistant", "content": [{"type": "text", "text": rejected}]}],
+        }
+        for pair, (chosen, rejected) in zip(images, told, strict=True)
+    ]
+    seconds: list[float] = []
+
+    class Clock(TrainerCallback):
+        def on_step_begin(self, *unused: Any, **more: Any) -> None:
+            self.began = time.process_time()
+
+        def on_step_end(self, *unused: Any, **more: Any) -> None:
+            seconds.append(time.process_time() - self.began)
+
+    config = DPOConfig(
+        output_dir=str(folder / "trl"),
+        per_device_train_batch_size=batch,
+        max_steps=steps,
+        use_cpu=True,
+        bf16=False,
+        report_to=[],
+        save_strategy="no",
+        gradient_checkpointing=False,
+        max_length=None,
+        learning_rate=1e-6,
+        disable_tqdm=True,
+        model_init_kwargs={"dtype": "float32"},
+    )
+    # a data set of twice the batch repeats from the first step on
+    trainer = DPOTrainer(str(folder), args=config, train_dataset=Dataset.from_list(rows), callbacks=[Clock()])
+    inputs = trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(batch)])
+    mask = inputs.pop("completion_mask")[:, 1:]
+    with torch.no_grad():
+        logits = trainer.model.eval()(**inputs).logits[:, :-1].float()
+    picked = logits.log_softmax(-1).gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
+    before = peak()
+    trainer.train()
+    return {
+        "seconds": seconds,
+        "bytes": peak(),
+        "growth": peak() - before,
+        "log_probs": (picked * mask).sum(1).tolist(),
+    }
+
+
+def of_ours(folder: Path, steps: int, batch: int, way: str) -> dict[str, Any]:
+    """Seconds of this library's training steps and its log-probabilities before the first."""
+    from lightning.pytorch import Callback, Trainer
+    from lightning_idc.methods.vlm.module import VLMCaptioner
+
+    from lightning_idc.callbacks.negatives import NegativeSource
+    from lightning_idc.callbacks.preference import PreferenceOptimization
+    from lightning_idc.captioner import pad_captions
+    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.source import PairSource
+    from lightning_idc.pairs import PairSample
+
+    images, told = pictures(batch * 2), answers(batch * 2)
+
+    class Pairs(PairSource):
+        ids = [str(i) for i in range(batch * 2)]  # noqa: RUF012
+
+        def captions(self, index: int) -> list[str]:
+            return [told[index][0]]
+
+        def change_type(self, index: int) -> None:
+            return None
+
+        def load(self, index: int) -> PairSample:
+            return PairSample(self.ids[index], *images[index], captions=self.captions(index))
+
+    class Data(PairDataModule):
+        def source(self, split: str) -> PairSource:
+            return Pairs()
+
+    class Rejected(NegativeSource):
+        def draw(self, step: Any, count: int, generator: torch.Generator) -> list[list[str]]:
+            return [[told[int(id)][1]] for id in step.batch.ids]
+
+    class Captioner(VLMCaptioner):
+        seen: Any = None
+
+        def encode(self, batch: Any) -> Any:
+            self.__dict__["seen"] = batch
+            return super().encode(batch)
+
+        def score(self, features: Any, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            if way == "ours":
+                return super().score(features, tokens, mask)
+            looks = []
+            for k, (ids, kept) in enumerate(zip(tokens.split(1, 1), mask.split(1, 1), strict=True)):
+                again = k > 0 and way == "ours, own look"
+                looks.append(super().score(self.encode(self.seen) if again else features, ids, kept))
+            return torch.cat(looks, 1)
+
+    class Clock(Callback):
+        seconds: list[float] = []  # noqa: RUF012
+
+        def on_train_batch_start(self, *unused: Any) -> None:
+            self.began = time.process_time()
+
+        def on_train_batch_end(self, *unused: Any) -> None:
+            self.seconds.append(time.process_time() - self.began)
+
+    captioner = Captioner(
+        model=str(folder),
+        prompt=PROMPT,
+        captions_per_pair=1,
+        max_length=64,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-6),
+    )
+    captioner.build()
+    captioner.eval()
+    first = captioner.collate([Pairs().load(i) for i in range(batch)])
+    found = []
+    for side in (0, 1):
+        tokens, mask = pad_captions([[ids] for ids in captioner.tokenize([told[i][side] for i in range(batch)])], 1)
+        with torch.no_grad():
+            found += captioner.score(captioner.encode(first), tokens, mask)[:, 0].tolist()
+    captioner.train()
+    before = peak()
+    trainer = Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        max_epochs=-1,
+        limit_val_batches=0,
+        callbacks=[PreferenceOptimization(negatives=Rejected()), clock := Clock()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=folder,
+    )
+    trainer.fit(captioner, Data(batch_size=batch))
+    return {"seconds": clock.seconds, "bytes": peak(), "growth": peak() - before, "log_probs": found}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--small", action="store_true", help="a model of 2 x 64, to try the script")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--side", choices=SIDES, help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.side == "trl":
+        print("RESULT " + json.dumps(of_trl(given.folder, given.steps, given.batch)))
+        return
+    if given.side:
+        print("RESULT " + json.dumps(of_ours(given.folder, given.steps, given.batch, given.side)))
+        return
+    found: dict[str, dict[str, Any]] = {}
+    with tempfile.TemporaryDirectory() as name:
+        make(Path(name), given.small)
+        for side in SIDES:
+            command = [sys.executable, __file__, "--side", side, "--folder", name]
+            command += ["--steps", str(given.steps), "--batch", str(given.batch)]
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                raise SystemExit(done.stderr[-3000:])
+            found[side] = json.loads(done.stdout.rpartition("RESULT ")[2])
+            # the first step makes the optimizer's state and warms up
+            found[side]["seconds_per_step"] = statistics.median(found[side]["seconds"][1:])
+            row = found[side]
+            print(
+                f"{side:<18} {row['seconds_per_step']:7.2f} s a step, peak {row['bytes'] / 2**30:5.2f} GB", flush=True
+            )
+    trl, ours = found["trl"], found["ours"]
+    apart = max(abs(a - b) / abs(a) for a, b in zip(trl["log_probs"], ours["log_probs"], strict=True))
+    ratios = {
+        "faster": trl["seconds_per_step"] / ours["seconds_per_step"],
+        "memory": ours["bytes"] / trl["bytes"],
+        "memory_growth": ours["growth"] / max(1, trl["growth"]),
+        "log_probs_apart": apart,
+    }
+    print(f"log-probabilities apart by {apart:.1e} (at most {EQUAL}), {ratios['faster']:.2f} times as fast (at least ")
+    print(f"{FASTER}), {ratios['memory']:.2f} of the memory (at most {SMALLER})")
+    if given.out:
+        from environment import describe
+
+        about = {"command": f"python benchmarks/preference_trl.py {' '.join(sys.argv[1:])}"}
+        about["environment"] = describe("lightning", "transformers", "trl", "accelerate")
+        given.out.write_text(json.dumps({**about, "sides": found, "ours_beside_trl": ratios}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Run by test_preference_distributed.py: DPO, then ADPO, on one or two gloo processes; write what came out."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from preference_world import QUIET
+from tiny import TinyCaptioner, TinyPairs
+from torch.distributed.tensor import DTensor
+
+from lightning_idc.addon import TrainingStep
+from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
+from lightning_idc.callbacks.negatives import NegativeSource
+from lightning_idc.callbacks.preference import PreferenceOptimization
+
+
+class Fixed(NegativeSource):
+    """The same sentences whatever the process."""
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+        wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
+        return [[wrong[str(kind)]] * count for kind in step.batch.change_types]
+
+
+def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCaptioner]:
+    seed_everything(3, workers=True, verbose=False)
+    strategy: dict[str, Any] = {
+        "one": "auto",
+        "ddp": DDPStrategy(process_group_backend="gloo"),
+        "fsdp2": ModelParallelStrategy(
+            data_parallel_size=2,
+            tensor_parallel_size=1,
+            process_group_backend="gloo",
+            save_distributed_checkpoint=False,
+        ),
+    }
+    processes = 1 if kind == "one" else 2
+    trainer = Trainer(
+        strategy=strategy[kind],
+        devices=processes,
+        max_epochs=3,
+        limit_val_batches=0,
+        callbacks=callbacks,
+        default_root_dir=out,
+        enable_checkpointing=False,
+        **QUIET,
+    )
+    # large steps: the test must see a reference that moved or a gradient that was lost
+    model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0})
+    trainer.fit(model, TinyPairs(batch_size=4 // processes, seed=1))
+    return trainer, model
+
+
+def replica(model: TinyCaptioner) -> list[float]:
+    """Sums of what this process holds of the model; whole where it is sharded."""
+    values = (p.detach().full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters())
+    return [float(value.double().abs().sum()) for value in values]
+
+
+def main(kind: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    trainer, _ = train(kind, out, [PreferenceOptimization(negatives=Fixed())])
+    trainer.save_checkpoint(out / f"{kind}.ckpt")
+    trainer, model = train(kind, out, [PreferenceOptimization(), AdversarialRetriever(candidates=6, alignment=0.5)])
+    own = replica(model)
+    replicas = [own]
+    if trainer.world_size > 1:
+        replicas = [[] for _ in range(trainer.world_size)]
+        torch.distributed.all_gather_object(replicas, own)
+    if trainer.is_global_zero:
+        torch.save(replicas, out / f"{kind}.pt")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
