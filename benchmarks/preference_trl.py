@@ -179,13 +179,13 @@ def of_trl(folder: Path, steps: int, batch: int) -> dict[str, Any]:
 def of_ours(folder: Path, steps: int, batch: int, way: str) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
     from lightning.pytorch import Callback, Trainer
-    from lightning_idc.methods.vlm.module import VLMCaptioner
 
     from lightning_idc.callbacks.negatives import NegativeSource
     from lightning_idc.callbacks.preference import PreferenceOptimization
     from lightning_idc.captioner import pad_captions
     from lightning_idc.data.datamodule import PairDataModule
     from lightning_idc.data.source import PairSource
+    from lightning_idc.methods.vlm.module import VLMCaptioner
     from lightning_idc.pairs import PairSample
 
     images, told = pictures(batch * 2), answers(batch * 2)

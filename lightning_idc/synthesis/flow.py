@@ -60,9 +60,9 @@ class DISMidpoint(FlowMidpoint):
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         import cv2
 
-        search = cv2.DISOpticalFlow_create(getattr(cv2, f"DISOPTICAL_FLOW_PRESET_{self.preset.upper()}"))
+        search = cv2.DISOpticalFlow.create(getattr(cv2, f"DISOPTICAL_FLOW_PRESET_{self.preset.upper()}"))
         first, second = (_gray(images) for images in (start, end))
-        flows = [search.calc(a, b, None) for a, b in zip(first, second, strict=True)]
+        flows = [search.calc(a, b, None) for a, b in zip(first, second, strict=True)]  # type: ignore[call-overload]
         return torch.from_numpy(np.stack(flows)).permute(0, 3, 1, 2).to(start)
 
 

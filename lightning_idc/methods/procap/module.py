@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -149,9 +149,11 @@ class ProCap(PairCaptioner):
         rules = [
             self.encoder_schedule if group["name"] == "vision" else self.schedule for group in optimizer.param_groups
         ]
-        scheduler = torch.optim.lr_scheduler.LambdaLR(
-            optimizer, [lambda step, rule=rule: rule(step / steps) for rule in rules]
-        )
+
+        def over_the_run(rule: Schedule) -> Callable[[int], float]:
+            return lambda step: rule(step / steps)
+
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [over_the_run(rule) for rule in rules])
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
 
 
@@ -167,7 +169,7 @@ def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
     return tokenizer, tokenizer.config
 
 
-def image_size_of(options: dict[str, Any]) -> tuple[int, int]:
+def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     """Height and width that the places of the encoder are made for.
 
     Raises:

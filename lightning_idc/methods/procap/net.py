@@ -122,7 +122,7 @@ class ProCapNet(nn.Module):
 
     def look(self, images: Tensor) -> Tensor:
         """Features ``(N, latent, h, w)`` of uint8 images ``(N, 3, H, W)``."""
-        return self.tokenizer.features(as_pixels(images, self.bridge[0].weight.dtype))
+        return self.tokenizer.features(as_pixels(images, self.encoder.mask_embedding.dtype))
 
     def features(self, images: Tensor) -> Tensor:
         """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.

@@ -41,7 +41,7 @@ class OfficialEncoder(ProcedureEncoder):
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         for layer in self.layers:
-            layer.feed[1] = QuickGELU()  # type: ignore[operator,index]
+            layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
         # two tables that are added, as in the code: an optimizer moves their sum twice as far as one table
         self.control_words = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
         self.control_places = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
@@ -171,7 +171,7 @@ class OfficialNet(ProCapNet):
     """The second stage of the code: its tokenizer's features are taken of pixels in [0, 1]."""
 
     def look(self, images: Tensor) -> Tensor:
-        return self.tokenizer.features(images.to(self.bridge[0].weight.dtype) / 255)
+        return self.tokenizer.features(images.to(self.encoder.mask_embedding.dtype) / 255)
 
 
 def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing: float = 0.1) -> Tensor:

@@ -112,7 +112,7 @@ class TokenizerTraining(LightningModule):
             "val/psnr": peak_signal_noise_ratio(given, truth, data_range=1.0, dim=(1, 2, 3)),
             "val/ssim": structural_similarity_index_measure(given, truth, data_range=1.0),
         }
-        self.log_dict(scores, prog_bar=True, sync_dist=True, batch_size=len(images))
+        self.log_dict(scores, prog_bar=True, sync_dist=True, batch_size=len(images))  # type: ignore[arg-type]
 
     def on_validation_epoch_end(self) -> None:
         share = self.val_chosen.double() / self.val_chosen.sum().clamp(min=1)
