@@ -10,6 +10,7 @@ the pairs is timed apart from writing. Columns:
 - ``clip4idc``: our decoding, with cached keys and values.
 - ``clip4idc_official``: what the official greedy loop does, on the same weights: it also encodes an (empty) text, reads
   the image tokens anew for every word, and runs the decoder over the whole prefix each time. Its words must be ours.
+- ``namc``: our decoding. It looks through a ResNet-101, whose features the paper stores: compare its writing.
 
 Wall seconds, the columns by turns, the best of all runs.
 """
@@ -32,6 +33,7 @@ from lightning_idc.nn.vocabulary import SpecialIds, load_vocabulary
 from lightning_idc.pairs import PairFeatures
 
 NEVER = -1e4
+BERT_WORDS = 30522
 
 
 @dataclass
@@ -82,13 +84,27 @@ def clip4idc() -> tuple[nn.Module, SpecialIds]:
     return net, special
 
 
+def namc() -> tuple[nn.Module, SpecialIds]:
+    """NAMC as its paper trains it, with as many words as BERT has."""
+    from lightning_idc.methods.namc.net import NamcNet
+    from lightning_idc.nn.backbones import TimmGrid
+
+    torch.manual_seed(0)
+    net, special = NamcNet(TimmGrid("resnet101", stage=-2), (14, 14), BERT_WORDS).eval(), SpecialIds()
+    net.decoder.bias.data[list({special.eos, *special.never_said})] = NEVER
+    return net, special
+
+
 def columns(device: str) -> dict[str, Column]:
     """All captioners; those of one network share it."""
-    net, special = clip4idc()
-    net.to(device)
+    clip_net, clip_ids = clip4idc()
+    namc_net, namc_ids = namc()
+    clip_net.to(device)
+    namc_net.to(device)
     return {
-        "clip4idc": Column(net, special, cached),
-        "clip4idc_official": Column(net, special, clip4idc_official),
+        "clip4idc": Column(clip_net, clip_ids, cached),
+        "clip4idc_official": Column(clip_net, clip_ids, clip4idc_official),
+        "namc": Column(namc_net, namc_ids, cached),
     }
 
 
