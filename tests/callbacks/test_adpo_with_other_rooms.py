@@ -1,0 +1,93 @@
+"""ADPO with what it was made for: a CLIP4IDC encoder as the retriever, LoRA on a language model as the policy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer
+from preference_world import QUIET, Losses, fit
+from tiny import TinyCaptioner, TinyPairs
+
+from lightning_idc.addon import addons_of
+from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
+from lightning_idc.callbacks.lora import LoRA
+from lightning_idc.callbacks.preference import PreferenceOptimization
+from lightning_idc.callbacks.references import AdaptersOff, FrozenCopy
+from lightning_idc.nn.retriever import EncoderHeads
+from lightning_idc.pairs import PairError
+
+CLIP: dict[str, Any] = {
+    "embed_dim": 16,
+    "quick_gelu": True,
+    "vision_cfg": {"image_size": 8, "patch_size": 4, "width": 32, "head_width": 16, "layers": 2},
+    "text_cfg": {"context_length": 12, "width": 32, "heads": 2, "layers": 1},
+}
+TINY_VLM: dict[str, Any] = {
+    "model_type": "llava_onevision",
+    "vision_config": {
+        "model_type": "siglip_vision_model",
+        "vision_use_head": False,
+        "image_size": 8,
+        "patch_size": 4,
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    },
+    "text_config": {
+        "model_type": "qwen2",
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 2,
+    },
+}
+LANGUAGE = r".*language_model.*\.(q_proj|v_proj)"
+
+
+def test_an_adapted_clip4idc_retrieves(tmp_path: Path) -> None:
+    pytest.importorskip("open_clip")
+    from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
+
+    encoder = Clip4IdcRetrieval(CLIP, intra_layers=1, vocabulary=None)
+    trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
+    trainer.fit(encoder, TinyPairs(batch_size=6))
+    trainer.save_checkpoint(tmp_path / "retriever.ckpt")
+    model = TinyCaptioner(learning_rates={"addons.retriever": 20.0})
+    fit(
+        [PreferenceOptimization(), AdversarialRetriever(str(tmp_path / "retriever.ckpt"))], tmp_path, model, max_steps=3
+    )
+    matcher: Any = addons_of(model)["retriever"].matcher
+    assert isinstance(matcher, EncoderHeads)
+    assert not torch.equal(matcher.pairs.weight, torch.eye(16))
+    for name, parameter in encoder.named_parameters():
+        assert torch.equal(matcher.encoder.get_parameter(name), parameter), name
+
+
+def vlm(**options: Any) -> Any:
+    from lightning_idc.methods.vlm.module import VLMCaptioner
+
+    return VLMCaptioner(
+        architecture=TINY_VLM, prompt="What?", tokenizer_size=320, captions_per_pair=1, image_size=(8, 8), **options
+    )
+
+
+def test_lora_off_is_the_policy_before_lora(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    off, copied = Losses(), Losses()
+    for reference, losses in ((AdaptersOff(), off), (FrozenCopy(), copied)):
+        lora = LoRA(rank=2, alpha=8, targets=LANGUAGE, freeze=["model", "lm_head"])
+        preference = PreferenceOptimization(reference=reference)
+        fit([lora, preference, losses], tmp_path, vlm(learning_rates={"language": 10.0}), max_epochs=1)
+    assert off.values == pytest.approx(copied.values, abs=1e-5)
+    assert abs(off.values[-1] - off.values[0]) > 1e-4
+
+
+def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    with pytest.raises(PairError, match=r"switching off the adapters does not undo, such as model\.model"):
+        fit([LoRA(rank=2), PreferenceOptimization(reference=AdaptersOff())], tmp_path, vlm(), max_steps=1)
