@@ -90,8 +90,10 @@ class Meteor:
 
     def _ask(self, line: str) -> str:
         assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(line + "\n")
-        self._process.stdin.flush()
+        # a program that has ended says so by its code, which the missing answer tells
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
         return self._answer()
 
     def _answer(self) -> str:
