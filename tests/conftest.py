@@ -34,5 +34,8 @@ def same_environment() -> Iterator[None]:
     leaked = {k for k in os.environ.keys() ^ before.keys() if not k.startswith(("PYTEST_", "KMP_", "CUDA_MODULE"))}
     os.environ.clear()
     os.environ.update(before)
-    allowed = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # Lightning's seed_everything sets them
+    seeding = {"PL_GLOBAL_SEED", "PL_SEED_WORKERS", "CUBLAS_WORKSPACE_CONFIG"}  # by Lightning's seed_everything
+    # by torch and tokenizers when a test is the first to import a part of them
+    importing = {"TORCHINDUCTOR_CACHE_DIR", "PYTORCH_NVML_BASED_CUDA_CHECK", "TOKENIZERS_PARALLELISM"}
+    allowed = seeding | importing
     assert not leaked - allowed, f"the test changed the environment: {sorted(leaked - allowed)}"
