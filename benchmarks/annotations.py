@@ -69,6 +69,9 @@ def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
         return None
     # line breaks and their kin move pycocoevalcap's captions to other pairs, so both see the same blanks
     expected = {t.id: [" ".join(text.split()) for text in t.references] for t in truths[:most] if t.references}
+    words = [len(text.split()) for texts in expected.values() for text in texts]
+    if sum(words) < 2 * len(words):  # a map of names, such as types of change
+        return None
     found: dict[str, Any] = {"pairs": len(expected), "references": sum(map(len, expected.values()))}
     metrics = FAST if meteor is None else (*FAST, "METEOR")
     for name, said in variants(expected).items():
