@@ -45,7 +45,7 @@ demo: $(READY)
 	$(BIN)/lightning run recipes/quickstart.yaml
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 lint: $(READY)
 	$(BIN)/ruff check .
