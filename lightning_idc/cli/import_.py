@@ -26,15 +26,15 @@ or --vocabulary clevr_word2idx.json, which procap needs. vqgan is the image toke
 
 def run(given: list[str]) -> int:
     """The verb `import`."""
-    from lightning_idc.checkpoint import LoadsAndSaves
-    from lightning_idc.cli.keys import check_names, class_of, nearest
-    from lightning_idc.cli.recipe import parse_overrides
-
     rest = given[1:]
     wants_help = any(argument in ("-h", "--help") for argument in rest)
     if wants_help or len(rest) < 3 or any(argument.startswith("--") for argument in rest[:3]):
         print(_HELP, file=sys.stdout if wants_help else sys.stderr)
         return 0 if wants_help else 2
+    from lightning_idc.checkpoint import LoadsAndSaves
+    from lightning_idc.cli.keys import check_names, class_of, nearest
+    from lightning_idc.cli.recipe import parse_overrides
+
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:
         raise PairError(f"no converter for {method!r}; {nearest(method, CONVERTERS)}")
