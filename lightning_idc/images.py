@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 Interpolation = Literal["bilinear", "bicubic"]
 MOST_PIXELS = 200_000_000
 """A header that claims more is refused before anything is decoded."""
+LONGEST_NAME = 255
+LONGEST_FOLDER = 3800
+"""Bytes that Linux takes at most, the latter with a name below the folder to spare."""
 
 
 def read_image(path: str | Path, record: str | None = None) -> Tensor:
@@ -133,7 +136,7 @@ def inside(root: str | Path, relative: str, record: str) -> Path:
     """Path below a root folder.
 
     Raises:
-        PairError: the path is absolute or leaves the root, also through a link.
+        PairError: the path is absolute, too long or leaves the root, also through a link.
     """
     base = Path(root).resolve()
     if not relative or Path(relative).is_absolute():
@@ -142,9 +145,21 @@ def inside(root: str | Path, relative: str, record: str) -> Path:
         full = (base / relative).resolve()
     except (OSError, ValueError, RuntimeError) as error:  # links in a circle, characters that no path may hold
         raise PairError(f"{record}: {relative!r} cannot be a path ({error})") from error
+    if not _nameable(full):
+        raise PairError(f"{record}: {relative[:60]!r}... is longer than any path may be")
     if not full.is_relative_to(base):
         raise PairError(f"{record}: the path {relative!r} leaves the data folder; only files below it are read")
     return full
+
+
+def _nameable(path: Path) -> bool:
+    """Whether files may be called so; asking the system for one that is longer is an OSError of its own."""
+    return all(fits(part, LONGEST_NAME) for part in path.parts) and fits(str(path), LONGEST_FOLDER)
+
+
+def fits(name: str, longest: int) -> bool:
+    """Whether a name has so many bytes at most."""
+    return len(name.encode(errors="surrogatepass")) <= longest
 
 
 def is_web_page(start: bytes) -> bool:

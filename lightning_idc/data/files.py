@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.data.source import PairSource
-from lightning_idc.images import Interpolation, inside, read_image, resize
+from lightning_idc.data.tables import short
+from lightning_idc.images import LONGEST_NAME, Interpolation, fits, inside, read_image, resize
 from lightning_idc.pairs import PairError, PairSample
 
 _Seen = tuple[int, int] | str
@@ -109,8 +110,8 @@ class Root:
             PairError: the path is absolute, leaves the root or cannot be one.
         """
         folder, _, name = relative.replace("\\", "/").rpartition("/")
-        if name in ("", ".", "..") or "\0" in name:
-            raise PairError(f"{record}: {relative!r} is not the path of a file below the data folder")
+        if name in ("", ".", "..") or "\0" in name or not fits(name, LONGEST_NAME):
+            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         if folder not in self._folders:
             self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record)
         return self._folders[folder] / name
