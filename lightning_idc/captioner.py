@@ -29,7 +29,7 @@ from lightning_idc.evaluation import Evaluation
 from lightning_idc.nn.decoding import Decoded, beam_search, greedy
 from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.pairs import Caption, PairBatch, PairError, PairFeatures, PairSample, stack_images
-from lightning_idc.schedules import Constant, Schedule
+from lightning_idc.schedules import Constant, Schedule, scheduled
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -323,14 +323,12 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         optimizer = self.optimizer(self.parameter_groups())  # type: ignore[arg-type]
         for group in optimizer.param_groups:
             group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"], 1.0)
-        if isinstance(self.schedule, Constant):
-            return optimizer
-        steps = self.trainer.estimated_stepping_batches
-        if steps == float("inf"):
-            raise PairError(f"{type(self.schedule).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
-        schedule = self.schedule
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, float(steps))))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        schedules = [self.schedule_of(group["name"]) for group in optimizer.param_groups]
+        return scheduled(optimizer, schedules, self.trainer)
+
+    def schedule_of(self, group: str) -> Schedule:
+        """Schedule of a group of parameters."""
+        return self.schedule
 
     # ---- bookkeeping ------------------------------------------------------------------------------------
 

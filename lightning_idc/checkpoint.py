@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.addon import AUX
+from lightning_idc.nn.gathering import of_all_processes
 from lightning_idc.pairs import PairError
 
 if TYPE_CHECKING:
@@ -103,11 +104,7 @@ class LoadsAndSaves:
         state: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
-        states = [state]
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            states = [{} for _ in range(torch.distributed.get_world_size())]
-            torch.distributed.all_gather_object(states, state)
-        checkpoint["rng"] = states
+        checkpoint["rng"] = of_all_processes(state)
         checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:

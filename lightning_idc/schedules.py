@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from lightning_idc.errors import PairError
+
+if TYPE_CHECKING:
+    from lightning.pytorch import Trainer
+    from torch.optim import Optimizer
 
 
 class Schedule(ABC):
@@ -59,3 +67,31 @@ class WarmupLinear(Schedule):
             return max(progress / self.warmup, 1e-3)
         fall = (progress - self.warmup) / max(1.0 - self.warmup, 1e-12)
         return self.floor + (1.0 - self.floor) * (1.0 - min(fall, 1.0))
+
+
+def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], trainer: Trainer) -> Any:
+    """What ``configure_optimizers`` returns: the optimizer, with its learning rates over the run unless constant.
+
+    Args:
+        optimizer: of the run.
+        schedules: one for all groups of parameters, or one for each.
+        trainer: knows how many steps the run has; not asked where nothing moves, since it would load the data.
+
+    Raises:
+        PairError: a schedule needs an end, and the run has none.
+    """
+    from torch.optim.lr_scheduler import LambdaLR
+
+    rules = [schedules] * len(optimizer.param_groups) if isinstance(schedules, Schedule) else list(schedules)
+    moving = [rule for rule in rules if not isinstance(rule, Constant)]
+    if not moving:
+        return optimizer
+    steps = trainer.estimated_stepping_batches
+    if steps == float("inf"):
+        raise PairError(f"{type(moving[0]).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
+
+    def over_the_run(rule: Schedule) -> Callable[[int], float]:
+        return lambda step: rule(step / max(1.0, float(steps)))
+
+    scheduler = LambdaLR(optimizer, [over_the_run(rule) for rule in rules])
+    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
+from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from lightning_idc.addon import AUX, TrainingStep
 from lightning_idc.captioner import PairCaptioner
+from lightning_idc.nn.gathering import of_all_processes
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures
 from lightning_idc.report.files import save
 
@@ -217,15 +219,10 @@ class CachedScores(ReferencePolicy):
     def save(self) -> None:
         if self.path is None:
             return
-        parts, rank = [self._scores], 0
-        if torch.distributed.is_available() and torch.distributed.is_initialized():
-            rank = torch.distributed.get_rank()
-            parts = [{} for _ in range(torch.distributed.get_world_size())]
-            torch.distributed.all_gather_object(parts, self._scores)
-        self._scores = {key: entry for part in parts for key, entry in part.items()}
+        self._scores = {key: entry for part in of_all_processes(self._scores) for key, entry in part.items()}
         rows = [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
         content = {"weights": self._weights, "scores": rows}
-        if rank == 0:
+        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             save(self.path, lambda path: torch.save(content, path))
 
 

@@ -17,6 +17,7 @@ from lightning_idc.captioner import PairCaptioner
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import Origin
+from lightning_idc.nn.gathering import of_all_processes
 from lightning_idc.pairs import PairError
 from lightning_idc.report.files import save, save_json
 from lightning_idc.report.html import write_report
@@ -81,12 +82,8 @@ class ShowResults(Callback):
         self._said += [{**said, "references": texts, "change_type": kind} for said, texts, kind in labels]
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        parts = [self._said]
-        if trainer.world_size > 1:
-            parts = [[]] * trainer.world_size
-            torch.distributed.all_gather_object(parts, self._said)
+        unique = {record["id"]: record for part in of_all_processes(self._said) for record in part}
         self._said = []
-        unique = {record["id"]: record for part in parts for record in part}
         if trainer.is_global_zero:
             records = [unique[id] for id in sorted(unique)]
             self._show(trainer, results_of(trainer, pl_module, "predict", records))

@@ -16,10 +16,11 @@ from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
 from lightning_idc.checkpoint import LoadsAndSaves, read_checkpoint
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.nn.clip import build_clip
+from lightning_idc.nn.gathering import of_all_processes
 from lightning_idc.nn.retrieval import recall_of_pairs, symmetric_cross_entropy
 from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Constant, Schedule
+from lightning_idc.schedules import Constant, Schedule, scheduled
 
 VIT_B_32 = "ViT-B-32-quickgelu"
 """OpenAI's weights were trained with QuickGELU."""
@@ -150,9 +151,7 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
-        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled(optimizer, self.schedule, self.trainer)
 
     # ---- measuring --------------------------------------------------------------------------------------
 
@@ -176,7 +175,7 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
 
     def _measure(self, split: str) -> None:
         """Recall over all pairs of the split that have captions, gathered from all processes."""
-        seen = {name: entry for part in _all_processes(self._seen) for name, entry in part.items() if entry[1]}
+        seen = {name: entry for part in of_all_processes(self._seen) for name, entry in part.items() if entry[1]}
         self._seen = {}
         if not seen:
             return
@@ -193,15 +192,6 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         for direction, recalls in recall_of_pairs(pairs, captions, relevant).items():
             for name, value in recalls.items():
                 self.log(f"{split}/{direction}/{name}", value, prog_bar=name == "R@5")
-
-
-def _all_processes(own: Any) -> list[Any]:
-    """The object of every process."""
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return [own]
-    found: list[Any] = [None] * torch.distributed.get_world_size()
-    torch.distributed.all_gather_object(found, own)
-    return found
 
 
 def _pair_clip(hparams: Mapping[str, Any], vocabulary: Vocabulary, pretrained: str | None) -> PairClip:

@@ -23,7 +23,7 @@ from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_int
 from lightning_idc.nn.noise import per_word, relevance, token_similarity
 from lightning_idc.nn.vocabulary import Vocabulary, words_of
 from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Schedule, WarmupCosine
+from lightning_idc.schedules import Schedule, WarmupCosine, scheduled
 
 
 class RelevancePretraining(LightningModule):
@@ -156,9 +156,7 @@ class RelevancePretraining(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled(optimizer, self.schedule, self.trainer)
 
 
 @torch.no_grad()

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Schedule, WarmupLinear
+from lightning_idc.schedules import Schedule, WarmupLinear, scheduled
 
 IGNORED = -100
 
@@ -91,9 +91,7 @@ class ObjectNaming(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
-        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled(optimizer, self.schedule, self.trainer)
 
 
 class ChangeNaming(ObjectNaming):

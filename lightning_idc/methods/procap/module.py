@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -140,21 +140,8 @@ class ProCap(PairCaptioner):
         logits = self._built_net.logits(features, batch.tokens[..., :-1])
         return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
 
-    def configure_optimizers(self) -> Any:
-        configured = super().configure_optimizers()
-        if self.schedule == self.encoder_schedule:
-            return configured
-        optimizer = configured["optimizer"] if isinstance(configured, dict) else configured
-        steps = max(1.0, float(self.trainer.estimated_stepping_batches))
-        rules = [
-            self.encoder_schedule if group["name"] == "vision" else self.schedule for group in optimizer.param_groups
-        ]
-
-        def over_the_run(rule: Schedule) -> Callable[[int], float]:
-            return lambda step: rule(step / steps)
-
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, [over_the_run(rule) for rule in rules])
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+    def schedule_of(self, group: str) -> Schedule:
+        return self.encoder_schedule if group == "vision" else self.schedule
 
 
 def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:

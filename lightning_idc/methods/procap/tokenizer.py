@@ -12,7 +12,7 @@ from torch import Tensor, distributed
 from torch.nn import functional as F
 
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
-from lightning_idc.schedules import Constant, Schedule
+from lightning_idc.schedules import Constant, Schedule, scheduled
 
 
 class TokenizerTraining(LightningModule):
@@ -121,9 +121,7 @@ class TokenizerTraining(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
-        steps, schedule = float(self.trainer.estimated_stepping_batches), self.schedule
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: schedule(step / max(1.0, steps)))
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+        return scheduled(optimizer, self.schedule, self.trainer)
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.tokenizer.config
