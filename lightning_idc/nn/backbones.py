@@ -116,6 +116,14 @@ def build_backbone(name: str, pretrained: bool = False, stage: int = -1) -> Grid
     return SmallCNN() if name == "cnn" else TimmGrid(name, pretrained, stage)
 
 
+def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of the grid that a backbone gives for images of a height and width, in pixels."""
+    with torch.no_grad():
+        found = backbone.eval()(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[-2:]
+    backbone.train()
+    return int(found[0]), int(found[1])
+
+
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     """Load the weights under ``backbone.`` (or ``net.backbone.``) of a checkpoint into a backbone, strictly.
 

@@ -6,43 +6,25 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
+from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
 
-class MaskedImageLayer(nn.Module):
+class MaskedImageLayer(CrossLayer):
     """Self-attention, attention to a partner (a text or the other image) and feed-forward, normalised before each."""
-
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
-        super().__init__()
-        self.heads, self.dropout = heads, dropout
-        self.norm_self, self.norm_cross, self.norm_feed = (nn.LayerNorm(width) for _ in range(3))
-        self.qkv = nn.Linear(width, 3 * width)
-        self.out_self = nn.Linear(width, width)
-        self.query = nn.Linear(width, width)
-        self.key_value = nn.Linear(width, 2 * width)
-        self.out_cross = nn.Linear(width, width)
-        self.feed = FeedForward(width, hidden, dropout)
-
-    def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
 
     def forward(self, x: Tensor, partner: Tensor, valid: Tensor | None, partner_valid: Tensor | None) -> Tensor:
         """Tokens ``(B, P, D)`` that look at ``partner (B, M, D)``; masks are bool, True where a key counts."""
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
-        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=_as_mask(valid))
+        valid = _somewhere(valid)
+        attended = F.scaled_dot_product_attention(q, k, v, attn_mask=None if valid is None else valid[:, None, None])
         x = x + self._drop(self.out_self(merge_heads(attended)))
-        query = split_heads(self.query(self.norm_cross(x)), self.heads)
-        key, value = (split_heads(part, self.heads) for part in self.key_value(partner).chunk(2, -1))
-        attended = F.scaled_dot_product_attention(query, key, value, attn_mask=_as_mask(partner_valid))
-        x = x + self._drop(self.out_cross(merge_heads(attended)))
+        x = self._cross(x, self.memory(partner), _somewhere(partner_valid))
         return x + self.feed(self.norm_feed(x))
 
 
-def _as_mask(valid: Tensor | None) -> Tensor | None:
-    if valid is None:
-        return None
+def _somewhere(valid: Tensor | None) -> Tensor | None:
     # where nothing may be attended to, attention would be NaN: there everything is
-    return (valid | ~valid.any(-1, keepdim=True))[:, None, None]
+    return None if valid is None else valid | ~valid.any(-1, keepdim=True)
 
 
 class MaskedImageEncoder(nn.Module):

@@ -6,6 +6,7 @@ cross-attention they are folded into the query dimension, so the memory is never
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -86,8 +87,8 @@ class EncoderLayer(nn.Module):
         return x + self.feed(self.norm_feed(x))
 
 
-class DecoderLayer(nn.Module):
-    """Causal self-attention, attention to the memory of the pair, and feed-forward."""
+class CrossLayer(nn.Module):
+    """Parts of a layer of self-attention, attention to a memory, and feed-forward, normalised before each."""
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
@@ -115,6 +116,10 @@ class DecoderLayer(nn.Module):
         allowed = None if mask is None else mask[:, None, None]
         attended = F.scaled_dot_product_attention(query, *memory, attn_mask=allowed)
         return x + self._drop(self.out_cross(merge_heads(attended)))
+
+
+class DecoderLayer(CrossLayer):
+    """Causal self-attention, attention to the memory of the pair, and feed-forward."""
 
     def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """All positions of K captions at once: ``(B, K, T, D)``."""
@@ -150,6 +155,20 @@ class DecoderState:
     memory: list[tuple[Tensor, Tensor]]
     past: list[tuple[Tensor, Tensor]]
     mask: Tensor | None
+
+    @classmethod
+    def before(cls, memory: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> DecoderState:
+        """State before the first token, given keys and values of the memory per layer."""
+        return cls(memory, [(key[:, :, :0], value[:, :, :0]) for key, value in memory], mask)
+
+    def advance(self, layers: Iterable[nn.Module], x: Tensor) -> Tensor:
+        """One more position ``(N, 1, D)`` through all layers, each of which has a ``step`` as `DecoderLayer` has."""
+        past = []
+        for layer, before, memory in zip(layers, self.past, self.memory, strict=True):
+            x, after = layer.step(x, before, memory, self.mask)  # type: ignore[operator]
+            past.append(after)
+        self.past = past
+        return x
 
     def select(self, rows: Tensor) -> DecoderState:
         """State of the given rows."""
@@ -215,14 +234,9 @@ class Decoder(nn.Module):
     def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
         """State before the first token."""
         keys = [layer.memory(memory) for layer in self.layers]  # type: ignore[operator]
-        return DecoderState(keys, [(key[:, :, :0], value[:, :, :0]) for key, value in keys], mask)
+        return DecoderState.before(keys, mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
-        x = self._embed(tokens[:, None], state.length)
-        past = []
-        for layer, before, memory in zip(self.layers, state.past, state.memory, strict=True):
-            x, after = layer.step(x, before, memory, state.mask)  # type: ignore[operator]
-            past.append(after)
-        state.past = past
+        x = state.advance(self.layers, self._embed(tokens[:, None], state.length))
         return self._words(x)[:, 0]

@@ -236,17 +236,11 @@ class Clip4IdcNet(nn.Module):
 
     def start(self, features: PairFeatures) -> DecoderState:
         """State before the first token."""
-        keys = self._memories(features)
-        return DecoderState(keys, [(key[:, :, :0], value[:, :, :0]) for key, value in keys], features.mask)
+        return DecoderState.before(self._memories(features), features.mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
-        x = self._embed(tokens[:, None], state.length)
-        past = []
-        for layer, before, memory in zip(self.decoder_layers, state.past, state.memory, strict=True):
-            x, after = layer.step(x, before, memory, state.mask)  # type: ignore[operator]
-            past.append(after)
-        state.past = past
+        x = state.advance(self.decoder_layers, self._embed(tokens[:, None], state.length))
         return self._words(x)[:, 0]
 
 

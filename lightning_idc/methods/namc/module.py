@@ -7,12 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_idc.captioner import PairCaptioner
 from lightning_idc.methods.namc.net import NamcNet
-from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
 from lightning_idc.nn.noise import NOISE_MASK
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.pairs import PairBatch, PairFeatures
@@ -64,13 +63,9 @@ class NAMC(PairCaptioner):
         backbone = build_backbone(options["backbone"], pretrained, options["stage"])
         if weights is not None:
             load_backbone(backbone, weights)
-        height, width = options["image_size"] or (64, 64)
-        with torch.no_grad():
-            found = backbone.eval()(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape[-2:]
-        backbone.train()
         return NamcNet(
             backbone,
-            (int(found[0]), int(found[1])),
+            grid_of(backbone, options["image_size"] or (64, 64)),
             len(vocabulary),
             options["width"],
             options["encoder_layers"],

@@ -6,13 +6,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.masked_encoder import MaskedImageEncoder
 from lightning_idc.nn.noise import on_grid
-from lightning_idc.nn.transformer import Decoder, DecoderState
+from lightning_idc.nn.transformer import Decoder
 from lightning_idc.pairs import PairFeatures
 
 
-class NamcNet(nn.Module):
+class NamcNet(GridCaptionNet):
     """Captions pairs of images; while it is pre-trained, parts of them may be masked.
 
     Args:
@@ -41,28 +42,11 @@ class NamcNet(nn.Module):
         dropout: float = 0.1,
         freeze_backbone: bool = True,
     ) -> None:
-        super().__init__()
-        self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
-        if freeze_backbone:
-            backbone.requires_grad_(False).eval()
+        super().__init__(backbone, grid, freeze_backbone)
         cells = grid[0] * grid[1]
         self.encoder = MaskedImageEncoder(backbone.width, width, cells, encoder_layers, heads, hidden, dropout)
         self.fuse = nn.Linear(2 * width, width)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, hidden, dropout)
-
-    def train(self, mode: bool = True) -> NamcNet:
-        super().train(mode)
-        if self.frozen:
-            self.backbone.eval()  # its batch statistics must stay what they were
-        return self
-
-    def grids(self, images: Tensor) -> Tensor:
-        """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(images.flatten(0, 1))
-        if maps.shape[-2:] != self.grid:
-            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
-        return maps.flatten(2).mT.unflatten(0, (-1, 2))
 
     def encode(self, images: Tensor, noise: Tensor | None = None) -> PairFeatures:
         """Features of uint8 pairs, one token per cell.
@@ -79,15 +63,3 @@ class NamcNet(nn.Module):
         valid = [None if mask is None else ~mask for mask in masks]
         tokens = self.fuse(torch.cat(self.encoder.together(first, second, valid[0], valid[1]), -1))
         return PairFeatures(tokens, extras={"before": before, "after": after})
-
-    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
-        return self.decoder(features.memory, features.mask, tokens)
-
-    def start(self, features: PairFeatures) -> DecoderState:
-        """State before the first token."""
-        return self.decoder.start(features.memory, features.mask)
-
-    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
-        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
-        return self.decoder.step(state, tokens)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch import nn
 
 from lightning_idc.captioner import PairCaptioner
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
-from lightning_idc.nn.backbones import build_backbone, load_backbone
+from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
 from lightning_idc.nn.vocabulary import Vocabulary
 
 
@@ -56,14 +55,8 @@ class PairTransformer(PairCaptioner):
         backbone = build_backbone(options["backbone"], pretrained)
         if weights is not None:
             load_backbone(backbone, weights)
-        if options["grid"] is None:
-            height, width = options["image_size"] or (64, 64)
-            with torch.no_grad():
-                found = backbone.eval()(torch.zeros(1, 3, height, width, dtype=torch.uint8)).shape[-2:]
-            backbone.train()
-            shape = (int(found[0]), int(found[1]))
-        else:
-            shape = (options["grid"], options["grid"])
+        side = options["grid"]
+        shape = grid_of(backbone, options["image_size"] or (64, 64)) if side is None else (side, side)
         return PairTransformerNet(
             backbone,
             shape,

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.nn.backbones import GridBackbone
-from lightning_idc.nn.transformer import Decoder, DecoderState, EncoderLayer, GridBias
+from lightning_idc.nn.grid_captioner import GridCaptionNet
+from lightning_idc.nn.transformer import Decoder, EncoderLayer, GridBias
 from lightning_idc.pairs import PairFeatures
 
 
-class PairTransformerNet(nn.Module):
+class PairTransformerNet(GridCaptionNet):
     """Captions pairs of images.
 
     Args:
@@ -41,10 +42,7 @@ class PairTransformerNet(nn.Module):
         dropout: float = 0.1,
         freeze_backbone: bool = False,
     ) -> None:
-        super().__init__()
-        self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
-        if freeze_backbone:
-            backbone.requires_grad_(False).eval()
+        super().__init__(backbone, grid, freeze_backbone)
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
         self.fuse = nn.Sequential(nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
@@ -52,20 +50,6 @@ class PairTransformerNet(nn.Module):
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
-
-    def train(self, mode: bool = True) -> PairTransformerNet:
-        super().train(mode)
-        if self.frozen:
-            self.backbone.eval()  # its batch statistics must stay what they were
-        return self
-
-    def grids(self, images: Tensor) -> Tensor:
-        """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(images.flatten(0, 1))
-        if maps.shape[-2:] != self.grid:
-            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
-        return maps.flatten(2).mT.unflatten(0, (-1, 2))
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell."""
@@ -76,18 +60,6 @@ class PairTransformerNet(nn.Module):
         for layer in self.encoder:
             tokens = layer(tokens, bias)
         return PairFeatures(self.norm(tokens), extras={"before": before, "after": after})
-
-    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
-        return self.decoder(features.memory, features.mask, tokens)
-
-    def start(self, features: PairFeatures) -> DecoderState:
-        """State before the first token."""
-        return self.decoder.start(features.memory, features.mask)
-
-    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
-        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
-        return self.decoder.step(state, tokens)
 
 
 def _coordinates(grid: tuple[int, int]) -> Tensor:

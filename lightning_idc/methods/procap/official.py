@@ -154,16 +154,11 @@ class OfficialDecoder(nn.Module):
     def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
         """State before the first token."""
         keys = [layer.cross.remembered(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
-        return DecoderState(keys, [(key[:, :, :0], value[:, :, :0]) for key, value in keys], mask)
+        return DecoderState.before(keys, mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
         """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
-        x = self._embed(tokens[:, None], state.length)
-        past = []
-        for layer, before, memory in zip(self.layers, state.past, state.memory, strict=True):
-            x, after = layer.step(x, before, memory, state.mask)  # type: ignore[operator]
-            past.append(after)
-        state.past = past
+        x = state.advance(self.layers, self._embed(tokens[:, None], state.length))
         return self.words(x)[:, 0]
 
 
