@@ -14,7 +14,7 @@ from lightning_idc.data.loading import Batches, PairDataset, PairLoader, Transfo
 from lightning_idc.data.robustness import Corrupted, Corruption
 from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.shards import decoded_once
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample, stack_images
 
@@ -174,27 +174,14 @@ class PairDataModule(LightningDataModule):
         return Batches(self.loader("predict"))
 
 
-class FirstPairs(PairSource):
+class FirstPairs(View):
     """The first pairs of another source."""
 
     def __init__(self, source: PairSource, limit: int) -> None:
-        self.ids = list(source.ids[:limit])
-        self._source = source
-
-    def load(self, index: int) -> PairSample:
-        return self._source.load(index)
-
-    def captions(self, index: int) -> list[str]:
-        return self._source.captions(index)
-
-    def change_type(self, index: int) -> str | None:
-        return self._source.change_type(index)
-
-    def meta(self, index: int) -> dict[str, Any]:
-        return self._source.meta(index)
+        super().__init__(source, range(min(limit, len(source))))
 
     def fingerprint(self) -> str | None:
-        whole = self._source.fingerprint()
+        whole = self.source.fingerprint()
         return whole and f"{whole}/{len(self)}"
 
 

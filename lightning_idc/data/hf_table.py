@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.jsonfiles import sentences
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.tables import require, short
 from lightning_idc.images import Interpolation, inside, read_image, read_image_bytes, resize
 from lightning_idc.pairs import PairError, PairSample
@@ -180,26 +180,15 @@ class HuggingFaceTable(PairDataModule):
         return self._tables
 
 
-class Captioned(PairSource):
+class Captioned(View):
     """The pairs of another source that have a caption."""
 
     def __init__(self, source: PairSource) -> None:
-        self._kept = [index for index in range(len(source)) if source.captions(index)]
-        self._source = source
-        self.ids = [source.ids[index] for index in self._kept]
-
-    def load(self, index: int) -> PairSample:
-        return self._source.load(self._kept[index])
-
-    def captions(self, index: int) -> list[str]:
-        return self._source.captions(self._kept[index])
-
-    def change_type(self, index: int) -> str | None:
-        return self._source.change_type(self._kept[index])
+        super().__init__(source, [index for index in range(len(source)) if source.captions(index)])
 
     def fingerprint(self) -> str | None:
-        whole = self._source.fingerprint()
-        return whole and f"{whole}/{hashlib.sha256(str(self._kept).encode()).hexdigest()}"
+        whole = self.source.fingerprint()
+        return whole and f"{whole}/{hashlib.sha256(str(self.places).encode()).hexdigest()}"
 
 
 def load_tables(path: str, config: str | None = None) -> Any:

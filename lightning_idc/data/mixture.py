@@ -9,7 +9,7 @@ import torch
 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.sampling import PairSampler, sample_seed
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.pairs import PairError, PairSample
 
 
@@ -121,25 +121,22 @@ class Concatenation(PairSource):
         return self.sources[name].change_type(own)
 
 
-class OneCaption(PairSource):
+class OneCaption(View):
     """Another source with every caption as a pair of its own, called ``ID``, ``ID/2``, ``ID/3``, ..."""
 
     def __init__(self, source: PairSource) -> None:
-        self._source = source
-        self._homes = [(pair, place) for pair in range(len(source)) for place in range(len(source.captions(pair)))]
-        self.ids = [f"{source.ids[pair]}/{place + 1}" if place else source.ids[pair] for pair, place in self._homes]
+        homes = [(pair, place) for pair in range(len(source)) for place in range(len(source.captions(pair)))]
+        super().__init__(source, [pair for pair, _ in homes])
+        self._captions = [place for _, place in homes]
+        self.ids = [f"{source.ids[pair]}/{place + 1}" if place else source.ids[pair] for pair, place in homes]
 
     def load(self, index: int) -> PairSample:
-        sample = self._source.load(self._homes[index][0])
+        sample = super().load(index)
         sample.id, sample.captions = self.ids[index], self.captions(index)
         return sample
 
     def captions(self, index: int) -> list[str]:
-        pair, place = self._homes[index]
-        return [self._source.captions(pair)[place]]
-
-    def change_type(self, index: int) -> str | None:
-        return self._source.change_type(self._homes[index][0])
+        return [super().captions(index)[self._captions[index]]]
 
 
 class MixtureSampler(PairSampler):

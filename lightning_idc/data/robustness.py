@@ -14,7 +14,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample
 
@@ -174,7 +174,7 @@ def _of_severity(levels: Sequence[_Level], severity: int) -> _Level:
     return levels[severity - 1]
 
 
-class Corrupted(PairSource):
+class Corrupted(View):
     """The pairs of another source, corrupted.
 
     Args:
@@ -191,22 +191,19 @@ class Corrupted(PairSource):
         size: tuple[int, int] | None,
         interpolation: Interpolation = "bilinear",
     ) -> None:
-        self.ids = source.ids
-        self._source, self._corruption = source, corruption
+        super().__init__(source)
+        self._corruption = corruption
         self._size, self._interpolation = size, interpolation
         self._vocabulary: list[str] | None = None
 
     def captions(self, index: int) -> list[str]:
-        own = list(self._source.captions(index))
+        own = list(super().captions(index))
         return self._corruption.captions(own, self._words, self._generator(index, "captions"))
-
-    def change_type(self, index: int) -> str | None:
-        return self._source.change_type(index)
 
     def load(self, index: int) -> PairSample:
         from lightning_idc.data.transforms import Resize
 
-        sample = self._source.load(index)
+        sample = super().load(index)
         if self._size is not None:
             sample = Resize(self._size, self._interpolation)(sample, torch.Generator())
         before, after = (
@@ -217,7 +214,7 @@ class Corrupted(PairSource):
 
     def _words(self) -> list[str]:
         if self._vocabulary is None:
-            texts = (caption for place in range(len(self)) for caption in self._source.captions(place))
+            texts = (caption for place in range(len(self)) for caption in self.source.captions(place))
             self._vocabulary = sorted({word for text in texts for word in text.split()})
         return self._vocabulary
 

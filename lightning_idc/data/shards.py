@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.data.source import PairSource
+from lightning_idc.data.source import PairSource, View
 from lightning_idc.images import Interpolation
 from lightning_idc.pairs import PairError, PairSample
 
@@ -31,7 +31,7 @@ _CHUNK = 32
 _TRIED = 16
 
 
-class ShardedSource(PairSource):
+class ShardedSource(View):
     """Another source with its images read from a shard.
 
     Args:
@@ -40,8 +40,8 @@ class ShardedSource(PairSource):
     """
 
     def __init__(self, source: PairSource, folder: Path) -> None:
-        self.ids = source.ids
-        self._source, self._folder = source, folder
+        super().__init__(source)
+        self._folder = folder
         self._open()
 
     def _open(self) -> None:
@@ -54,20 +54,11 @@ class ShardedSource(PairSource):
 
     def __getstate__(self) -> dict[str, Any]:
         # a pickled memory map is a copy of the whole file; workers open their own
-        return {"ids": self.ids, "_source": self._source, "_folder": self._folder}
+        return {"source": self.source, "places": self.places, "ids": self.ids, "_folder": self._folder}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         self._open()
-
-    def captions(self, index: int) -> list[str]:
-        return self._source.captions(index)
-
-    def change_type(self, index: int) -> str | None:
-        return self._source.change_type(index)
-
-    def meta(self, index: int) -> dict[str, Any]:
-        return self._source.meta(index)
 
     def load(self, index: int) -> PairSample:
         before, after = torch.from_numpy(self._images[index].copy())
