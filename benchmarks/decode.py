@@ -10,7 +10,6 @@ synthetic modes: 14 words in clevr_change, 73 in omnidiff. Figures are CPU secon
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -102,7 +101,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe
+    from environment import describe, report
 
     torch.set_num_threads(1)
     net = sharpened()
@@ -135,10 +134,7 @@ def main() -> None:
             "beam_search": compare(beams, beams_uncached, net, few, 2 * length, 1),
         }
     result["environment"] = describe()
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

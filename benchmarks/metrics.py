@@ -25,7 +25,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from environment import describe
+from environment import describe, report
 
 from lightning_idc.metrics import tokenizer
 from lightning_idc.metrics.captions import References, score_captions
@@ -120,10 +120,7 @@ def main() -> None:
         "scores": {metric: round(value, 3) for metric, value in scores["ours"].items()},
         "environment": describe("pycocoevalcap", java=True),
     }
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

@@ -18,7 +18,6 @@ Wall seconds, the columns by turns, the best of all runs.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -168,7 +167,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe
+    from environment import describe, report
 
     known = columns(options.device)
     wanted = {name: known[name] for name in options.columns or known}
@@ -182,10 +181,7 @@ def main() -> None:
         },
         "environment": describe("open_clip_torch"),
     }
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

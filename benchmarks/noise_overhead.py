@@ -12,7 +12,6 @@ paper's (ResNet-101, CLIP ViT-B/16, a 16-fold VQGAN, all with random weights).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import time
@@ -141,7 +140,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the paper's sizes; minutes per step on a CPU")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe
+    from environment import describe, report
 
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
@@ -163,10 +162,7 @@ def main() -> None:
         "parameters_mb": {way: found[way][0]["parameter_bytes"] / 1e6 for way in WAYS},
         "environment": describe("lightning", "open_clip_torch"),
     }
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

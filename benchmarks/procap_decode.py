@@ -15,7 +15,6 @@ memory given, and once from the pixels on. ``--queries`` then times ours for oth
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import time
 from pathlib import Path
@@ -97,7 +96,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the script")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe
+    from environment import describe, report
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)
@@ -148,10 +147,7 @@ def main() -> None:
         spent += seconds(lambda net=other, given=given: ours(net, given), options.runs)
         result["by_k"][queries] = {"tokens_said_per_s": tokens / spent, "pairs_per_s": options.pairs / spent}
     result["environment"] = describe()
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

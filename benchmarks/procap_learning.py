@@ -12,7 +12,6 @@ epoch.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -75,7 +74,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe
+    from environment import describe, report
 
     warnings.filterwarnings("ignore")
     began = time.monotonic()
@@ -129,10 +128,7 @@ def main() -> None:
         "minutes": (time.monotonic() - began) / 60,
         "environment": describe("lightning"),
     }
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

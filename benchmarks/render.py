@@ -9,7 +9,6 @@ counts, drawing their contents by lot does not. Figures are CPU seconds of one t
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import subprocess
@@ -82,7 +81,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     import torch
-    from environment import describe
+    from environment import describe, report
 
     torch.set_num_threads(1)
     drawn = scenes(options.pairs)
@@ -102,10 +101,7 @@ def main() -> None:
         "backends_see_another_thing": float((seen != others_seen).mean()),
         "environment": describe("numba"),
     }
-    print(json.dumps(result, indent=1))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

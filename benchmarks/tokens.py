@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pycocoevalcap
-from environment import describe
+from environment import describe, report
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -72,10 +72,7 @@ def main() -> None:
         "examples": different[:40],
         "environment": describe("pycocoevalcap", java=True),
     }
-    print(json.dumps(result, indent=1, ensure_ascii=False))
-    if options.out:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    report(result, options.out)
 
 
 if __name__ == "__main__":

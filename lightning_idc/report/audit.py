@@ -7,16 +7,15 @@ tells how many would pass.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
-from string import Template
 from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.report.html import data_uri, digest, json_for_script, part
+from lightning_idc.report.html import Page, data_uri
 from lightning_idc.report.text import plain
 
 
@@ -86,25 +85,16 @@ def write_audit(
         about: how it was made.
         thumbnail: greatest height and width of the pictures, pixels.
     """
-    style, script = part("page.css") + part("page.audit.css"), part("page.audit.js")
-    page = Template(part("page.audit.html")).substitute(
-        title=escape(plain(title)),
-        subtitle=escape(plain(subtitle)),
-        style=style,
-        script=script,
-        style_hash=digest(style),
-        script_hash=digest(script),
-        counts=_table("pairs", "reason", counts),
-        about="".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in (about or {}).items()),
-    )
-    head, tail = page.split("<!--pairs-->")
     areas: Counter[str] = Counter()
-    with target.open("w", encoding="utf-8", errors="replace") as file:
-        file.write(head + '{"pairs":[')
-        for number, entry in enumerate(entries):
+
+    def payloads() -> Iterator[dict[str, Any]]:
+        for entry in entries:
             areas.update(area.reason or "kept" for area in entry.areas)
-            file.write(",\n" * (number > 0) + json_for_script(_payload(entry, thumbnail)))
-        file.write(f'],"areas":{json_for_script(dict(areas))}}}{tail}')
+            yield _payload(entry, thumbnail)
+
+    styles, scripts = ("page.css", "page.audit.css"), ("page.common.js", "page.audit.js")
+    page = Page("page.audit.html", styles, scripts, title, subtitle, about or {})
+    page.write(target, {"counts": _table("pairs", "reason", counts)}, payloads(), lambda: {"areas": dict(areas)})
 
 
 def _payload(entry: AuditEntry, thumbnail: int) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib import resources
@@ -76,29 +76,76 @@ def write_report(
         subtitle: below the heading.
         thumbnail: greatest height and width of the pictures, pixels.
     """
-    style, script = part("page.css"), part("page.js")
-    page = Template(part("page.html")).substitute(
-        title=escape(plain(title)),
-        subtitle=escape(plain(subtitle)),
-        style=style,
-        script=script,
-        # only these two may run or style, so that nothing in a caption can
-        style_hash=digest(style),
-        script_hash=digest(script),
-        tables=_tables(summary, confusion),
-        about="".join(f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in (about or {}).items()),
-    )
-    head, tail = page.split("<!--pairs-->")
     metrics: dict[str, None] = {}
     facts: dict[str, None] = {}
-    with target.open("w", encoding="utf-8", errors="replace") as file:
-        file.write(head + '{"pairs":[')
-        for number, entry in enumerate(entries):
+
+    def payloads() -> Iterator[dict[str, Any]]:
+        for entry in entries:
             metrics.update(dict.fromkeys(name for name in METRICS if name in entry.scores))
             facts.update(dict.fromkeys(entry.facts))
-            file.write(",\n" * (number > 0) + json_for_script(_payload(entry, thumbnail)))
-        known = [name for name in METRICS if name in metrics]
-        file.write(f'],\n"metrics":{json_for_script(known)},"facts":{json_for_script(list(facts))}}}{tail}')
+            yield _payload(entry, thumbnail)
+
+    def rest() -> dict[str, Any]:
+        return {"metrics": [name for name in METRICS if name in metrics], "facts": list(facts)}
+
+    page = Page("page.html", ("page.css",), ("page.common.js", "page.js"), title, subtitle, about or {})
+    page.write(target, {"tables": _tables(summary, confusion)}, payloads(), rest)
+
+
+@dataclass(frozen=True)
+class Page:
+    """An HTML file of pairs that needs no other file.
+
+    Args:
+        template: of the page, beside this module, as are the others.
+        styles: one after another.
+        scripts: one after another.
+        title: heading.
+        subtitle: below the heading.
+        about: how it was made.
+    """
+
+    template: str
+    styles: Sequence[str]
+    scripts: Sequence[str]
+    title: str
+    subtitle: str
+    about: Mapping[str, str]
+
+    def write(
+        self,
+        target: Path,
+        parts: Mapping[str, str],
+        pairs: Iterable[dict[str, Any]],
+        rest: Callable[[], dict[str, Any]],
+    ) -> None:
+        """Write the page, one pair after another.
+
+        Args:
+            target: the file, overwritten.
+            parts: HTML by its place in the template.
+            pairs: plain values of each.
+            rest: gives further plain values, asked for when all pairs are written.
+        """
+        style, script = "".join(map(_part, self.styles)), "".join(map(_part, self.scripts))
+        about = (f"<dt>{escape(name)}</dt><dd>{escape(str(value))}</dd>" for name, value in self.about.items())
+        page = Template(_part(self.template)).substitute(
+            title=escape(plain(self.title)),
+            subtitle=escape(plain(self.subtitle)),
+            style=style,
+            script=script,
+            # only these two may run or style, so that nothing in a caption can
+            style_hash=_digest(style),
+            script_hash=_digest(script),
+            about="".join(about),
+            **parts,
+        )
+        head, tail = page.split("<!--pairs-->")
+        with target.open("w", encoding="utf-8", errors="replace") as file:
+            file.write(head + '{"pairs":[')
+            for number, pair in enumerate(pairs):
+                file.write(",\n" * (number > 0) + _json(pair))
+            file.write("]" + "".join(f',\n"{name}":{_json(value)}' for name, value in rest().items()) + "}" + tail)
 
 
 def _payload(entry: Entry, thumbnail: int) -> dict[str, Any]:
@@ -190,17 +237,17 @@ def _number(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else round(float(value), 3)
 
 
-def json_for_script(value: Any) -> str:
+def _json(value: Any) -> str:
     """JSON that may stand inside a script element: no sign in it can end that element or begin a comment."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def digest(text: str) -> str:
+def _digest(text: str) -> str:
     """Hash of a style or script, as a content security policy names it."""
     return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
-def part(name: str) -> str:
+def _part(name: str) -> str:
     """A file of this folder."""
     return resources.files("lightning_idc.report").joinpath(name).read_text(encoding="utf-8")

@@ -1,23 +1,5 @@
-"use strict";
-const { pairs, areas: areaCounts } = JSON.parse(document.getElementById("data").textContent);
-const PER_PAGE = 20;
+const { pairs, areas: areaCounts } = data;
 const BINS = 40;
-const $ = (id) => document.getElementById(id);
-const state = { page: 0, found: pairs };
-
-// text goes in through textContent alone: captions are never markup
-function make(name, className, text) {
-  const element = document.createElement(name);
-  if (className) element.className = className;
-  if (text !== undefined) element.textContent = text;
-  return element;
-}
-
-function option(select, value, text) {
-  const element = make("option", "", text);
-  element.value = value;
-  select.append(element);
-}
 
 function countBy(values) {
   const counts = new Map();
@@ -171,18 +153,6 @@ function find() {
     state.found.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) - value(b)));
   }
   show(0);
-}
-
-function show(page) {
-  const last = Math.max(0, Math.ceil(state.found.length / PER_PAGE) - 1);
-  state.page = Math.min(Math.max(page, 0), last);
-  const from = state.page * PER_PAGE;
-  const shown = state.found.slice(from, from + PER_PAGE);
-  $("pairs").replaceChildren(...shown.map(article));
-  if (!shown.length) $("pairs").append(make("p", "nothing", pairs.length ? "No pair is like this." : "There are no pairs."));
-  $("place").textContent = shown.length ? `${from + 1} to ${from + shown.length} of ${state.found.length}` : "0";
-  $("previous").disabled = state.page === 0;
-  $("next").disabled = state.page === last;
 }
 
 for (const id of ["reason", "area-reason", "kind", "order"]) $(id).addEventListener("change", find);

@@ -83,6 +83,10 @@ class Stage(LightningModule):
         """What decides the outcome: models, revisions, thresholds. Plain values; kept with every record."""
         return {}
 
+    def slot_settings(self) -> dict[str, Any]:
+        """Settings of the models in this stage, by the name of their slot."""
+        return {name: slot.settings() for name, slot in self.named_children() if isinstance(slot, Slot)}
+
     def finish(self, store: RecordStore) -> None:
         """Called once, by one process, when all shards are there: reports and exports."""
 
@@ -221,6 +225,10 @@ class Chain(Stage):
         for part in self.parts:
             made = part.work_on(made)
         return made
+
+    def slot_settings(self) -> dict[str, Any]:
+        """Settings of the models in this stage, by the name of their slot."""
+        return {name: slot.settings() for name, slot in self.named_children() if isinstance(slot, Slot)}
 
     def finish(self, store: RecordStore) -> None:
         for part in self.parts:

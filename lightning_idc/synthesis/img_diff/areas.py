@@ -92,8 +92,7 @@ class DifferenceAreas(Stage):
         self.filters: Filters = filters_named(filters)
 
     def settings(self) -> dict[str, Any]:
-        slots = {name: slot.settings() for name, slot in self.named_children()}  # type: ignore[operator]
-        return {**slots, "filters": self.filters.plain()}
+        return {**self.slot_settings(), "filters": self.filters.plain()}
 
     def process(self, records: list[Record]) -> list[Record]:
         regions = self.segmenter.regions(*([record.image(side) for record in records] for side in self.reads))

@@ -76,8 +76,7 @@ class EraseObjects(Stage):
         self.alike, self.confidence, self.most = alike, confidence, most
 
     def settings(self) -> dict[str, Any]:
-        slots = {name: slot.settings() for name, slot in self.named_children()}  # type: ignore[operator]
-        return {**slots, "alike": self.alike, "confidence": self.confidence, "most": self.most}
+        return {**self.slot_settings(), "alike": self.alike, "confidence": self.confidence, "most": self.most}
 
     def process(self, records: list[Record]) -> list[list[Record]]:
         found = self.segmenter.regions(*([record.image(side) for record in records] for side in self.reads))
@@ -140,8 +139,7 @@ class RemovedObjects(Stage):
         self.present, self.absent = present, absent
 
     def settings(self) -> dict[str, Any]:
-        slots = {name: slot.settings() for name, slot in self.named_children()}  # type: ignore[operator]
-        return {**slots, "present": self.present, "absent": self.absent}
+        return {**self.slot_settings(), "present": self.present, "absent": self.absent}
 
     def process(self, records: list[Record]) -> list[Record]:
         crops = [crop(record.image(side), record.facts["areas"][0]["box"]) for side in self.reads for record in records]

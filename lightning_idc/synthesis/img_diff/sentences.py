@@ -47,8 +47,7 @@ class RegionCaptions(Stage):
         self.filters = filters_named(filters)
 
     def settings(self) -> dict[str, Any]:
-        slots = {name: slot.settings() for name, slot in self.named_children()}  # type: ignore[operator]
-        return {**slots, "filters": self.filters.plain()}
+        return {**self.slot_settings(), "filters": self.filters.plain()}
 
     def process(self, records: list[Record]) -> list[Record]:
         todo = [(record, area) for record in records for area in self._described(record)]
