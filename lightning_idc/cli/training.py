@@ -22,6 +22,7 @@ from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
 from lightning_idc.errors import PairError
+from lightning_idc.nn.gathering import leave_processes
 
 RESULT = "LIGHTNING_IDC_RESULT"
 """Environment variable naming the file that a stage writes its best checkpoint and metrics to."""
@@ -41,6 +42,7 @@ def run(given: list[str]) -> int:
     if explicit.get("ckpt_path"):
         read_checkpoint(explicit["ckpt_path"])
     _write_result(PairCLI(given, explicit))
+    leave_processes()
     return 0
 
 

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from processes import launch
 
 HERE = Path(__file__).parent
 
 
-def launch(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "two_processes_preference.py"), kind, str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+def outcome(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+    launch(HERE / "two_processes_preference.py", kind, out)
     weights = torch.load(out / f"{kind}.ckpt", weights_only=True)["state_dict"]
     return weights, torch.load(out / f"{kind}.pt", weights_only=True)
 
@@ -25,8 +20,8 @@ def launch(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[flo
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    expected, _ = launch("one", tmp_path_factory.mktemp("one"))
-    found, replicas = launch(kind, tmp_path)
+    expected, _ = outcome("one", tmp_path_factory.mktemp("one"))
+    found, replicas = outcome(kind, tmp_path)
     assert found.keys() == expected.keys()
     moved = 0.0
     for name, value in expected.items():

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from preference_world import QUIET
+from processes import gloo
 from tiny import TinyCaptioner, TinyPairs
 from torch.distributed.tensor import DTensor
 
@@ -17,6 +17,7 @@ from lightning_idc.addon import TrainingStep
 from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
 from lightning_idc.callbacks.negatives import NegativeSource
 from lightning_idc.callbacks.preference import PreferenceOptimization
+from lightning_idc.nn.gathering import of_all_processes
 
 
 class Fixed(NegativeSource):
@@ -29,19 +30,9 @@ class Fixed(NegativeSource):
 
 def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCaptioner]:
     seed_everything(3, workers=True, verbose=False)
-    strategy: dict[str, Any] = {
-        "one": "auto",
-        "ddp": DDPStrategy(process_group_backend="gloo"),
-        "fsdp2": ModelParallelStrategy(
-            data_parallel_size=2,
-            tensor_parallel_size=1,
-            process_group_backend="gloo",
-            save_distributed_checkpoint=False,
-        ),
-    }
     processes = 1 if kind == "one" else 2
     trainer = Trainer(
-        strategy=strategy[kind],
+        strategy=gloo(kind),
         devices=processes,
         max_epochs=3,
         limit_val_batches=0,
@@ -67,11 +58,7 @@ def main(kind: str, out: Path) -> None:
     trainer, _ = train(kind, out, [PreferenceOptimization(negatives=Fixed())])
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer, model = train(kind, out, [PreferenceOptimization(), AdversarialRetriever(candidates=6, alignment=0.5)])
-    own = replica(model)
-    replicas = [own]
-    if trainer.world_size > 1:
-        replicas = [[] for _ in range(trainer.world_size)]
-        torch.distributed.all_gather_object(replicas, own)
+    replicas = of_all_processes(replica(model))
     if trainer.is_global_zero:
         torch.save(replicas, out / f"{kind}.pt")
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from processes import gloo
 from test_addons import QUIET, CrudeObjectiveCallback, _Quiet
 from tiny import Shift, TinyCaptioner, TinyPairs
 
@@ -19,19 +18,9 @@ def main(kind: str, out: Path) -> None:
     torch.set_num_threads(1)
     seed_everything(3, workers=True, verbose=False)
     processes = 1 if kind == "one" else 2
-    strategy: dict[str, Any] = {
-        "one": "auto",
-        "ddp": DDPStrategy(process_group_backend="gloo"),
-        "fsdp2": ModelParallelStrategy(
-            data_parallel_size=2,
-            tensor_parallel_size=1,
-            process_group_backend="gloo",
-            save_distributed_checkpoint=False,
-        ),
-    }
     model = TinyCaptioner(dropout=0.0)
     trainer = Trainer(
-        strategy=strategy[kind],
+        strategy=gloo(kind),
         devices=processes,
         max_epochs=3,
         callbacks=[AdapterCallback("shift", Shift), _Quiet("color"), CrudeObjectiveCallback("crude", weight=0.0)],

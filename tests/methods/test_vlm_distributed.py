@@ -2,38 +2,33 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from processes import launch
 
 from lightning_idc.checkpoint import load_captioner
 
 HERE = Path(__file__).parent
 
 
-def launch(kind: str, out: Path) -> dict[str, Any]:
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "vlm_two_processes.py"), kind, str(out)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+def outcome(kind: str, out: Path) -> dict[str, Any]:
+    launch(HERE / "vlm_two_processes.py", kind, out)
     return torch.load(out / f"{kind}.pt", weights_only=True)
 
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("one")
-    return out, launch("one", out)
+    return out, outcome("one", out)
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, expected = one
-    found = launch(kind, tmp_path)
+    found = outcome(kind, tmp_path)
     # four layers of the tower, two of the language model, the whole and MDP
     assert (found["sharded"] >= 8) == (kind == "fsdp2")
     assert [(r["id"], r["caption"]) for r in found["predictions"]] == [

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
-from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+from processes import gloo
 from vlm_tiny import ColorPairs, architecture
 
 from lightning_idc.callbacks.lora import LoRA
@@ -36,16 +35,6 @@ def main(kind: str, out: Path) -> None:
     torch.set_num_threads(1)
     seed_everything(3, workers=True, verbose=False)
     processes = 1 if kind == "one" else 2
-    strategy: dict[str, Any] = {
-        "one": "auto",
-        "ddp": DDPStrategy(process_group_backend="gloo"),
-        "fsdp2": ModelParallelStrategy(
-            data_parallel_size=2,
-            tensor_parallel_size=1,
-            process_group_backend="gloo",
-            save_distributed_checkpoint=False,
-        ),
-    }
     model = VLMCaptioner(
         architecture=architecture("llava_onevision"),
         captions_per_pair=2,
@@ -54,7 +43,7 @@ def main(kind: str, out: Path) -> None:
     )
     adapters = [LoRA(rank=4, alpha=8, modules_to_save=["model.multi_modal_projector"]), MDPAdapter()]
     trainer = Trainer(
-        strategy=strategy[kind],
+        strategy=gloo(kind),
         accelerator="cpu",
         devices=processes,
         max_steps=4,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy
 from procap_tiny import QUIET, data, first_stage, second_stage
+from processes import gloo
 
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining
 from lightning_idc.synthesis.flow import CrossFade
@@ -16,8 +16,7 @@ from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator
 
 
 def trainer() -> Trainer:
-    strategy = DDPStrategy(process_group_backend="gloo")
-    return Trainer(**QUIET, strategy=strategy, devices=2, max_epochs=1, enable_checkpointing=False)
+    return Trainer(**QUIET, strategy=gloo("ddp"), devices=2, max_epochs=1, enable_checkpointing=False)
 
 
 def main(folder: Path) -> None:

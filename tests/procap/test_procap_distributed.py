@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import torch
+from processes import launch
 
 from lightning_idc.synthesis.procedures import ProcedureFolder
 
@@ -15,10 +13,7 @@ HERE = Path(__file__).parent
 
 
 def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": f"{HERE.parent.parent}{os.pathsep}{HERE}", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(HERE / "procap_two_processes.py"), str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout + done.stderr
+    launch(HERE / "procap_two_processes.py", tmp_path)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
     for stage in ("tokenizer", "procedure", "caption"):
         assert all(torch.equal(ranks[0][stage][name], value) for name, value in ranks[1][stage].items()), stage

@@ -1,0 +1,38 @@
+"""Scripts that tests run as one or two processes, and the strategies that these use."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.nn.gathering import leave_processes
+
+HERE = Path(__file__).parent
+
+
+def launch(script: Path, *arguments: str | Path) -> None:
+    """Run a script that lies among the tests to its end; it may import what lies beside it, and this module."""
+    paths = [HERE.parent, script.parent, HERE]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(script), *map(str, arguments)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def gloo(kind: str) -> Any:
+    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2`` that are ended in an orderly way."""
+    from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
+
+    if kind == "one":
+        return "auto"
+    atexit.register(leave_processes)
+    if kind == "ddp":
+        return DDPStrategy(process_group_backend="gloo")
+    assert kind == "fsdp2"
+    return ModelParallelStrategy(
+        data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", save_distributed_checkpoint=False
+    )
