@@ -23,6 +23,6 @@ def of_all_processes(own: T) -> list[T]:
 
 
 def leave_processes() -> None:
-    """End what a strategy began: Lightning leaves gloo's threads behind, which may abort a finished process."""
+    """End what a strategy began: Lightning leaves threads of gloo behind, which may abort a finished process."""
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         torch.distributed.destroy_process_group()
