@@ -9,10 +9,16 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+import hypothesis
 import pytest
 import torch
 
 SHARED = Path(__file__).resolve().parent.parent.parent / "shared"
+
+# the same examples everywhere: a change is judged by what it changed; --hypothesis-profile=fresh draws others
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.register_profile("fresh", derandomize=False)
+hypothesis.settings.load_profile("same")
 
 # two busy threads on a small machine can be many times slower than one
 torch.set_num_threads(1)
