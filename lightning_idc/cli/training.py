@@ -20,6 +20,7 @@ from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
+from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
 from lightning_idc.errors import PairError
 from lightning_idc.nn.gathering import leave_processes
@@ -31,6 +32,7 @@ RESULT = "LIGHTNING_IDC_RESULT"
 def run(given: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
     _quieten()
+    keep_freed_memory()
     if given[0] != "fit":
         # callbacks that watch training are loaded with the checkpoint and have nothing to do
         warnings.filterwarnings("ignore", message="The dirpath has changed from")
