@@ -9,7 +9,7 @@ peak memory of the process and how far it grew from before the first step. The p
 DPO 1.14, ADPO 1.06 samples a second; 28.6, 39.0, 41.3 GB.
 
 ``two looks`` is DPO as it is usually done: every chosen and rejected caption with a look of its own at the pair, by
-policy and reference.
+policy and reference. ``scores kept`` fills a CachedScores: what keeping costs before anything comes back.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from lightning_idc.addon import Addon, AddonCallback, TrainingStep, addons_of
-from lightning_idc.callbacks.negatives import Retrieved
+from lightning_idc.callbacks.negatives import Retrieved, candidates_of
 from lightning_idc.callbacks.preference import Preference, train_data
 from lightning_idc.captioner import PairCaptioner
 from lightning_idc.checkpoint import read_checkpoint
@@ -56,7 +56,7 @@ class Retriever(Addon):
         batch: PairBatch = step.batch
         # the numbers that RandomCaption would draw, so that a uniform retriever is exactly that
         generator = preference_of(step.host).numbers(step)
-        places = self.pool.draw(self.candidates, generator)
+        places = candidates_of(step, self.pool, self.candidates, generator)
         logits = self.logits(step, places)
         allowed = self.pool.wrong(places, batch.references).to(logits.device)
         columns, log_probs = choose(logits, allowed, batch.tokens.shape[1], generator)

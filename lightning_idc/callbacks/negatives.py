@@ -28,6 +28,12 @@ class NegativeSource(ABC):
         """``count`` captions for every pair of the batch."""
 
 
+def candidates_of(step: TrainingStep, pool: CaptionPool, size: int, generator: torch.Generator) -> torch.Tensor:
+    """Places of the captions of the pool that this process draws negatives from in this step."""
+    trainer = step.host.trainer
+    return pool.draw(size, generator, trainer.global_rank, trainer.world_size)
+
+
 class RandomCaption(NegativeSource):
     """Captions of other pairs, each as likely as any other: the paper's DPO.
 
@@ -44,7 +50,7 @@ class RandomCaption(NegativeSource):
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
         batch: PairBatch = step.batch
-        places = self.pool.draw(self.candidates, generator)
+        places = candidates_of(step, self.pool, self.candidates, generator)
         allowed = self.pool.wrong(places, batch.references)
         columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)
         return [[self.pool.texts[place] for place in row] for row in places[columns].tolist()]

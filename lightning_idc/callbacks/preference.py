@@ -73,7 +73,7 @@ class Preference(Addon):
         self.length_normalise, self.caption_weight, self.falling = length_normalise, caption_weight, falling
         self.outcome: Outcome | None = None
         self.met: dict[str, dict[str, Any]] = {}
-        self._warned = False
+        self._steps, self._warned = 0, False
         # within the add-on's building this follows from the run's seed and the add-on's name
         self._seed = torch.initial_seed()
         self.register_buffer("chosen_ratio", torch.zeros(()))
@@ -129,7 +129,8 @@ class Preference(Addon):
         means = {f"train/preference/{name}": mean_of_means(value, present) for name, value in values.items()}
         step.host.log_dict(means, batch_size=len(policy))
         self.chosen_ratio.lerp_(mean_of_means(chosen, present), 0.05)
-        if not self._warned and step.index % LOOK_EVERY == LOOK_EVERY - 1:
+        self._steps += 1
+        if not self._warned and self._steps % LOOK_EVERY == 0:
             self._warn(float(self.chosen_ratio))
 
     def _warn(self, ratio: float) -> None:
@@ -234,6 +235,12 @@ class PreferenceOptimization(AddonCallback):
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         self.reference.save()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.reference.beyond_weights()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.reference.restore(state_dict)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.reference.save()

@@ -21,6 +21,8 @@ from lightning_idc.report.files import save
 
 Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
 """Checksum of the pixels and summed log-probability, by pair and token ids."""
+Row = tuple[str, list[int], int, float]
+"""One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
 
 
 class ReferencePolicy(nn.Module):
@@ -34,6 +36,13 @@ class ReferencePolicy(nn.Module):
 
     def save(self) -> None:
         """Keep what shall outlast the run; called on all processes at every checkpoint and at the end."""
+
+    def beyond_weights(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides weights, plain types only; called on all processes."""
+        return {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Take over what :meth:`beyond_weights` gave to the checkpoint that a run resumes from."""
 
     @abstractmethod
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
@@ -151,7 +160,8 @@ class CachedScores(ReferencePolicy):
     Args:
         reference: computes what is missing; None to refuse instead, which saves its memory.
         path: file to start from and to keep the scores in, written at every checkpoint and at the end; None keeps
-            them in memory.
+            them in memory and in checkpoints. Either way a run that was killed goes on with the very numbers that it
+            had: computed anew in another batch they could differ in their last digits.
     """
 
     def __init__(self, reference: ReferencePolicy | None = None, path: str | None = None) -> None:
@@ -219,11 +229,24 @@ class CachedScores(ReferencePolicy):
     def save(self) -> None:
         if self.path is None:
             return
-        self._scores = {key: entry for part in of_all_processes(self._scores) for key, entry in part.items()}
-        rows = [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
-        content = {"weights": self._weights, "scores": rows}
+        content = {"weights": self._weights, "scores": self._rows()}
         if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
             save(self.path, lambda path: torch.save(content, path))
+
+    def beyond_weights(self) -> dict[str, Any]:
+        return {"scores": self._rows()} if self.path is None else {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        self._scores = from_rows(kept.get("scores", []))
+
+    def _rows(self) -> list[Row]:
+        self._scores = {key: entry for part in of_all_processes(self._scores) for key, entry in part.items()}
+        return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
+
+
+def from_rows(rows: list[Row]) -> Scores:
+    """Scores as they were before they became plain types."""
+    return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in rows}
 
 
 def read_scores(path: Path, weights: str) -> Scores:
@@ -241,7 +264,7 @@ def read_scores(path: Path, weights: str) -> Scores:
             f"the scores in {str(path)!r} are stale: they come from weights {found['weights'][:8]}, the reference "
             f"policy has {weights[:8]}; name another file, or remove this one to have them computed"
         )
-    return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in found["scores"]}
+    return from_rows(found["scores"])
 
 
 def fingerprint(host: PairCaptioner) -> str:

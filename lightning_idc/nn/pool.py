@@ -40,9 +40,22 @@ class CaptionPool:
     def __len__(self) -> int:
         return len(self.texts)
 
-    def draw(self, size: int, generator: torch.Generator) -> Tensor:
-        """Places of ``size`` different captions, or of all where there are fewer."""
-        return torch.randperm(len(self), generator=generator)[:size]
+    def draw(self, size: int, generator: torch.Generator, rank: int = 0, processes: int = 1) -> Tensor:
+        """Places of ``size`` different captions, or of all where there are fewer.
+
+        Several processes draw from shares of the pool, so that a step of theirs sees as many captions as there can be;
+        from the whole pool where a share would be smaller than ``size``.
+
+        Args:
+            size: captions to draw.
+            generator: of this process.
+            rank: of this process.
+            processes: that train together.
+        """
+        share = torch.arange(rank, len(self), processes)
+        if len(self) < size * processes:
+            share = torch.arange(len(self))
+        return share[torch.randperm(len(share), generator=generator)[:size]]
 
     def places_of(self, captions: Iterable[str]) -> Tensor:
         """Places of captions of the pool, ``(N,)``."""

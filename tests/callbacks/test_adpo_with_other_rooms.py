@@ -14,6 +14,7 @@ from tiny import TinyCaptioner, TinyPairs
 from lightning_idc.addon import addons_of
 from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
 from lightning_idc.callbacks.lora import LoRA
+from lightning_idc.callbacks.mdp_adapter import MDPAdapter
 from lightning_idc.callbacks.preference import PreferenceOptimization
 from lightning_idc.callbacks.references import AdaptersOff, FrozenCopy
 from lightning_idc.nn.retriever import EncoderHeads
@@ -76,13 +77,18 @@ def vlm(**options: Any) -> Any:
     )
 
 
-def test_lora_off_is_the_policy_before_lora(tmp_path: Path) -> None:
+@pytest.mark.parametrize("others", [[], [MDPAdapter(layers=[1, 2])]], ids=["lora", "lora and mdp"])
+def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any]) -> None:
     pytest.importorskip("peft")
     off, copied = Losses(), Losses()
     for reference, losses in ((AdaptersOff(), off), (FrozenCopy(), copied)):
         lora = LoRA(rank=2, alpha=8, targets=LANGUAGE, freeze=["model", "lm_head"])
         preference = PreferenceOptimization(reference=reference)
-        fit([lora, preference, losses], tmp_path, vlm(learning_rates={"language": 10.0}), max_epochs=1)
+        rates = {"language": 10.0, **{f"adapters.{adapter.name}": 10.0 for adapter in others}}
+        model = vlm(learning_rates=rates)
+        fit([lora, *others, preference, losses], tmp_path, model, max_epochs=1)
+        for adapter in others:
+            assert any(bool(p.abs().sum()) for p in model.adapter[adapter.name].mdp.parameters())
     assert off.values == pytest.approx(copied.values, abs=1e-5)
     assert abs(off.values[-1] - off.values[0]) > 1e-4
 

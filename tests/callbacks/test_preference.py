@@ -17,6 +17,7 @@ from tiny import TinyCaptioner, TinyPairs, TinySource
 from lightning_idc.addon import TrainingStep, addons_of
 from lightning_idc.callbacks.negatives import NegativeSource, RandomCaption, SameScene
 from lightning_idc.callbacks.preference import Preference, PreferenceOptimization, beside
+from lightning_idc.callbacks.references import ReferencePolicy
 from lightning_idc.captioner import pad_captions
 from lightning_idc.nn.preference import SmoothedDPO, ipo
 from lightning_idc.pairs import PairBatch, PairError
@@ -151,6 +152,19 @@ def test_falling_chosen_captions_are_told_once(tmp_path: Path) -> None:
         addon._warn(-1.9)
     with pytest.warns(UserWarning, match=r"2\.5 nats less likely.*caption_weight"):
         addon._warn(-2.5)
+
+
+def test_a_run_whose_chosen_captions_fall_tells_so_once(tmp_path: Path) -> None:
+    class Certain(ReferencePolicy):
+        """Is sure of every caption, so that the policy looks as if it had become less so."""
+
+        def score(self, step: TrainingStep, tokens: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+            return torch.zeros(mask.shape[:2])
+
+    with pytest.warns(UserWarning, match="likelihood displacement") as told:
+        # 4 steps an epoch are fewer than those between two looks
+        fit([PreferenceOptimization(reference=Certain())], tmp_path, max_epochs=12)
+    assert sum("likelihood displacement" in str(warning.message) for warning in told) == 1
 
 
 def test_the_negatives_of_a_run_are_kept_for_reading(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
 from preference_world import Losses, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyPairs, TinySource
 from torch import nn
@@ -132,6 +133,25 @@ def test_cached_scores_train_as_a_copy_does_and_are_computed_once(sft: str, tmp_
     assert read.values == pytest.approx(plain.values, abs=1e-6)
     assert again.computed == 0 and first.stale == 0
     assert 32 < first.computed <= 16 * 4, "chosen captions change between epochs, most scores stay"
+
+
+@pytest.mark.parametrize("on_disk", [False, True])
+def test_a_run_resumes_with_the_very_scores_that_it_had(sft: str, tmp_path: Path, on_disk: bool) -> None:
+    def cached(run: str) -> CachedScores:
+        return CachedScores(FrozenCopy(), str(tmp_path / f"{run}.pt") if on_disk else None)
+
+    whole, first, rest = Losses(), Losses(), Losses()
+    fit([PreferenceOptimization(reference=cached("whole")), whole], tmp_path, start(sft), max_epochs=3)
+    saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
+    killed = [PreferenceOptimization(reference=cached("killed")), first, saver]
+    fit(killed, tmp_path, start(sft), max_epochs=3, max_steps=6, enable_checkpointing=True)
+    resumed = cached("killed")
+    ckpt = tmp_path / "half.ckpt"
+    fit([PreferenceOptimization(reference=resumed), rest], tmp_path, start(sft), max_epochs=3, ckpt_path=ckpt)
+    assert first.values + rest.values == whole.values
+    kept = torch.load(ckpt, weights_only=True)["callbacks"].get("PreferenceOptimization[preference]", {})
+    assert bool(kept.get("scores")) != on_disk
+    assert 0 < resumed.computed < len(resumed._scores)
 
 
 def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:

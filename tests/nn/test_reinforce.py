@@ -97,6 +97,18 @@ def test_entropy_counts_what_can_be_chosen() -> None:
     assert entropy(log_probs).exp().item() == pytest.approx(3.0)
 
 
+def test_processes_draw_from_shares_of_the_pool() -> None:
+    pool = CaptionPool(f"caption {i}" for i in range(23))
+
+    def drawn(size: int, rank: int, processes: int) -> set[int]:
+        return set(pool.draw(size, torch.Generator().manual_seed(rank), rank, processes).tolist())
+
+    shares = [drawn(7, rank, 3) for rank in range(3)]
+    assert [len(share) for share in shares] == [7] * 3 and len(set.union(*shares)) == 21
+    assert [len(drawn(8, rank, 3)) for rank in range(3)] == [8] * 3, "shares of 7 and 8 would be too small for 8"
+    assert drawn(7, 0, 1) == set(pool.draw(7, torch.Generator().manual_seed(0)).tolist())
+
+
 def test_pool_merges_duplicates_and_never_offers_a_reference() -> None:
     pool = CaptionPool(["A cube moved.", "a cube moved .", "a ball moved", "nothing changed"])
     assert pool.texts == ["A cube moved.", "a ball moved", "nothing changed"]
