@@ -43,7 +43,8 @@ def made(queries: int, small: bool, seed: int = 0) -> OfficialNet:
     encoder = OfficialEncoder(256, (14, 14), queries + 2, width, layers, max(1, width // 64))
     net = OfficialNet(tokenizer, encoder, OfficialDecoder(WORDS, own, 2, 8, 4 * own, 0.1), own).eval()
     for parameter in net.decoder.layers.parameters():
-        parameter.data *= 1.5
+        if parameter.dim() == 2:  # its embeddings are tied: with small layers it would only repeat the last word
+            parameter.data *= 4
     return net
 
 
@@ -108,7 +109,7 @@ def main() -> None:
     with torch.no_grad():
         encoding = seconds(lambda: net.encode(images), 1)
     # captions of untrained networks hardly depend on the image; a memory of its own for each pair does it
-    memory = 2 * torch.randn(options.pairs, 4 * 196, net.bridge[-1].normalized_shape[0], generator=generator)
+    memory = 4 * torch.randn(options.pairs, 4 * 196, net.bridge[-1].normalized_shape[0], generator=generator)
     set_mean_length(net, memory, options.length)
     cached, uncached = ours(net, memory), official_loop(net, memory)
     said, padded = sum(map(len, cached)), SLOTS * options.pairs
@@ -143,7 +144,7 @@ def main() -> None:
         other = made(queries, options.small)
         other.decoder.load_state_dict(net.decoder.state_dict())
         size = (options.pairs, (queries + 2) * 196, memory.shape[-1])
-        given = 2 * torch.randn(size, generator=generator)
+        given = 4 * torch.randn(size, generator=generator)
         with torch.no_grad():
             spent = seconds(lambda net=other: net.encode(images), 1)
         tokens = sum(map(len, ours(other, given)))
