@@ -13,6 +13,7 @@ from lightning_idc.errors import PairError
 CONVERTERS = {
     "clip4idc": "lightning_idc.methods.clip4idc.convert.convert",
     "procap": "lightning_idc.methods.procap.convert.convert",
+    "procap_stage1": "lightning_idc.methods.procap.convert.convert_procedure",
     "vqgan": "lightning_idc.methods.procap.convert.convert_tokenizer",
 }
 _HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
@@ -21,7 +22,8 @@ Converts a checkpoint of a method's official code. OUT is a file that ends in .c
 folder as save_pretrained writes it; `lightning-idc describe --checkpoint OUT` takes both.
 
 METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9,
-or --vocabulary clevr_word2idx.json, which procap needs. vqgan is the image tokenizer of procap and namc: a .ckpt."""
+--vocabulary clevr_word2idx.json, which procap needs, or --procedures FOLDER, which procap_stage1 needs. vqgan is the
+image tokenizer of procap and namc. It and procap_stage1 are kept as a .ckpt."""
 
 
 def run(given: list[str]) -> int:

@@ -75,11 +75,14 @@ def out_of_block_mask(grid: tuple[int, int, int], generator: torch.Generator) ->
     return ~in_block_mask(grid, generator)
 
 
+RULES: tuple[MaskRule, ...] = (entire_mask, random_patch_mask, in_block_mask, out_of_block_mask)
+
+
 def multi_granularity_mask(
     grid: tuple[int, int, int],
     generator: torch.Generator,
     probabilities: tuple[float, float, float, float] = PROBABILITIES,
-    random_patches: MaskRule = random_patch_mask,
+    rules: tuple[MaskRule, ...] = RULES,
 ) -> Tensor:
     """Mask of one sample by one of four rules.
 
@@ -87,11 +90,10 @@ def multi_granularity_mask(
         grid: frames, height and width.
         generator: of all random choices.
         probabilities: of entire, random patch, in-block and out-of-block masking.
-        random_patches: the second of the four rules.
+        rules: these four.
 
     Returns:
         bool ``(F, h, w)``.
     """
-    rules: tuple[MaskRule, ...] = (entire_mask, random_patches, in_block_mask, out_of_block_mask)
     chosen = int(torch.multinomial(torch.tensor(probabilities), 1, generator=generator))
     return rules[chosen](grid, generator)

@@ -8,8 +8,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.methods.procap.tokenizer import TokenizerTraining
+from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
+from lightning_idc.methods.procap.tokenizer import NamingTokenizer, TokenizerTraining
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
 from lightning_idc.pairs import PairError
 
@@ -133,3 +133,31 @@ def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
     trainer.save_checkpoint(tmp_path / "next.ckpt", weights_only=True)
     again = TokenizerTraining.load_from_checkpoint(tmp_path / "next.ckpt", weights_only=True)
     assert torch.equal(again.tokenizer.encode(images()), load_image_tokenizer(trained[0]).encode(images()))
+
+
+def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> None:
+    pl.seed_everything(3)
+    settings = {"train_pairs": 32, "val_pairs": 8, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    data = SyntheticCells(**settings, things=(2, 3), camera_jitter=0.0, grid=4, batch_size=8, progress=False)
+    model = NamingTokenizer(**SMALL, optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=4e-3))
+    trainer = pl.Trainer(
+        max_epochs=6, accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False
+    )
+    before = trainer.validate(model, data, verbose=False)[0]
+    trainer.fit(model, data)
+    after = trainer.validate(model, data, verbose=False)[0]
+    assert after["val/psnr"] > before["val/psnr"] + 2
+    images, cells = next(iter(data.val_dataloader()))
+    pixels = as_pixels(images)
+    # that there is a thing at all is the easiest to tell
+    with torch.no_grad():
+        there = model.names(model.tokenizer.features(pixels))[0].argmax(1) > 0
+    share = (cells[:, 0] > 0).float().mean()
+    assert float((there == (cells[:, 0] > 0)).float().mean()) > max(float(share), 1 - float(share)) + 0.05
+    trainer.save_checkpoint(tmp_path / "naming.ckpt")
+    loaded = load_image_tokenizer(tmp_path / "naming.ckpt")
+    assert torch.equal(loaded.features(pixels), model.tokenizer.features(pixels))
+    again = NamingTokenizer.load_from_checkpoint(tmp_path / "naming.ckpt", weights_only=True)
+    assert torch.equal(again.head.weight, model.head.weight) and again.classes == [3, 9, 3, 4]
+    with pytest.raises(PairError, match="the tokenizer has 4 and 4x4"):
+        model.training_step((images, cells[..., :2]), 0)

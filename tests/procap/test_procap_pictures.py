@@ -55,8 +55,10 @@ def test_training_and_validating_write_the_same_pairs(folder: Path, tmp_path: Pa
     assert written.is_file()
     sample = data(folder).loader("val").dataset[Draw(0, 1)]
     strips = {strip.name: strip.frames for strip in strips_of(sample, model.keyframes, model.eval())}
-    assert [len(frames) for frames in strips.values()] == [9, 4, 4, 4, 4]
+    assert [len(frames) for frames in strips.values()] == [3, 9, 4, 4, 4, 4]
     assert torch.equal(strips["interpolated"][0], sample.before)
+    pair = strips["pair, overlaid"].double()
+    assert torch.equal(pair[2], (pair[0] + pair[1]).div(2).floor())
     ends = model.net.tokenizer.decode(model.net.tokenizer.encode(strips["keyframes"][[0, -1]]))
     # a batch of another size may round a pixel the other way
     assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"

@@ -64,7 +64,7 @@ def test_losses_by_hand_in_float64(folder: Path) -> None:
                 for visual, words in ((frames, own), (frames, other), (warped, own))
             )
             logits = net.code_head(true.visual[0, masked[row]])
-            msm.append(F.cross_entropy(logits, net.targets(frames)[0, masked[row]], reduction="none"))
+            msm.append(F.cross_entropy(logits, net.targets(None, frames)[0, masked[row]], reduction="none"))
             if row != 1:
                 align.append(bce(net.align_head(true.align), 1) + bce(net.align_head(swapped.align), 0))
                 heads = net.consistency_head

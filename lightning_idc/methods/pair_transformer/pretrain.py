@@ -21,6 +21,31 @@ from lightning_idc.schedules import Schedule, WarmupLinear, scheduled
 IGNORED = -100
 
 
+def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
+    """Sum over attributes of the cross entropies.
+
+    Args:
+        logits: of each of the A attributes, ``(N, classes, h, w)``.
+        cells: labels, int64 ``(N, A, h, w)``; -100 is left out.
+    """
+    parts = [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
+    return torch.stack(parts).sum()
+
+
+def cells_named(logits: Sequence[Tensor], cells: Tensor) -> tuple[Tensor, int]:
+    """Share in % of the cells with a label above 0 of which every attribute is named right, and their number.
+
+    A mean over cells, not over batches: a batch may hold no object at all.
+
+    Args:
+        logits: of each of the A attributes, ``(N, classes, h, w)``.
+        cells: labels, int64 ``(N, A, h, w)``.
+    """
+    guesses = torch.stack([part.argmax(1) for part in logits], 1)
+    named = ((guesses == cells) | (cells == IGNORED)).all(1)[cells[:, 0] > 0]
+    return 100 * named.float().sum() / max(1, len(named)), len(named)
+
+
 class ObjectNaming(LightningModule):
     """Names attributes per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
 
@@ -69,25 +94,18 @@ class ObjectNaming(LightningModule):
             )
         return logits
 
-    def _loss(self, logits: list[Tensor], cells: Tensor) -> Tensor:
-        parts = [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
-        return torch.stack(parts).sum()
-
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
         images, cells = batch
-        loss = self._loss(self._logits(images, cells), cells)
+        loss = naming_loss(self._logits(images, cells), cells)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
         return loss
 
     def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
         images, cells = batch
         logits = self._logits(images, cells)
-        guesses = torch.stack([part.argmax(1) for part in logits], 1)
-        named = ((guesses == cells) | (cells == IGNORED)).all(1)[cells[:, 0] > 0]
-        # a mean over cells, not over batches: a batch may hold no object at all
-        right = 100 * named.float().sum() / max(1, len(named))
-        self.log("val/loss", self._loss(logits, cells), sync_dist=True, batch_size=len(images))
-        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=len(named))
+        right, count = cells_named(logits, cells)
+        self.log("val/loss", naming_loss(logits, cells), sync_dist=True, batch_size=len(images))
+        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())

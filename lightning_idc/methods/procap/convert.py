@@ -8,18 +8,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.methods.procap.module import ProCap
-from lightning_idc.methods.procap.official import TEXT_SLOTS
+from lightning_idc.methods.procap.official import (
+    SPECIAL_TOKENS,
+    TEXT_SLOTS,
+    control_tables,
+    read_weights,
+    renamed,
+    trunk_state,
+)
+from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining
-from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK
+from lightning_idc.nn.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
 from lightning_idc.pairs import PairError
-
-_SEPARATOR, _CONSISTENCY = 1, 2
-"""Rows of the code's table of special tokens; row 0 is the alignment token, which the second stage does not use."""
 
 # the code's own special words come in this order; ours are the first four of every vocabulary
 _THEIRS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
@@ -38,14 +41,6 @@ _DECODER_PARTS = (
     (r"\.wv\.", ".value."),
     (r"\.wo\.", ".out."),
     (r"^out\.", "words."),
-)
-_BLOCK_PARTS = (
-    (r"^attn\.in_proj_", "qkv."),
-    (r"^attn\.out_proj\.", "out."),
-    (r"^ln_1\.", "norm_attention."),
-    (r"^ln_2\.", "norm_feed."),
-    (r"^mlp\.c_fc\.", "feed.0."),
-    (r"^mlp\.c_proj\.", "feed.2."),
 )
 _TOKENIZER_PARTS = (
     (r"\.nin_shortcut\.", ".shortcut."),
@@ -69,12 +64,6 @@ _TOKENIZER_PARTS = (
     (r"^quant_conv\.", "to_code."),
     (r"^post_quant_conv\.", "from_code."),
 )
-
-
-def _renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
-    for pattern, new in parts:
-        key = re.sub(pattern, new, key)
-    return key
 
 
 def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
@@ -110,7 +99,7 @@ def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
     for key, value in state.items():
         if not key.startswith(("encoder.", "decoder.", "quant", "post_quant")):
             continue  # what it was trained against
-        name = _renamed(key, _TOKENIZER_PARTS)
+        name = renamed(key, _TOKENIZER_PARTS)
         name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
         # their decoder numbers its levels from fine to coarse, ours in the order in which they run
         for pattern, within in (
@@ -125,9 +114,9 @@ def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
     return config, own
 
 
-def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Weights of an :class:`OfficialEncoder` from ``intermediate_generator.*``, without the prefix."""
-    own = {
+def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the encoders of both stages have in common."""
+    return {
         "norm.weight": state["conv_to_embedding.0.weight"],
         "norm.bias": state["conv_to_embedding.0.bias"],
         "project.weight": state["conv_to_embedding.1.weight"],
@@ -136,22 +125,41 @@ def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
         "frame_place": state["target_pos_emb.weights.0"][0],
         "row_place": state["target_pos_emb.weights.1"][0, 0],
         "column_place": state["target_pos_emb.weights.2"][0, 0, 0],
+        **trunk_state(state, "transformer.transformer.resblocks."),
     }
-    special, places = state["special_emb.weight"], state["special_pos_emb.weight"]
-    chosen = [_SEPARATOR, _CONSISTENCY]
-    # empty captions are looked up as words 0 to 23: the table was made for 24 words and then overwritten
-    own["control_words"] = torch.cat([state["text_emb.weight"][:TEXT_SLOTS], special[chosen]])
-    own["control_places"] = torch.cat([state["text_pos_emb.weight"][:TEXT_SLOTS], places[chosen]])
-    for key, value in below(state, "transformer.transformer.resblocks.").items():
-        layer, _, rest = key.partition(".")
-        if rest != "attn_mask":
-            own[f"layers.{layer}.{_renamed(rest, _BLOCK_PARTS)}"] = value
-    return own
+
+
+def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an :class:`OfficialEncoder` from ``intermediate_generator.*``, without the prefix."""
+    words, places = control_tables(
+        *(state[f"{name}.weight"] for name in ("text_emb", "special_emb", "text_pos_emb", "special_pos_emb"))
+    )
+    return {**_trunk(state), "control_words": words, "control_places": places}
+
+
+def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an :class:`OfficialProcedureNet`, but for its tokenizer, from those of the code's first stage."""
+    return {
+        **{f"encoder.{name}": value for name, value in _trunk(state).items()},
+        "words.weight": state["text_emb.weight"],
+        "word_places": state["text_pos_emb.weight"][:TEXT_SLOTS],
+        "special": state["special_emb.weight"][:SPECIAL_TOKENS],
+        "special_places": state["special_pos_emb.weight"][:SPECIAL_TOKENS],
+        **{
+            f"{ours}.{part}": value
+            for theirs, ours in (
+                ("to_logits", "code_head"),
+                ("to_logits_rel", "align_head"),
+                ("to_logits_vid", "consistency_head"),
+            )
+            for part, value in below(state, f"{theirs}.").items()
+        },
+    }
 
 
 def decoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights of an :class:`OfficialDecoder` from ``text_decoder.decoder.*``, without the prefix."""
-    return {_renamed(key, _DECODER_PARTS): value for key, value in state.items() if not key.startswith("loss_func.")}
+    return {renamed(key, _DECODER_PARTS): value for key, value in state.items() if not key.startswith("loss_func.")}
 
 
 def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
@@ -183,7 +191,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     Raises:
         PairError: a file is missing, or holds something else.
     """
-    state = _state_of(Path(source))
+    state = read_weights(source)
     if "intermediate_generator.image_mask" not in state:
         raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
     trunk = below(state, "intermediate_generator.")
@@ -220,6 +228,48 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     return model.eval()
 
 
+def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
+    """First stage with the weights of an official one, to train on or to begin a second stage with.
+
+    Args:
+        source: checkpoint of the code's ``train_stage1.py``, as torch or safetensors file.
+        procedures: folder that ``FrameInterpolator`` wrote; the first stage reads nothing else.
+
+    Raises:
+        PairError: the file is missing, or holds something else.
+    """
+    state = read_weights(source)
+    # a second stage carries its first one along, but with a table of 24 words
+    state = below(state, "intermediate_generator.") or state
+    words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
+    if words != len(load_vocabulary(CLIP)):
+        raise PairError(
+            f"{str(source)!r} holds no first stage of ProCap: it has {max(words, 0)} words in `text_emb.weight`, and "
+            f"CLIP's {len(load_vocabulary(CLIP))} are expected"
+        )
+    config, tokenizer = tokenizer_state(below(state, "vae.model."))
+    own = procedure_state(state)
+    width, stride = own["encoder.mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
+    model = ProcedureModel(
+        procedures,
+        tokenizer=config,
+        variant="official",
+        keyframes=len(own["encoder.frame_place"]) - 2,
+        width=width,
+        layers=_layers(below(own, "encoder.")),
+        heads=max(1, width // 64),
+        vocabulary=CLIP,
+        image_size=(stride * len(own["encoder.row_place"]), stride * len(own["encoder.column_place"])),
+    )
+    model.build()
+    assert model.net is not None
+    try:
+        model.net.load_state_dict({**own, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no first stage of ProCap that can be loaded: {error}") from error
+    return model.eval()
+
+
 def convert_tokenizer(source: str | Path) -> TokenizerTraining:
     """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
 
@@ -229,7 +279,7 @@ def convert_tokenizer(source: str | Path) -> TokenizerTraining:
     Raises:
         PairError: the file is missing, or holds something else.
     """
-    state = _state_of(Path(source))
+    state = read_weights(source)
     if "quantize.embedding.weight" not in state:
         raise PairError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
     config, own = tokenizer_state(state)
@@ -243,18 +293,6 @@ def convert_tokenizer(source: str | Path) -> TokenizerTraining:
 
 def _layers(state: Mapping[str, Tensor]) -> int:
     return 1 + max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
-
-
-def _state_of(source: Path) -> dict[str, Tensor]:
-    """Weights of a file by their names, which may stand under ``model`` or ``state_dict``."""
-    if source.suffix == ".safetensors" and source.is_file():
-        from safetensors.torch import load_file
-
-        return load_file(source)
-    found = read_checkpoint(source)
-    for name in ("model", "state_dict"):
-        found = found.get(name, found)
-    return {key.removeprefix("module."): value for key, value in found.items()}
 
 
 def _word_numbers(path: Path) -> dict[str, int]:

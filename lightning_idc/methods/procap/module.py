@@ -13,7 +13,13 @@ from lightning_idc.captioner import PairCaptioner
 from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.official import OfficialDecoder, OfficialEncoder, OfficialNet, smoothed_divergence
+from lightning_idc.methods.procap.official import (
+    OfficialDecoder,
+    OfficialEncoder,
+    OfficialNet,
+    control_tables,
+    smoothed_divergence,
+)
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.nn.transformer import Decoder
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -80,11 +86,6 @@ class ProCap(PairCaptioner):
         super().__init__(**options)
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
-        if procedure is not None and variant == "official":
-            raise PairError(
-                "a ProcedureModel follows the paper; the official variant starts from weights that `lightning-idc "
-                "import procap` wrote (init_from)"
-            )
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
         for name in ("procedure", "encoder_schedule"):
             self.hparams.pop(name, None)
@@ -104,7 +105,7 @@ class ProCap(PairCaptioner):
             options["heads"],
         )
         if self._procedure is not None:
-            start_from_procedure(encoder, self._procedure)
+            start_from_procedure(encoder, self._procedure, options["variant"])
         width, dropout = options["decoder_width"], options["dropout"]
         decoder = variant.decoder(
             len(vocabulary), width, options["decoder_layers"], options["decoder_heads"], 4 * width, dropout
@@ -171,17 +172,22 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str) -> None:
+def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str, variant: str = "paper") -> None:
     """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
 
     Raises:
-        PairError: there is no such checkpoint, or its encoder has another shape.
+        PairError: there is no such checkpoint, its encoder has another shape, or it is of the other variant.
     """
-    prefix = "net.encoder."
-    state = read_checkpoint(checkpoint)["state_dict"]
-    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    found = read_checkpoint(checkpoint)
+    state, theirs = found["state_dict"], found.get("hyper_parameters", {}).get("variant", "paper")
+    own = {key.removeprefix("net.encoder."): value for key, value in state.items() if key.startswith("net.encoder.")}
     if not own:
         raise PairError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
+    if theirs != variant:
+        raise PairError(f"the first stage in {checkpoint!r} is of the variant {theirs!r}; both stages must agree")
+    if isinstance(encoder, OfficialEncoder):
+        tables = (state[f"net.{name}"] for name in ("words.weight", "special", "word_places", "special_places"))
+        own["control_words"], own["control_places"] = control_tables(*tables)
     if encoder.frames == 2:
         own["frame_place"] = own["frame_place"][[0, -1]]
     try:

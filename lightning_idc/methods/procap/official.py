@@ -6,12 +6,16 @@ Used with ``variant: official``. README.md lists every difference; here stands h
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.checkpoint import read_checkpoint
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
 from lightning_idc.pairs import PairError
@@ -23,6 +27,19 @@ BLIND = slice(TEXT_SLOTS + 1, TEXT_SLOTS + 3)
 """Rows that do not see what stands before them. They were meant for a sequence that begins with the alignment token;
 the second stage has none, so the second of them is the first patch of the before image."""
 
+_BLOCK_PARTS = (
+    (r"^attn\.in_proj_", "qkv."),
+    (r"^attn\.out_proj\.", "out."),
+    (r"^ln_1\.", "norm_attention."),
+    (r"^ln_2\.", "norm_feed."),
+    (r"^mlp\.c_fc\.", "feed.0."),
+    (r"^mlp\.c_proj\.", "feed.2."),
+)
+
+
+SPECIAL_TOKENS = 3
+"""Rows of the code's table of special tokens that are used: alignment, separator, consistency."""
+
 
 class QuickGELU(nn.Module):
     """x times the logistic function of 1.702 x, as in OpenAI's CLIP, whose blocks the trunk is."""
@@ -31,8 +48,8 @@ class QuickGELU(nn.Module):
         return x * torch.sigmoid(1.702 * x)
 
 
-class OfficialEncoder(ProcedureEncoder):
-    """The trunk of the code: CLIP's activation, and 26 control tokens before the frames.
+class OfficialTrunk(ProcedureEncoder):
+    """The encoder of the code: CLIP's activation, and places that start ten times larger than ours.
 
     Args:
         options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
@@ -42,18 +59,66 @@ class OfficialEncoder(ProcedureEncoder):
         super().__init__(*args, **options)
         for layer in self.layers:
             layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
+        for place in (self.frame_place, self.row_place, self.column_place):
+            nn.init.normal_(place)
+
+
+class OfficialEncoder(OfficialTrunk):
+    """The trunk in the second stage: 26 control tokens stand before the frames.
+
+    Args:
+        options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
         # two tables that are added, as in the code: an optimizer moves their sum twice as far as one table
         self.control_words = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
         self.control_places = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
-        length = CONTROLS + self.frames * self.cells
-        bias = torch.zeros(length, length)
-        for row in range(length)[BLIND]:
-            bias[row, :row] = float("-inf")
-        self.register_buffer("bias", bias, persistent=False)
+        self.register_buffer("bias", blind_rows(CONTROLS + self.frames * self.cells), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
         controls = (self.control_words + self.control_places).expand(len(tokens), -1, -1)
         return self.run(torch.cat([controls, tokens], 1), self.bias)[:, CONTROLS:]  # type: ignore[arg-type]
+
+
+def blind_rows(length: int) -> Tensor:
+    """Attention bias ``(N, N)`` by which two rows see nothing that stands before them."""
+    bias = torch.zeros(length, length)
+    for row in range(length)[BLIND]:
+        bias[row, :row] = float("-inf")
+    return bias
+
+
+def control_tables(
+    words: Tensor, special: Tensor, word_places: Tensor, special_places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The two tables of control tokens of the second stage from those of the first.
+
+    Empty captions are looked up as words 0 to 23, which are sub-words of CLIP and not the learned padding: the table
+    was made for 24 words and then overwritten. The alignment token is not used.
+    """
+    return (
+        torch.cat([words[:TEXT_SLOTS], special[1:SPECIAL_TOKENS]]),
+        torch.cat([word_places[:TEXT_SLOTS], special_places[1:SPECIAL_TOKENS]]),
+    )
+
+
+def trunk_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Layers of a trunk from residual blocks by the names of OpenAI's CLIP, which stand below ``prefix``."""
+    own = {}
+    for key, value in state.items():
+        layer, _, rest = key.removeprefix(prefix).partition(".")
+        if key.startswith(prefix) and rest != "attn_mask":
+            own[f"layers.{layer}.{renamed(rest, _BLOCK_PARTS)}"] = value
+    return own
+
+
+def renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
+    """Name of a weight after all replacements of regular expressions."""
+    for pattern, new in parts:
+        key = re.sub(pattern, new, key)
+    return key
 
 
 class SpreadNorm(nn.Module):
@@ -188,3 +253,16 @@ def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing
         entropy += count * mass * math.log(mass) if mass > 0 else 0.0
     cross = (1 - smoothing - share) * right + share * log_probs.sum(-1)
     return (entropy - cross).sum()
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Weights of a torch or safetensors file, which may stand under ``model``, ``weights`` or ``state_dict``."""
+    source = Path(path)
+    if source.suffix == ".safetensors" and source.is_file():
+        from safetensors.torch import load_file
+
+        return load_file(source)
+    found = read_checkpoint(source)
+    for name in ("model", "weights", "state_dict"):
+        found = found.get(name, found)
+    return {key.removeprefix("module."): value for key, value in found.items()}

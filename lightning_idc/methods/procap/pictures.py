@@ -88,6 +88,8 @@ def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | 
     procedure = keyframes.procedures.of(sample.id, sample.before, sample.after)
     ends = sample.before[None], sample.after[None]
     strips = [
+        # as in Figure 13: where both images agree the overlay is sharp
+        Strip("pair, overlaid", torch.cat([*ends, overlaid(sample.before, sample.after)[None]])),
         Strip("interpolated", torch.cat([ends[0], procedure.frames, ends[1]])),
         Strip("keyframes", keyframes.of(sample)),
     ]
@@ -102,6 +104,11 @@ def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | 
         batch.model_inputs["masked"] = between.flatten(1)
         strips.append(Strip("imagined", model.reconstruct(batch)[0].cpu()))
     return strips
+
+
+def overlaid(before: Tensor, after: Tensor) -> Tensor:
+    """Mean of two uint8 images ``(3, H, W)``."""
+    return ((before.int() + after.int()) // 2).to(torch.uint8)
 
 
 def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -14,11 +14,20 @@ from lightning_idc.captioner import PairCaptioner
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
 from lightning_idc.methods.procap.module import image_size_of, tokenizer_of
 from lightning_idc.methods.procap.net import ProcedureEncoder
+from lightning_idc.methods.procap.official import OfficialTrunk, read_weights, trunk_state
+from lightning_idc.methods.procap.official_procedure import (
+    LOSS_WEIGHTS,
+    MASK_RULES,
+    OfficialProcedureNet,
+    shifted_frame,
+    summed_consistency_loss,
+    swapped_halves,
+)
 from lightning_idc.methods.procap.procedure_net import ProcedureNet, discrimination_loss, masked_sequence_loss
-from lightning_idc.methods.procap.warps import warp
+from lightning_idc.methods.procap.warps import ColorShift, shifted_color, warp
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
-from lightning_idc.nn.masks import PROBABILITIES, multi_granularity_mask
-from lightning_idc.nn.vocabulary import PAD, Vocabulary
+from lightning_idc.nn.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
+from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.schedules import Schedule
 
@@ -39,6 +48,71 @@ class WarmupHold(Schedule):
         return self.start + (1 - self.start) * min(1.0, progress / max(self.warmup, 1e-12))
 
 
+def captions_of_others(said: Sequence[list[int]], own: Sequence[list[list[int]]]) -> list[int]:
+    """For each pair the next one whose caption is not said of it; -1 where the batch has none.
+
+    Args:
+        said: the caption that was drawn for each pair, as ids.
+        own: all captions of each pair.
+    """
+    count = len(said)
+    found = []
+    for row, captions in enumerate(own):
+        later = ((row + step) % count for step in range(1, count))
+        found.append(next((other for other in later if said[other] not in [said[row], *captions]), -1))
+    return found
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one reading of the first stage is made of.
+
+    Args:
+        encoder: its encoder.
+        net: its network.
+        loss_weights: of masked sequence modelling, alignment and consistency.
+        masks: entire, random patch, in-block and out-of-block masking.
+        color: the warp of colors.
+        wrong_captions: chooses them within a batch.
+        consistency: loss of eq. 8 of right and wrong logits and who of them is not fully masked.
+    """
+
+    encoder: type[ProcedureEncoder]
+    net: Callable[..., ProcedureNet | OfficialProcedureNet]
+    loss_weights: tuple[float, float, float]
+    masks: tuple[MaskRule, ...]
+    color: ColorShift
+    wrong_captions: Callable[[Sequence[list[int]], Sequence[list[list[int]]]], list[int]]
+    consistency: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def mean_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tensor:
+    """Eq. 8, a mean over the procedures that are not fully masked."""
+    return discrimination_loss(whole, broken, seen, seen)
+
+
+READINGS = {
+    "paper": Reading(
+        ProcedureEncoder,
+        ProcedureNet,
+        (1.0, 1.0, 1.0),
+        RULES,
+        shifted_color,
+        captions_of_others,
+        mean_consistency_loss,
+    ),
+    "official": Reading(
+        OfficialTrunk,
+        OfficialProcedureNet,
+        LOSS_WEIGHTS,
+        MASK_RULES,
+        shifted_frame,
+        swapped_halves,
+        summed_consistency_loss,
+    ),
+}
+
+
 class ProcedureModel(PairCaptioner):
     """Reconstructs masked frames of procedures given their caption, and tells whole procedures from broken ones.
 
@@ -49,12 +123,15 @@ class ProcedureModel(PairCaptioner):
         tokenizer: checkpoint of ``TokenizerTraining``.
         keyframes: k, frames drawn of each procedure and visit.
         scale: of the similarities in eq. 2.
+        variant: ``paper``, or ``official`` for what the authors' code computes.
+        trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the layers begin.
         width: of the encoder.
         layers: of the encoder.
         heads: of the encoder.
         dropout: share of activations dropped.
-        loss_weights: of masked sequence modelling, alignment and consistency.
+        loss_weights: of masked sequence modelling, alignment and consistency; those of the variant when None.
         mask_probabilities: of entire, random patch, in-block and out-of-block masking.
+        first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
         options: of :class:`~lightning_idc.captioner.PairCaptioner`.
     """
 
@@ -66,26 +143,32 @@ class ProcedureModel(PairCaptioner):
         tokenizer: str | dict[str, Any] | None = None,
         keyframes: int = 2,
         scale: float = CLIP_SCALE,
+        variant: Literal["paper", "official"] = "paper",
+        trunk: str | None = None,
         width: int = 768,
         layers: int = 12,
         heads: int = 12,
         dropout: float = 0.0,
-        loss_weights: tuple[float, float, float] = (1.0, 1.0, 1.0),
+        loss_weights: tuple[float, float, float] | None = None,
         mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
+        first_caption: bool = False,
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
-        # plain types only: a checkpoint must load without running code
-        self.hparams["loss_weights"], self.hparams["mask_probabilities"] = list(loss_weights), list(mask_probabilities)
+        self.reading = READINGS[variant]
+        # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
+        self.hparams["loss_weights"] = list(loss_weights or self.reading.loss_weights)
+        self.hparams["mask_probabilities"] = list(mask_probabilities)
+        self._trunk: str | None = self.hparams.pop("trunk")
         self._keyframes: Keyframes | None = None
 
-    def build_net(self, vocabulary: Vocabulary) -> ProcedureNet:
+    def build_net(self, vocabulary: Vocabulary) -> ProcedureNet | OfficialProcedureNet:
         options = self.hparams
         tokenizer, options["tokenizer"] = tokenizer_of(options["tokenizer"])
-        encoder = ProcedureEncoder(
+        encoder = self.reading.encoder(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
             options["keyframes"] + 2,
@@ -94,7 +177,9 @@ class ProcedureModel(PairCaptioner):
             options["heads"],
             dropout=options["dropout"],
         )
-        return ProcedureNet(tokenizer, encoder, len(vocabulary))
+        if self._trunk is not None:
+            start_from_clip(encoder, self._trunk)
+        return self.reading.net(tokenizer, encoder, len(vocabulary))
 
     def _adopt(self, hparams: dict[str, Any]) -> None:
         super()._adopt(hparams)
@@ -124,15 +209,18 @@ class ProcedureModel(PairCaptioner):
         Raises:
             PairError: a pair has no caption, or no procedure.
         """
+        if self.hparams["first_caption"]:
+            samples = [replace(sample, captions=sample.captions[:1]) for sample in samples]
         batch = super().collate(samples)
         frames = torch.stack([self.keyframes.of(sample) for sample in samples])
         grid = (frames.shape[1], *self.grid)
         masked, warped = [], []
         for row, sample in enumerate(samples):
             generator = torch.Generator().manual_seed(_seed(sample))
-            masked.append(multi_granularity_mask(grid, generator, tuple(self.hparams["mask_probabilities"])))
+            chances = tuple(self.hparams["mask_probabilities"])
+            masked.append(multi_granularity_mask(grid, generator, chances, self.reading.masks))
             others = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
-            warped.append(warp(frames[row], others, generator))
+            warped.append(warp(frames[row], others, generator, self.reading.color))
         batch.model_inputs |= {
             "frames": frames,
             "warped": torch.stack(warped),
@@ -142,18 +230,14 @@ class ProcedureModel(PairCaptioner):
         return batch
 
     def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
-        """For each pair the next one whose caption is not said of it, ``(B,)``; -1 where the batch has none."""
+        """Whose caption is the wrong one for each pair, ``(B,)``; -1 where there is none."""
         empty = [sample.id for sample, mask in zip(samples, batch.caption_mask, strict=True) if not mask.any()]
         if empty:
             raise PairError(f"a procedure is learned with a caption; there is none for {', '.join(empty[:5])}")
-        count = len(samples)
-        said = [tokens[0][tokens[0] != PAD].tolist() for tokens in batch.tokens]
-        found = []
-        for row, sample in enumerate(samples):
-            own = [said[row], *self.tokenize(sample.captions)]
-            later = ((row + step) % count for step in range(1, count))
-            found.append(next((other for other in later if said[other] not in own), -1))
-        return torch.tensor(found)
+        lengths = 1 + batch.caption_mask[:, 0].sum(1)
+        said = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
+        own = [self.tokenize(sample.captions) for sample in samples]
+        return torch.tensor(self.reading.wrong_captions(said, own))
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         """Hidden states of the masked procedures; ``extras`` has the logits of both tokens and the targets.
@@ -177,7 +261,7 @@ class ProcedureModel(PairCaptioner):
         extras = {
             "align": torch.stack([aligned, misaligned], 1),
             "consistency": torch.stack([whole, broken], 1),
-            "targets": net.targets(features),
+            "targets": net.targets(inputs["frames"], features),
         }
         return PairFeatures(hidden.visual[: len(batch)], extras=extras)
 
@@ -197,7 +281,7 @@ class ProcedureModel(PairCaptioner):
         return {
             "msm": masked_sequence_loss(logits, targets),
             "align": discrimination_loss(aligned, misaligned, seen, known),
-            "consistency": discrimination_loss(whole, broken, seen, seen),
+            "consistency": self.reading.consistency(whole, broken, seen),
             "patches_right": _percent(logits.argmax(-1) == targets),
             "alignment_right": _percent(torch.cat([aligned[seen] > 0, misaligned[known] <= 0])),
             "consistency_right": _percent(torch.cat([whole[seen] > 0, broken[seen] <= 0])),
@@ -229,7 +313,7 @@ class ProcedureModel(PairCaptioner):
         net, masked, frames = self._built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
         features = net.look(frames)
         hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
-        ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(features))
+        ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(frames, features))
         images = net.tokenizer.decode(ids.view(-1, *self.grid))
         return (images * 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
 
@@ -242,3 +326,24 @@ def _seed(sample: PairSample) -> int:
 
 def _percent(right: Tensor) -> Tensor:
     return 100 * right.float().sum() / max(1, len(right))
+
+
+def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
+    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
+
+    Raises:
+        PairError: there is no such file, or its blocks are too few or of another width.
+    """
+    found = read_weights(weights)
+    own = trunk_state(found, "visual.transformer.resblocks.")
+    needed = {name: own.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
+    try:
+        encoder.load_state_dict({name: value for name, value in needed.items() if value is not None}, strict=False)
+    except RuntimeError as error:
+        raise PairError(f"the visual blocks in {weights!r} have another width: {error}") from error
+    absent = [name for name, value in needed.items() if value is None]
+    if absent:
+        raise PairError(
+            f"{weights!r} has no {absent[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
+            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
+        )

@@ -32,8 +32,56 @@ def _head(width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
 
-class ProcedureNet(nn.Module):
-    """Masked, caption-conditioned reconstruction of procedures.
+class ProcedureReader(nn.Module):
+    """Tokenizer, encoder and heads of the first stage; subclasses write :meth:`forward` and bring the words.
+
+    Args:
+        tokenizer: gives features and targets; it stays frozen.
+        encoder: looks across caption and procedure.
+    """
+
+    def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder) -> None:
+        super().__init__()
+        width = encoder.width
+        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
+        self.tokenizer = tokenizer.requires_grad_(False).train()
+        self.encoder = encoder
+        self.code_head = _head(width, tokenizer.codebook_size)
+        self.align_head, self.consistency_head = _head(width, 1), _head(width, 1)
+
+    @torch.no_grad()
+    def look(self, frames: Tensor) -> Tensor:
+        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``."""
+        pixels = as_pixels(frames.flatten(0, 1), self.encoder.mask_embedding.dtype)
+        return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
+
+    @torch.no_grad()
+    def targets(self, frames: Tensor, features: Tensor) -> Tensor:
+        """Ids ``(B, F * n)`` of the frames, whose features :meth:`look` gave: one pass of the CNN serves both."""
+        return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
+
+    def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
+        """Encode a caption and a masked procedure.
+
+        Args:
+            features: of :meth:`look`, ``(B, F, latent, h, w)``.
+            masked: bool ``(B, F * n)``, True where the mask embedding stands instead of a patch.
+            words: ids ``(B, T)``, T of any size, the end token included.
+            word_mask: bool ``(B, T)``, False at padding.
+        """
+        raise NotImplementedError
+
+    def masked_tokens(self, features: Tensor, masked: Tensor) -> Tensor:
+        """Tokens ``(B, F * n, D)`` of the procedure with their places, mask embeddings where ``masked``."""
+        visual = self.encoder.embed(features).flatten(1, 2)
+        mask = self.encoder.mask_embedding.to(visual)
+        return torch.where(masked[..., None], mask, visual) + self.encoder.places()
+
+
+class ProcedureNet(ProcedureReader):
+    """Masked, caption-conditioned reconstruction of {alignment token, caption, consistency token, procedure}.
+
+    Padding is attended to by nothing, and no caption is too long.
 
     Args:
         tokenizer: gives features and targets; it stays frozen.
@@ -42,48 +90,22 @@ class ProcedureNet(nn.Module):
     """
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
-        super().__init__()
-        width = encoder.width
-        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
-        self.tokenizer = tokenizer.requires_grad_(False).train()
-        self.encoder = encoder
-        self.words = nn.Embedding(vocabulary, width)
+        super().__init__(tokenizer, encoder)
+        self.words = nn.Embedding(vocabulary, encoder.width)
         self.align_token, self.consistency_token = (
-            nn.Parameter(PLACE_SCALE * torch.randn(1, 1, width)) for _ in range(2)
+            nn.Parameter(PLACE_SCALE * torch.randn(1, 1, encoder.width)) for _ in range(2)
         )
         nn.init.normal_(self.words.weight, std=PLACE_SCALE)
-        self.code_head = _head(width, tokenizer.codebook_size)
-        self.align_head, self.consistency_head = _head(width, 1), _head(width, 1)
-
-    @torch.no_grad()
-    def look(self, frames: Tensor) -> Tensor:
-        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``."""
-        pixels = as_pixels(frames.flatten(0, 1), self.words.weight.dtype)
-        return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
-
-    @torch.no_grad()
-    def targets(self, features: Tensor) -> Tensor:
-        """Ids ``(B, F * n)`` of the features of :meth:`look`: one pass of the CNN serves input and targets."""
-        return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
 
     def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
-        """Encode {alignment token, caption, consistency token, procedure}.
-
-        Args:
-            features: of :meth:`look`, ``(B, F, latent, h, w)``.
-            masked: bool ``(B, F * n)``, True where the mask embedding stands instead of a patch.
-            words: ids ``(B, T)``, T of any size.
-            word_mask: bool ``(B, T)``, False at padding, which nothing attends to.
-        """
-        encoder, count, length = self.encoder, *words.shape
-        visual = encoder.embed(features).flatten(1, 2)
-        visual = torch.where(masked[..., None], encoder.mask_embedding.to(visual), visual) + encoder.places()
+        count, length = words.shape
+        visual = self.masked_tokens(features, masked)
         # sinusoids, so that no caption is too long
         text = self.words(words) + PLACE_SCALE * sinusoids(0, length, visual)
         ends = (self.align_token.expand(count, -1, -1), self.consistency_token.expand(count, -1, -1))
         sequence = torch.cat([ends[0], text, ends[1], visual], 1)
         seen = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)
-        hidden = encoder.run(sequence, seen[:, None, None])
+        hidden = self.encoder.run(sequence, seen[:, None, None])
         return Hidden(hidden[:, 0], hidden[:, length + 1], hidden[:, length + 2 :])
 
 

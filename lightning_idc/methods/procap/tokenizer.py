@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
+from lightning_idc.methods.pair_transformer.pretrain import cells_named, naming_loss
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
+from lightning_idc.pairs import PairError
 from lightning_idc.schedules import Constant, Schedule, scheduled
 
 
@@ -69,7 +71,13 @@ class TokenizerTraining(LightningModule):
         )
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        pixels = as_pixels(batch["images"].flatten(0, 1))
+        loss, _ = self.reconstruct(batch["images"].flatten(0, 1))
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["images"]))
+        return loss
+
+    def reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Loss of uint8 images ``(N, 3, H, W)``, and the encoder's features of them."""
+        pixels = as_pixels(images)
         features = self.tokenizer.features(pixels)
         coded = self.tokenizer.code(features)
         reconstruction = F.l1_loss(self.tokenizer.pixels_of(coded.vectors), pixels)
@@ -77,8 +85,7 @@ class TokenizerTraining(LightningModule):
         self._count(coded.ids, self.chosen)
         if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
             self._revive(self.tokenizer.to_code(features.detach()).detach())
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(pixels))
-        return loss
+        return loss, features
 
     def _count(self, ids: Tensor, into: Tensor) -> None:
         counts = torch.bincount(ids.flatten(), minlength=len(into))
@@ -101,9 +108,12 @@ class TokenizerTraining(LightningModule):
         self.val_chosen.zero_()
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
+        self.measure(batch["images"].flatten(0, 1))
+
+    def measure(self, images: Tensor) -> None:
+        """Log how well uint8 images ``(N, 3, H, W)`` come back from their ids."""
         from torchmetrics.functional.image import peak_signal_noise_ratio, structural_similarity_index_measure
 
-        images = batch["images"].flatten(0, 1)
         ids = self.tokenizer.encode(images)
         self._count(ids, self.val_chosen)
         given, truth = self.tokenizer.decode(ids), images.float() / 255
@@ -125,3 +135,49 @@ class TokenizerTraining(LightningModule):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         checkpoint[CONFIG_KEY] = self.tokenizer.config
+
+
+class NamingTokenizer(TokenizerTraining):
+    """An image tokenizer whose features also name what stands in each cell.
+
+    The captioner sees nothing but these features. VQGAN's, trained on millions of photographs, know objects; those of
+    a tokenizer that has only given a few thousand images back know colors and edges. Labels of the cells (a
+    renderer's, or a detector's) make up for it, as ``ObjectNaming`` does for PairTransformer's backbone. Batches are
+    ``(images uint8 (N, 3, H, W), cells int64 (N, A, h, w))``; label 0 says that nothing stands in the cell, -100 that
+    nobody knows.
+
+    Args:
+        classes: number of classes of each of the A attributes, "nothing here" included.
+        naming: weight of the naming loss, a sum over attributes.
+        options: of :class:`TokenizerTraining`.
+    """
+
+    def __init__(self, classes: Sequence[int] = (3, 9, 3, 4), naming: float = 1.0, **options: Any) -> None:
+        super().__init__(**options)
+        self.classes, self.naming = list(classes), naming
+        self.head = nn.Conv2d(self.tokenizer.latent, sum(self.classes), 1)
+
+    def names(self, features: Tensor) -> list[Tensor]:
+        """Logits per attribute, ``(N, classes, h, w)``, of the encoder's features."""
+        return list(self.head(features).split(self.classes, 1))
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        images, cells = batch
+        loss, features = self.reconstruct(images)
+        logits = self.names(features)
+        if cells.shape[1] != len(logits) or cells.shape[-2:] != features.shape[-2:]:
+            raise PairError(
+                f"the labels name {cells.shape[1]} attributes of {cells.shape[-2]}x{cells.shape[-1]} cells; the "
+                f"tokenizer has {len(logits)} and {features.shape[-2]}x{features.shape[-1]}; set `classes`, and the "
+                "data module's `grid`"
+            )
+        loss = loss + self.naming * naming_loss(logits, cells)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
+        return loss
+
+    def validation_step(self, batch: Any, batch_idx: int) -> None:
+        images, cells = batch
+        self.measure(images)
+        logits = self.names(self.tokenizer.features(as_pixels(images)))
+        right, count = cells_named(logits, cells)
+        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+ColorShift = Callable[[Tensor, torch.Generator], Tensor]
 
 
 def _uniform(reach: float, generator: torch.Generator) -> float:
@@ -77,17 +80,18 @@ def moved_frame(
     return warped
 
 
-def warp(frames: Tensor, others: Tensor, generator: torch.Generator) -> Tensor:
+def warp(frames: Tensor, others: Tensor, generator: torch.Generator, color: ColorShift = shifted_color) -> Tensor:
     """Break the order of a procedure in one of the four ways, each as likely as another.
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
         others: frames of the other procedures of the batch, uint8 ``(M, 3, H, W)``; with none, the other three ways.
         generator: of all random choices.
+        color: the third way.
     """
     ways = (
         lambda: shuffled_frames(frames, generator),
-        lambda: shifted_color(frames, generator),
+        lambda: color(frames, generator),
         lambda: moved_frame(frames, generator),
         lambda: foreign_frame(frames, others, generator),
     )
