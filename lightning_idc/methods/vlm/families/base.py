@@ -31,6 +31,8 @@ class Family(ABC):
     special_tokens: ClassVar[dict[str, str]]
     """Tokens that a tokenizer made for a random model needs, by the name that the processor looks for."""
     images_per_pair: int = 2
+    rows_of_places: bool = True
+    """Whether the tower takes images and gives their places row by row, perhaps behind a class token."""
     image_options: ClassVar[dict[str, Any]] = {}
     """Options of the image processor that keep each image one grid."""
 

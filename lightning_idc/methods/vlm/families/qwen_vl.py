@@ -16,6 +16,7 @@ class QwenVL(Family):
     vision = ("model.visual",)
     blocks = "model.visual.blocks"
     gate = "model.visual.merger"
+    rows_of_places = False
     image_text = "<|vision_start|><|image_pad|><|vision_end|>"
     special_tokens: ClassVar = {
         "image_token": "<|image_pad|>",
