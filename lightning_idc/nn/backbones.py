@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from lightning_idc.pairs import PairError
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class GridBackbone(nn.Module):
+class GridBackbone(nn.Module, ABC):
     """Maps uint8 images ``(N, 3, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
 
     Args:
@@ -34,9 +35,9 @@ class GridBackbone(nn.Module):
         self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
 
+    @abstractmethod
     def grid(self, images: Tensor) -> Tensor:
         """Features of normalised images."""
-        raise NotImplementedError
 
     def forward(self, images: Tensor) -> Tensor:
         return self.grid((images.to(self.mean.dtype) - self.mean) / self.std)

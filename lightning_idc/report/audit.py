@@ -6,8 +6,7 @@ tells how many would pass.
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
@@ -70,6 +69,7 @@ def write_audit(
     title: str,
     entries: Iterable[AuditEntry],
     counts: Mapping[str, int],
+    areas: Mapping[str, int],
     subtitle: str = "",
     about: Mapping[str, str] | None = None,
     thumbnail: int = 224,
@@ -81,20 +81,15 @@ def write_audit(
         title: heading.
         entries: drawn in this order.
         counts: of all pairs by reason, "kept" among them, also of those that are not drawn.
+        areas: the same of all regions.
         subtitle: below the heading.
         about: how it was made.
         thumbnail: greatest height and width of the pictures, pixels.
     """
-    areas: Counter[str] = Counter()
-
-    def payloads() -> Iterator[dict[str, Any]]:
-        for entry in entries:
-            areas.update(area.reason or "kept" for area in entry.areas)
-            yield _payload(entry, thumbnail)
-
+    payloads = (_payload(entry, thumbnail) for entry in entries)
     styles, scripts = ("page.css", "page.audit.css"), ("page.common.js", "page.audit.js")
     page = Page("page.audit.html", styles, scripts, title, subtitle, about or {})
-    page.write(target, {"counts": _table("pairs", "reason", counts)}, payloads(), lambda: {"areas": dict(areas)})
+    page.write(target, {"counts": _table("pairs", "reason", counts)}, payloads, lambda: {"areas": dict(areas)})
 
 
 def _payload(entry: AuditEntry, thumbnail: int) -> dict[str, Any]:

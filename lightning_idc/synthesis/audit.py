@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,8 @@ from typing import Any
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.report.files import save
 from lightning_idc.report.text import plain
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 
 _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
@@ -52,8 +53,14 @@ class Audit(Stage):
         subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
         about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16]}
 
+        areas = Counter(
+            "kept" if area["dropped"] is None else area["dropped"]["reason"]
+            for record in store
+            for area in record.facts.get("areas") or []
+        )
+
         def write(path: Path) -> None:
-            write_audit(path, self.title, self._entries(store, counts), counts, subtitle, about)
+            write_audit(path, self.title, self._entries(store, counts), counts, areas, subtitle, about)
 
         if save(self.page, write):
             print(f"what was kept and dropped, and why: {self.page}", flush=True)

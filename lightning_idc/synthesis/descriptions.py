@@ -11,10 +11,11 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel, crop
-from lightning_idc.synthesis.slots.embedded import DifferenceContours, NearestPrototype
+from lightning_idc.synthesis.slots.contours import DifferenceContours
+from lightning_idc.synthesis.slots.embedded import NearestPrototype
+from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 
 VERBS = (
@@ -240,15 +241,16 @@ class EmbeddedDescriber(VisionLanguageModel):
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         regions = self.contours.regions([pair[0] for pair in images], [pair[1] for pair in images])
+        places = [(pair, found[0].box) for pair, found in zip(images, regions, strict=True) if found]
+        names = self.captioner.caption([crop(image, box) for pair, box in places for image in pair]) if places else []
         answers = []
-        for (before, after), found, prompt in zip(images, regions, prompts, strict=True):
-            quoted = re.search(r"template: '(.*)'\.?$", prompt, re.DOTALL)
-            template = quoted[1] if quoted else TEMPLATE.format(verb="shows")
+        for found, prompt in zip(regions, prompts, strict=True):
             if not found:
                 answers.append("The two images are the same.")
                 continue
-            names = self.captioner.caption([crop(image, found[0].box) for image in (before, after)])
-            for name in names:
+            quoted = re.search(r"template: '(.*)'\.?$", prompt, re.DOTALL)
+            template = quoted[1] if quoted else TEMPLATE.format(verb="shows")
+            for name in (names.pop(0), names.pop(0)):
                 template = template.replace("[object description]", name, 1)
             answers.append(template)
         return answers

@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder
 from lightning_idc.synthesis.slots.embedded import PixelEncoder
+from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 
 VIEWS = ("clip", "dino")
@@ -140,7 +140,7 @@ class SimilarPairs(Stage):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._store = RecordStore(self.features)
-        source = self._data().source
+        source = self.feed().source
         if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
             raise PairError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)

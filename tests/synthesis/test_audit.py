@@ -10,8 +10,9 @@ import torch
 from toy_stages import Numbers
 
 from lightning_idc.synthesis.audit import Audit, _fair_shares
-from lightning_idc.synthesis.pipeline import Apply, Chain, run
+from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.stages import Apply, Chain
 
 EVIL = "</script><script>alert(1)</script><!--"
 
@@ -76,4 +77,5 @@ def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) ->
     reasons = [pair["reason"] for pair in data_of(html)["pairs"]]
     assert sorted(map(str, reasons)) == ["None", "None", "pair too similar", "pair too similar"]
     assert "<td>6</td>" in html and "10 pairs, 4 of them shown" in html
+    assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
     assert _fair_shares({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}

@@ -19,10 +19,11 @@ from lightning_idc.synthesis.descriptions import (
     take_apart,
 )
 from lightning_idc.synthesis.img_diff.edits import PasteEdits
-from lightning_idc.synthesis.pipeline import Chain, run
+from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import VisionLanguageModel
 from lightning_idc.synthesis.sources import SamplePhotos
+from lightning_idc.synthesis.stages import Chain
 
 HEAD = "The difference between the two images is that the first image"
 

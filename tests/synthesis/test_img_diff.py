@@ -25,17 +25,18 @@ from lightning_idc.synthesis.img_diff.areas import (
 )
 from lightning_idc.synthesis.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
 from lightning_idc.synthesis.img_diff.edits import KINDS, PasteEdits
-from lightning_idc.synthesis.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
+from lightning_idc.synthesis.img_diff.judging import AnswerPairs, EvaluationSet, NaturalImages, RateAnswers
 from lightning_idc.synthesis.img_diff.lexicon import CATEGORIES, Lexicon
 from lightning_idc.synthesis.img_diff.presets import PAPER, PRESETS, filters_named
 from lightning_idc.synthesis.img_diff.release import Release
 from lightning_idc.synthesis.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
 from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
-from lightning_idc.synthesis.pipeline import Chain, run
+from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos, Sentences
+from lightning_idc.synthesis.stages import Chain
 from lightning_idc.synthesis.store import RecordStore
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
@@ -251,6 +252,25 @@ class TestWholePipeline:
         assert len(pairs) > 5 and pairs.captions(0)[0]
         assert pairs.load(0).before.shape == (3, 128, 128)
 
+    def test_an_evaluation_set_is_asked_and_rated_without_weights(
+        self, folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        run(EvaluationSet(10), str(folder / "made"), tmp_path / "set", shard_size=16)
+        truths = [r.facts["truth"] for r in RecordStore(tmp_path / "set") if r.dropped is None]
+
+        class Half(VisionLanguageModel):
+            """Right every second time; it is shown both pictures in one with a bar and two red boxes."""
+
+            def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+                assert all(image.shape == (3, 128, 2 * 128 + 20) for (image,) in images)
+                assert all("within the red bounding box" in prompt for prompt in prompts)
+                return [truths[n] if n % 2 else "the weather changed" for n in range(len(images))]
+
+        chain = Chain([AnswerPairs(Half()), RateAnswers()])
+        rated = [r for r in run(chain, str(tmp_path / "set"), tmp_path / "rated", batch_size=64, shard_size=64)]
+        assert [r.facts["rating"] for r in rated if r.dropped is None] == [0, 3] * 5
+        assert "15 of 30 points for 10 answers" in capsys.readouterr().out
+
     def test_removal_makes_questions_with_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
         chain = Chain([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
         made = [r for r in run(chain, str(folder / "pairs"), tmp_path / "made") if r.dropped is None]
@@ -368,6 +388,19 @@ def test_the_unnatural_image_filter_reads_yes_and_no() -> None:
     stage = NaturalImages(Says(["Yes.", "yes", "No, it is distorted", "Perhaps", "Yes", "no", "Yes", "Yes"]))
     reasons = [r.dropped and r.dropped["reason"] for r in stage.work_on(records)]
     assert reasons == [None, "unnatural image", "unnatural image", "answer not understood"]
+
+
+def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
+    photo = next(iter(SamplePhotos().names))
+    real = SamplePhotos().record(SamplePhotos().names.index(photo)).image("image")
+    noise = torch.randint(256, real.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    records = []
+    for after in (real, noise, torch.full_like(real, 90)):
+        record = Record("r")
+        record.decoded = {"before": real, "after": after}
+        records.append(record)
+    made = NaturalImages().work_on(records)
+    assert [r.dropped and r.dropped["value"] for r in made] == [None, "after", "after"]
 
 
 def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(

@@ -10,8 +10,9 @@ import torch
 
 from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.mining import Features, Search, SimilarPairs, Window, spectral_clusters
-from lightning_idc.synthesis.pipeline import Apply, run
+from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.stages import Apply
 from lightning_idc.synthesis.store import RecordStore
 
 pytest.importorskip("faiss")

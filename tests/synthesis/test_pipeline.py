@@ -17,8 +17,9 @@ import torch
 from toy_stages import Numbers, Shade
 
 from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.pipeline import Apply, run
+from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.stages import Apply
 from lightning_idc.synthesis.store import RecordStore
 
 

@@ -10,17 +10,9 @@ import pytest
 import torch
 
 from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.slots.pretrained import (
-    BlipMatcher,
-    ChatModel,
-    ChatVisionModel,
-    ClipImages,
-    ClipTexts,
-    DinoImages,
-    PromptedCaptioner,
-    PromptedTeller,
-    SamSegmenter,
-)
+from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, OwnDraws, PromptedCaptioner, PromptedTeller
+from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
+from lightning_idc.synthesis.slots.sam import SamSegmenter
 
 WORDS = [
     "<pad>",
@@ -144,7 +136,7 @@ def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[to
 
 
 def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
-    from transformers import SamConfig, SamImageProcessor, SamModel
+    from transformers import MaskGenerationPipeline, SamConfig, SamImageProcessor, SamModel
 
     torch.manual_seed(0)
     vision = {
@@ -157,16 +149,28 @@ def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch
     config = SamConfig(vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config=prompt)
     SamModel(config).save_pretrained(tmp_path)
     SamImageProcessor(size={"longest_edge": 32}, pad_size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    slot = SamSegmenter(str(tmp_path), thresholds=(-1e9, -1.0), batch_size=64)
+    slot = SamSegmenter(str(tmp_path), thresholds=(-1e9, -1.0), points=6, points_at_once=20)
     slot.load()
-    found = slot.regions(pictures[:1], pictures[:1])[0]
-    for region in found:
-        x1, y1, x2, y2 = region.box
-        assert region.mask.shape == pictures[0].shape[1:]
-        assert 0 <= x1 < x2 <= 24 and 0 <= y1 < y2 <= 20
-        inside = region.mask.nonzero()
-        assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
-    assert found == sorted(found, key=lambda region: -region.confidence)
+    twins = [picture.flip(2) for picture in pictures]
+    found = slot.regions(pictures, twins)
+    for regions, height in zip(found, (20, 24, 28), strict=True):
+        for region in regions:
+            x1, y1, x2, y2 = region.box
+            assert 0 <= x1 < x2 <= 24 and 0 <= y1 < y2 <= height
+            inside = region.mask.nonzero()
+            assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
+        assert regions == sorted(regions, key=lambda region: -region.confidence)
+    slot.batch_size = 1
+    for together, alone in zip(found, slot.regions(pictures, twins), strict=True):
+        assert [region.box for region in together] == [region.box for region in alone] != []
+    # the masks of one picture are those of the pipeline of transformers
+    pipeline = MaskGenerationPipeline(model=slot.net, image_processor=slot.processor)
+    options = {"points_per_crop": 6, "pred_iou_thresh": -1e9, "stability_score_thresh": -1.0}
+    expected = pipeline(as_pil(pictures[:1])[0], **options)
+    own = slot._segment(pictures[:1])[0]
+    masks = [mask for mask in map(torch.as_tensor, expected["masks"]) if mask.any()]
+    assert len(own) == len(masks) > 0
+    assert all(torch.equal(region.mask, mask) for region, mask in zip(own, masks, strict=True))
 
 
 def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None:
@@ -185,10 +189,34 @@ def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None
     first = slot.answer(TEXTS, [1, 2, 3])
     assert first == slot.answer(TEXTS, [1, 2, 3]) and first != slot.answer(TEXTS, [9, 8, 7])
     assert torch.equal(before, torch.random.get_rng_state()), "torch's own random numbers stay as they were"
-    slot.temperature = 0
+    slot.batch_size = 1
+    assert first == slot.answer(TEXTS, [1, 2, 3]), "an answer depends on its own seed, not on what shares its batch"
+    assert first[1:] == slot.answer(TEXTS[1:], [2, 3])
+    slot.batch_size, slot.temperature = 16, 0
     greedy = slot.answer(TEXTS, [1, 2, 3])
     slot.batch_size = 1
     assert greedy == slot.answer(TEXTS, [4, 5, 6]), "padding on the left changes no answer"
+
+
+def test_draws_have_the_distribution_that_was_asked_for() -> None:
+    count, temperature = 20_000, 0.7
+    scores = torch.tensor([1.0, 0.0, -0.5]).expand(count, 3)
+    drawn = OwnDraws(range(count), temperature, torch.device("cpu"))(torch.zeros(count, 0), scores).argmax(1)
+    expected = (scores[0] / temperature).softmax(0)
+    assert torch.allclose(drawn.bincount(minlength=3) / count, expected, atol=0.015)
+
+
+def test_like_sizes_share_a_batch_and_answers_come_back_in_order() -> None:
+    slot = Pretrained("none", batch_size=2)
+    seen = []
+
+    def work(part: list[int]) -> list[int]:
+        seen.append(part)
+        return [10 * number for number in part]
+
+    assert slot.in_batches([5, 1, 9, 2, 8], work) == [0, 10, 20, 30, 40]
+    assert seen == [[2, 4], [0, 3], [1]]
+    assert slot.in_batches([], work) == []
 
 
 @pytest.fixture(scope="module")

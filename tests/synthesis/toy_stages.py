@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import torch
 
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.stages import Stage
 
 
 class Numbers:

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from lightning_idc.synthesis.img_diff.presets import Filters, filters_named
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, DifferenceContours, PixelEncoder, box_iou
+from lightning_idc.synthesis.slots.contours import DifferenceContours, box_iou
+from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
+from lightning_idc.synthesis.stages import Stage
 
 
 def reject(area: dict[str, Any], reason: str, value: float | str, limit: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.synthesis.img_diff.lexicon import Lexicon
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel
+from lightning_idc.synthesis.stages import Stage
 
 _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
 _TALK = ("replac", "modified", "become")

@@ -9,12 +9,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_idc.data.synthetic.scene import COLORS
 from lightning_idc.images import resize
 from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.img_diff.library import Cutout, cutouts_from, rendered_things
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.embedded import COLORS, box_iou
+from lightning_idc.synthesis.slots.contours import box_iou
+from lightning_idc.synthesis.stages import Stage
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]
 KINDS: tuple[Kind, ...] = ("replace", "recolor", "remove", "add", "move")

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import Slot
+from lightning_idc.synthesis.stages import Stage
 
 
 class PairPainter(Slot):

@@ -11,7 +11,6 @@ from torch import Tensor
 from lightning_idc.synthesis.img_diff.areas import cosines, kept, reject
 from lightning_idc.synthesis.img_diff.release import normalised
 from lightning_idc.synthesis.img_diff.sentences import draw_box
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record, encode_png, record_seed
 from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.slots.base import (
@@ -22,13 +21,9 @@ from lightning_idc.synthesis.slots.base import (
     Segmenter,
     crop,
 )
-from lightning_idc.synthesis.slots.embedded import (
-    ColorMatcher,
-    DifferenceContours,
-    NearestPrototype,
-    PixelEncoder,
-    TeleaInpainter,
-)
+from lightning_idc.synthesis.slots.contours import DifferenceContours, TeleaInpainter
+from lightning_idc.synthesis.slots.embedded import ColorMatcher, NearestPrototype, PixelEncoder
+from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 
 QUESTION = (

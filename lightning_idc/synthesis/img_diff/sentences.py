@@ -9,10 +9,10 @@ from torch import Tensor
 
 from lightning_idc.synthesis.img_diff.areas import kept, reject
 from lightning_idc.synthesis.img_diff.presets import filters_named
-from lightning_idc.synthesis.pipeline import Stage
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, ImageTextMatcher, TextEncoder, crop
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, NearestPrototype, TemplateTeller, WordEncoder
+from lightning_idc.synthesis.stages import Stage
 
 SIDES = ("before", "after")
 BAR, LINE, MARGIN = 20, 3, 5

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 
-class Slot(nn.Module):
+class Slot(nn.Module, ABC):
     """A model in its place. As a module of a stage it is moved to the stage's device."""
 
     def load(self) -> None:

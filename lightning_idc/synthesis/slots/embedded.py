@@ -1,4 +1,4 @@
-"""Slots without weights: colours, differences, contours and words, for runs on any machine and for tests."""
+"""Slots without weights: colours, thumbnails and words, for runs on any machine and for tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -19,9 +18,6 @@ from lightning_idc.synthesis.slots.base import (
     ImageCaptioner,
     ImageEncoder,
     ImageTextMatcher,
-    Inpainter,
-    Region,
-    Segmenter,
     TextEncoder,
 )
 
@@ -125,171 +121,6 @@ def _contrast(image: Tensor) -> float:
         torch.cat([values[:, :2].flatten(1), values[:, -2:].flatten(1)], 1),
     )
     return float((middle.mean(1) - margin.mean(1)).norm().clamp(max=1))
-
-
-class DifferenceContours(Segmenter):
-    """Regions in which two aligned pictures differ in colour or in structure, as contours.
-
-    A light that changes leaves colour ratios and edges as they are, so soft shadows are no regions. Where something
-    moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
-
-    Args:
-        color: least difference of the logarithms' colour.
-        structure: least difference of the logarithms' brightness, after its slow part is taken out.
-        least_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
-        gap: share of the picture's side that is bridged inside of one region.
-    """
-
-    def __init__(
-        self, color: float = 0.08, structure: float = 0.1, least_area: float = 1 / 400, gap: float = 1 / 12
-    ) -> None:
-        super().__init__()
-        self.color, self.structure, self.least_area, self.gap = color, structure, least_area, gap
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "model": "DifferenceContours",
-            "color": self.color,
-            "structure": self.structure,
-            "least_area": self.least_area,
-            "gap": self.gap,
-        }
-
-    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
-        return [self._pair(*both) for both in zip(before, after, strict=True)]
-
-    def _pair(self, before: Tensor, after: Tensor) -> list[Region]:
-        import cv2
-
-        side = max(before.shape[1:])
-        pictures = [image.permute(1, 2, 0).numpy().astype(np.float32) for image in (before, after)]
-        smooth = [cv2.GaussianBlur(picture, (0, 0), max(side / 200, 0.6)) for picture in pictures]
-        first, second = (np.log(picture + 8) for picture in smooth)
-        ratio = second - first
-        light = ratio.mean(2)
-        color = np.abs(ratio - light[..., None]).max(2)
-        structure = np.abs(light - cv2.GaussianBlur(light, (0, 0), side / 16))
-        seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
-        mask = (((color > self.color) | (structure > self.structure)) & seen).astype(np.uint8)
-        edges = [_edges(values, side) for values in (first, second)]
-        found = []
-        for box, inside in self._components(mask):
-            parts = [self._largest(inside & (edges[i] > edges[1 - i])) for i in (0, 1)]
-            pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
-            apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
-            for place, area in pair if apart else [(box, inside)]:
-                strength = float(np.maximum(color / self.color, structure / self.structure)[area].mean())
-                found.append(Region(place, 1 - 1 / (1 + strength), torch.from_numpy(area)))
-        return sorted(found, key=lambda region: -region.confidence)
-
-    def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
-        import cv2
-
-        mask = cv2.morphologyEx(mask, cv2.MORPH_OPEN, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (3, 3)))
-        reach = max(3, int(max(mask.shape) * self.gap)) | 1
-        mask = cv2.morphologyEx(mask, cv2.MORPH_CLOSE, cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (reach, reach)))
-        outlines, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
-        mask = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, -1)
-        _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
-        least = mask.size * self.least_area
-        return [
-            ((int(x), int(y), int(x + w), int(y + h)), labels == number)
-            for number, (x, y, w, h, area) in enumerate(stats)
-            if number and area >= least
-        ]
-
-    def _largest(self, mask: np.ndarray) -> tuple[tuple[int, int, int, int], np.ndarray] | None:
-        return max(self._components(mask.astype(np.uint8)), key=lambda part: part[1].sum(), default=None)
-
-
-def _edges(values: np.ndarray, side: int) -> np.ndarray:
-    import cv2
-
-    across, down = cv2.Sobel(values, cv2.CV_32F, 1, 0), cv2.Sobel(values, cv2.CV_32F, 0, 1)
-    steps = np.hypot(across, down).sum(2)
-    return cv2.GaussianBlur(steps, (0, 0), side / 48)
-
-
-def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Shared area of two boxes over their joint area."""
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    shared = width * height
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
-
-
-class ColorRegions(Segmenter):
-    """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
-
-    Args:
-        colors: number of clusters.
-        least_area: share of the picture that a region must have.
-        most_area: share of the picture that it may have.
-    """
-
-    def __init__(self, colors: int = 6, least_area: float = 1 / 200, most_area: float = 1 / 6) -> None:
-        super().__init__()
-        self.colors, self.least_area, self.most_area = colors, least_area, most_area
-
-    def settings(self) -> dict[str, Any]:
-        return {
-            "model": "ColorRegions",
-            "colors": self.colors,
-            "least_area": self.least_area,
-            "most_area": self.most_area,
-        }
-
-    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
-        return [self._one(image) for image in before]
-
-    def _one(self, image: Tensor) -> list[Region]:
-        import cv2
-
-        picture = cv2.GaussianBlur(image.permute(1, 2, 0).numpy(), (0, 0), max(image.shape[1:]) / 150)
-        lab = cv2.cvtColor(picture, cv2.COLOR_RGB2LAB).astype(np.float32)
-        cv2.setRNGSeed(0)  # the clusters start at random points
-        stop = (cv2.TERM_CRITERIA_EPS + cv2.TERM_CRITERIA_MAX_ITER, 12, 1.0)
-        start = cv2.KMEANS_PP_CENTERS
-        _, labels, _ = cv2.kmeans(lab.reshape(-1, 3), self.colors, None, stop, 1, start)  # type: ignore[call-overload]
-        labels = labels.reshape(lab.shape[:2])
-        found = []
-        for color in range(self.colors):
-            mask = cv2.morphologyEx((labels == color).astype(np.uint8), cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
-            _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
-            for number, (x, y, w, h, area) in enumerate(stats):
-                if number and self.least_area <= area / mask.size <= self.most_area:
-                    box = (int(x), int(y), int(x + w), int(y + h))
-                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number)))
-        return sorted(found, key=lambda region: -region.confidence)
-
-
-class TeleaInpainter(Inpainter):
-    """OpenCV's fast-marching inpainting, over a mask that is grown to take the edges with it.
-
-    Args:
-        grow: share of the picture's side.
-    """
-
-    def __init__(self, grow: float = 1 / 80) -> None:
-        super().__init__()
-        self.grow = grow
-
-    def settings(self) -> dict[str, Any]:
-        return {"model": "OpenCV INPAINT_TELEA", "grow": self.grow}
-
-    def fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
-        import cv2
-
-        filled = []
-        for image, mask in zip(images, masks, strict=True):
-            reach = max(1, round(max(image.shape[1:]) * self.grow))
-            grown = cv2.dilate(mask.numpy().astype(np.uint8), np.ones((2 * reach + 1,) * 2, np.uint8))
-            picture = np.ascontiguousarray(image.permute(1, 2, 0).numpy())
-            filled.append(
-                torch.from_numpy(cv2.inpaint(picture, grown, 3, cv2.INPAINT_TELEA)).permute(2, 0, 1).contiguous()
-            )
-        return filled
 
 
 _INSETS = (0.0, 0.06, 0.12)
