@@ -1,13 +1,16 @@
 """DPO on a two-image vision-language model: PreferenceOptimization beside TRL's DPOTrainer, one model, one batch.
 
     pip install trl accelerate datasets
-    python benchmarks/preference_trl.py [--steps 5] [--small] [--out results/preference_trl.json]
+    python benchmarks/preference_trl.py [--steps 5] [--size prototype] [--out results/preference_trl.json]
+    python benchmarks/preference_trl.py --size qwen2_5_vl_3b --steps 10    # needs a GPU of 80 GB
 
-A random LLaVA-OneVision of 26 M parameters (vision 6 x 256, language 6 x 256, 32,000 words), two images of 224 px with
-256 tokens each, answers of about 50 tokens, 2 pairs a batch, float32, one thread, AdamW, a separate frozen copy as the
-reference on both sides, both timed inside their own trainers. The log-probabilities of the answers under the same
-weights are compared first. Each side runs in a process of its own; memory is that process's peak, and its
-growth over what it held when the model stood ready.
+``prototype`` is a random LLaVA-OneVision of 26 M parameters (vision 6 x 256, language 6 x 256, 32,000 words), two
+images of 224 px with 256 tokens each, answers of about 50 tokens, 2 pairs a batch, float32, one thread, AdamW, a
+separate frozen copy as the reference on both sides, both timed inside their own trainers. ``qwen2_5_vl_3b`` has full
+shapes, random weights in bf16 and LoRA on the language model, whose absence is the reference on both sides. The small
+sizes are there to try the script. The log-probabilities of the answers under the same weights are compared first. Each
+side runs in a process of its own; memory is that process's (or the GPU's) peak, and its growth over what it held when
+the model stood ready.
 
 Where the gain comes from: its parts, each switched off in turn. ``own prompt`` reads the prompt anew for every answer;
 ``own look`` does that and looks at the pair anew for every answer; ``all logits`` makes logits at every position, not
@@ -26,6 +29,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,12 +37,13 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
+import vlm_scoring  # noqa: E402
 
-FASTER, SMALLER, EQUAL = 5.0, 0.5, 1e-5
-"""Targets: at least so many times TRL's speed, at most this share of its memory, log-probabilities this equal."""
+SMALLER = 0.5
+"""Target: at most this share of TRL's memory."""
 CHAT = (
     "{% for message in messages %}<|{{ message['role'] }}|>{% if message['content'] is string %}"
-    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}<image>"
+    "{{ message['content'] }}{% else %}{% for part in message['content'] %}{% if part['type'] == 'image' %}IMAGE"
     "{% else %}{{ part['text'] }}{% endif %}{% endfor %}{% endif %}<end>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
@@ -55,22 +60,86 @@ SIDES: dict[str, frozenset[str]] = {
 """What each side does without."""
 
 
-def sizes(small: bool) -> dict[str, Any]:
-    """Configuration of the model."""
-    width, layers, words = (64, 2, 2000) if small else (256, 6, 32000)
+LANGUAGE = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model and how it is trained.
+
+    Args:
+        architecture: configuration of the random model.
+        side: of the images in pixels.
+        lora: train LoRA on the language model in bf16 instead of all weights in float32.
+        device: where.
+        faster: target, times TRL's speed.
+        equal: target, relative difference of the log-probabilities.
+    """
+
+    architecture: dict[str, Any]
+    side: int = 224
+    lora: bool = False
+    device: str = "cpu"
+    faster: float = 5.0
+    equal: float = 1e-5
+
+    @property
+    def dtype(self) -> str:
+        return "bfloat16" if self.lora else "float32"
+
+    def now(self) -> float:
+        """Seconds: of the processor there, of the clock on an accelerator."""
+        if self.device == "cpu":
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def peak(self) -> int:
+        """Most bytes held so far."""
+        if self.device == "cpu":
+            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return torch.cuda.max_memory_allocated()
+
+
+def llava(width: int, layers: int, words: int) -> dict[str, Any]:
+    """LLaVA-OneVision with towers of one width."""
     tower = {"image_size": 224, "patch_size": 14, "num_attention_heads": 4, "model_type": "siglip_vision_model"}
     sized = {"hidden_size": width, "intermediate_size": 4 * width, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4}
     return {
         "model_type": "llava_onevision",
         "vision_config": {**tower, **sized, "vision_use_head": False},
-        "text_config": {
-            "model_type": "qwen2",
-            **sized,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "vocab_size": words,
-        },
+        "text_config": {"model_type": "qwen2", **sized, **heads, "vocab_size": words},
     }
+
+
+SMALL_QWEN: dict[str, Any] = {
+    "model_type": "qwen2_5_vl",
+    "vision_config": {
+        "depth": 2,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "intermediate_size": 64,
+        "out_hidden_size": 64,
+        "fullatt_block_indexes": [1],
+    },
+    "text_config": {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "vocab_size": 2000,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e6},
+    },
+}
+BF16 = {"lora": True, "faster": 2.5, "equal": 1e-3}
+SIZES = {
+    "prototype": Size(llava(256, 6, 32000)),
+    "small": Size(llava(64, 2, 2000)),
+    "small_qwen": Size(SMALL_QWEN, **BF16),
+    "qwen2_5_vl_3b": Size(vlm_scoring.SIZES["qwen2_5_vl_3b"][1], side=448, device="cuda", **BF16),
+}
 
 
 def answers(count: int) -> list[tuple[str, str]]:
@@ -104,37 +173,36 @@ def answers(count: int) -> list[tuple[str, str]]:
     return [(sentence(), sentence()) for _ in range(count)]
 
 
-def pictures(count: int) -> torch.Tensor:
-    """Random uint8 pairs ``(count, 2, 3, 224, 224)``."""
-    return torch.randint(0, 256, (count, 2, 3, 224, 224), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+def pictures(count: int, side: int) -> torch.Tensor:
+    """Random uint8 pairs ``(count, 2, 3, side, side)``."""
+    generator = torch.Generator().manual_seed(1)
+    return torch.randint(0, 256, (count, 2, 3, side, side), dtype=torch.uint8, generator=generator)
 
 
-def make(folder: Path, small: bool) -> None:
+def make(folder: Path, size: Size) -> None:
     """Write a random model with its processor."""
     from lightning_idc.methods.vlm.families import family_of
     from lightning_idc.methods.vlm.loading import make_model, train_tokenizer
 
     torch.manual_seed(0)
-    special = [*family_of("llava_onevision").special_tokens.values(), "<|user|>", "<|assistant|>"]
+    family = family_of(size.architecture["model_type"])
+    special = [*family.special_tokens.values(), "<|user|>", "<|assistant|>"]
     texts = [PROMPT, *(text for pair in answers(8) for text in pair)]
-    model, processor, _ = make_model(sizes(small), train_tokenizer(texts, 600, special))
-    processor.chat_template = CHAT
-    model.save_pretrained(folder)
+    model, processor, _ = make_model(size.architecture, train_tokenizer(texts, 600, special))
+    processor.chat_template = CHAT.replace("IMAGE", family.image_text)
+    model.to(getattr(torch, size.dtype)).save_pretrained(folder)
     processor.save_pretrained(folder)
 
 
-def peak() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def of_trl(folder: Path, steps: int, batch: int) -> dict[str, Any]:
+def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     """Seconds of TRL's training steps and its log-probabilities before the first."""
     from datasets import Dataset
+    from peft import LoraConfig
     from PIL import Image
     from transformers import TrainerCallback
     from trl import DPOConfig, DPOTrainer
 
-    images = pictures(batch * 2)
+    images = pictures(batch * 2, size.side)
     told = answers(batch * 2)
     rows = [
         {
@@ -151,38 +219,41 @@ def of_trl(folder: Path, steps: int, batch: int) -> dict[str, Any]:
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *unused: Any, **more: Any) -> None:
-            self.began = time.process_time()
+            self.began = size.now()
 
         def on_step_end(self, *unused: Any, **more: Any) -> None:
-            seconds.append(time.process_time() - self.began)
+            seconds.append(size.now() - self.began)
 
     config = DPOConfig(
         output_dir=str(folder / "trl"),
         per_device_train_batch_size=batch,
         max_steps=steps,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=size.device == "cpu",
+        bf16=size.lora,
         report_to=[],
         save_strategy="no",
         gradient_checkpointing=False,
         max_length=None,
         learning_rate=1e-6,
         disable_tqdm=True,
-        model_init_kwargs={"dtype": "float32"},
+        model_init_kwargs={"dtype": size.dtype},
     )
     # a data set of twice the batch repeats from the first step on
-    trainer = DPOTrainer(str(folder), args=config, train_dataset=Dataset.from_list(rows), callbacks=[Clock()])
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE) if size.lora else None
+    data = Dataset.from_list(rows)
+    trainer = DPOTrainer(str(folder), args=config, train_dataset=data, callbacks=[Clock()], peft_config=lora)
     inputs = trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(batch)])
+    inputs = {name: value.to(trainer.model.device) for name, value in inputs.items()}
     mask = inputs.pop("completion_mask")[:, 1:]
     with torch.no_grad():
         logits = trainer.model.eval()(**inputs).logits[:, :-1].float()
     picked = logits.log_softmax(-1).gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
-    before = peak()
+    before = size.peak()
     trainer.train()
     return {
         "seconds": seconds,
-        "bytes": peak(),
-        "growth": peak() - before,
+        "bytes": size.peak(),
+        "growth": size.peak() - before,
         "log_probs": (picked * mask).sum(1).tolist(),
     }
 
@@ -208,13 +279,14 @@ def logits_everywhere(net: Any, features: Any, tokens: torch.Tensor) -> torch.Te
     return packed(Everywhere(), features, tokens)
 
 
-def of_ours(folder: Path, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
+def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
     from lightning.pytorch import Callback, Trainer
 
+    from lightning_idc.callbacks.lora import LoRA
     from lightning_idc.callbacks.negatives import NegativeSource
     from lightning_idc.callbacks.preference import PreferenceOptimization
-    from lightning_idc.callbacks.references import CachedScores, FrozenCopy
+    from lightning_idc.callbacks.references import AdaptersOff, CachedScores, FrozenCopy, ReferencePolicy
     from lightning_idc.captioner import pad_captions
     from lightning_idc.data.datamodule import PairDataModule
     from lightning_idc.data.source import PairSource
@@ -222,7 +294,7 @@ def of_ours(folder: Path, steps: int, batch: int, without: frozenset[str]) -> di
     from lightning_idc.methods.vlm.net import VLMNet
     from lightning_idc.pairs import PairSample
 
-    images, told = pictures(batch * 2), answers(batch * 2)
+    images, told = pictures(batch * 2, size.side), answers(batch * 2)
 
     class Pairs(PairSource):
         ids = [str(i) for i in range(batch * 2)]  # noqa: RUF012
@@ -264,38 +336,47 @@ def of_ours(folder: Path, steps: int, batch: int, without: frozenset[str]) -> di
         seconds: list[float] = []  # noqa: RUF012
 
         def on_train_batch_start(self, *unused: Any) -> None:
-            self.began = time.process_time()
+            self.began = size.now()
 
         def on_train_batch_end(self, *unused: Any) -> None:
-            self.seconds.append(time.process_time() - self.began)
+            self.seconds.append(size.now() - self.began)
 
     captioner = Captioner(
         model=str(folder),
         prompt=PROMPT,
         captions_per_pair=1,
         max_length=64,
+        dtype=size.dtype,
         optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-6),
     )
     captioner.build()
     assert isinstance(captioner.net, VLMNet)
     if "logits" in without:
         captioner.net.scoring = logits_everywhere
-    captioner.eval()
-    first = captioner.collate([Pairs().load(i) for i in range(batch)])
+    captioner.eval().to(size.device)
+    first = captioner.collate([Pairs().load(i) for i in range(batch)]).to(captioner.device)
     found = []
     for side in (0, 1):
         tokens, mask = pad_captions([[ids] for ids in captioner.tokenize([told[i][side] for i in range(batch)])], 1)
         with torch.no_grad():
-            found += captioner.score(captioner.encode(first), tokens, mask)[:, 0].tolist()
+            scores = captioner.score(captioner.encode(first), tokens.to(size.device), mask.to(size.device))
+            found += scores[:, 0].tolist()
     captioner.train()
-    before = peak()
-    reference = CachedScores(FrozenCopy()) if "reference" in without else FrozenCopy()
+    before = size.peak()
+    reference: ReferencePolicy = AdaptersOff() if size.lora else FrozenCopy()
+    if "reference" in without:
+        reference = CachedScores(reference)
+    callbacks: list[Callback] = [PreferenceOptimization(negatives=Rejected(), reference=reference), clock := Clock()]
+    if size.lora:
+        callbacks = [LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"]), *callbacks]
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator=size.device,
+        devices=1,
+        precision="bf16-true" if size.lora else "32-true",
         max_steps=steps,
         max_epochs=-1,
         limit_val_batches=0,
-        callbacks=[PreferenceOptimization(negatives=Rejected(), reference=reference), clock := Clock()],
+        callbacks=callbacks,
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -303,29 +384,29 @@ def of_ours(folder: Path, steps: int, batch: int, without: frozenset[str]) -> di
         default_root_dir=folder,
     )
     trainer.fit(captioner, Data(batch_size=batch))
-    return {"seconds": clock.seconds, "bytes": peak(), "growth": peak() - before, "log_probs": found}
+    return {"seconds": clock.seconds, "bytes": size.peak(), "growth": size.peak() - before, "log_probs": found}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--small", action="store_true", help="a model of 2 x 64, to try the script")
+    parser.add_argument("--size", choices=list(SIZES), default="prototype")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--side", choices=list(SIDES), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.side == "trl":
-        print("RESULT " + json.dumps(of_trl(given.folder, given.steps, given.batch)))
-        return
+    size = SIZES[given.size]
     if given.side:
-        print("RESULT " + json.dumps(of_ours(given.folder, given.steps, given.batch, SIDES[given.side])))
+        common = given.folder, size, given.steps, given.batch
+        row = of_trl(*common) if given.side == "trl" else of_ours(*common, SIDES[given.side])
+        print("RESULT " + json.dumps(row))
         return
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
-        make(Path(name), given.small)
+        make(Path(name), size)
         for side in SIDES:
-            command = [sys.executable, __file__, "--side", side, "--folder", name]
+            command = [sys.executable, __file__, "--side", side, "--folder", name, "--size", given.size]
             command += ["--steps", str(given.steps), "--batch", str(given.batch)]
             done = subprocess.run(command, capture_output=True, text=True)
             if done.returncode:
@@ -353,8 +434,8 @@ def main() -> None:
         "log_probs_apart": max(apart.values()),
     }
     print(
-        f"log-probabilities apart by {ratios['log_probs_apart']:.1e} at most (asked: {EQUAL}), "
-        f"{ratios['faster']:.2f} times as fast (asked: {FASTER}), {ratios['memory']:.2f} of the memory "
+        f"log-probabilities apart by {ratios['log_probs_apart']:.1e} at most (asked: {size.equal}), "
+        f"{ratios['faster']:.2f} times as fast (asked: {size.faster}), {ratios['memory']:.2f} of the memory "
         f"(asked: {SMALLER})"
     )
     if given.out:

@@ -128,7 +128,8 @@ class Preference(Addon):
         }
         means = {f"train/preference/{name}": mean_of_means(value, present) for name, value in values.items()}
         step.host.log_dict(means, batch_size=len(policy))
-        self.chosen_ratio.lerp_(mean_of_means(chosen, present), 0.05)
+        # in bf16-true the buffer is bfloat16 and the ratio is not
+        self.chosen_ratio.lerp_(mean_of_means(chosen, present).to(self.chosen_ratio.dtype), 0.05)
         self._steps += 1
         if not self._warned and self._steps % LOOK_EVERY == 0:
             self._warn(float(self.chosen_ratio))

@@ -147,6 +147,11 @@ class MovingAverage(FrozenCopy):
         policy = dict(step.host.named_parameters())
         for path, parameter in self.twin.named_parameters():
             if policy[path].requires_grad:
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    raise PairError(
+                        f"a MovingAverage of weights in {parameter.dtype} stands still, since steps of 1 - decay are "
+                        "rounded away; train with precision bf16-mixed, or use another reference"
+                    )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
 from lightning_idc.callbacks.lora import LoRA
 from lightning_idc.callbacks.mdp_adapter import MDPAdapter
 from lightning_idc.callbacks.preference import PreferenceOptimization
-from lightning_idc.callbacks.references import AdaptersOff, FrozenCopy
+from lightning_idc.callbacks.references import AdaptersOff, FrozenCopy, MovingAverage
 from lightning_idc.nn.retriever import EncoderHeads
 from lightning_idc.pairs import PairError
 
@@ -91,6 +92,24 @@ def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any
             assert any(bool(p.abs().sum()) for p in model.adapter[adapter.name].mdp.parameters())
     assert off.values == pytest.approx(copied.values, abs=1e-5)
     assert abs(off.values[-1] - off.values[0]) > 1e-4
+
+
+@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
+def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
+    losses = Losses()
+    callbacks = [PreferenceOptimization(), AdversarialRetriever(alignment=0.5), losses]
+    model = vlm(learning_rates={"language": 10.0, "addons.retriever": 10.0})
+    fit(callbacks, tmp_path, model, max_epochs=1, precision=precision)
+    assert all(math.isfinite(value) for value in losses.values)
+    addons: Any = addons_of(model)
+    assert addons["preference"].chosen_ratio != 0 and addons["retriever"].baseline.mean != 0
+    kinds = {parameter.dtype for parameter in addons["retriever"].parameters()}
+    assert kinds == {torch.bfloat16 if precision == "bf16-true" else torch.float32}
+
+
+def test_a_moving_average_of_half_precision_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match="stands still"):
+        fit([PreferenceOptimization(reference=MovingAverage())], tmp_path, vlm(), max_steps=2, precision="bf16-true")
 
 
 def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:
