@@ -176,13 +176,13 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def prepared(store: Any) -> list[Any]:
-    """Records with all that the stages ask for: their pictures decoded, and two areas each."""
+    """Records with all that the stages ask for: their pictures decoded, and an area each."""
     records = list(store)
     for record in records:
         for side in ("before", "after"):
             record.image(side)
         x = 8 * (len(record.id) % 4)
-        boxes = [[x, 10, x + 60, 70], [90, 60 + x, 160, 150]]
+        boxes = [[x, 10, x + 60, 70]]
         record.facts["caption"] = "a dog sleeps on the sofa" + " beside a lamp" * (len(records) % 3)
         record.facts["areas"] = [
             {"box": box, "similarity": 0.1 * number, "captions": ["a cup", "a lamp"], "dropped": None}
@@ -277,7 +277,7 @@ def made(folder: Path) -> None:
     from lightning_idc.synthesis.sources import SamplePhotos
     from lightning_idc.synthesis.stages import Chain
 
-    run(PasteEdits(size=128), SamplePhotos(copies=100), folder / "pairs", batch_size=4, shard_size=4)
+    run(PasteEdits(size=128), SamplePhotos(copies=14), folder / "pairs", batch_size=4, shard_size=4)
     filters = "embedded"
     parts = [PairSimilarity(filters=filters), DifferenceAreas(filters=filters), RegionCaptions(filters=filters)]
     run(Chain([*parts, DifferenceCaptions()]), str(folder / "pairs"), folder / "made", batch_size=4, shard_size=4)
@@ -290,7 +290,7 @@ def main() -> None:
     speed = verbs.add_parser("throughput")
     speed.add_argument("count", type=int, nargs="?", default=240)
     several = verbs.add_parser("batches")
-    several.add_argument("pairs", type=int, nargs="?", default=32)
+    several.add_argument("pairs", type=int, nargs="?", default=16)
     several.add_argument("--batch", type=int, default=16)
     scale = verbs.add_parser("mining")
     scale.add_argument("count", type=int, nargs="?", default=100_000)

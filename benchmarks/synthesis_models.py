@@ -103,14 +103,14 @@ def stages(root: Path, batch: int) -> list[Stage]:
     chat = ChatModel(str(root / "chat"), dtype="float32", batch_size=batch, max_new_tokens=32)
     blip = BlipMatcher(str(root / "blip"), batch_size=2 * batch)
     clip = ClipImages(str(root / "clip"), batch_size=2 * batch)
-    sam = SamSegmenter(str(root / "sam"), batch_size=8, thresholds=(-1e9, 0.5), points=8)
-    captioner = PromptedCaptioner(sees(24))
+    sam = SamSegmenter(str(root / "sam"), batch_size=8, thresholds=(-1e9, 0.5), points=6)
+    captioner = PromptedCaptioner(sees(16))
     return [
         PromptedEdits(chat),
         PairSimilarity(clip, "table17_4"),
         DifferenceAreas(sam, filters="embedded"),
         DifferenceAreas(DifferenceContours(), matcher=blip, filters="embedded"),
         RegionCaptions(captioner, ColorMatcher(), WordEncoder(), "paper"),
-        DifferenceCaptions(PromptedTeller(sees(32))),
+        DifferenceCaptions(PromptedTeller(sees(24))),
         NaturalImages(sees(4)),
     ]
