@@ -95,6 +95,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
 
 def _count(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.data.benchmark import Benchmark
     from lightning_idc.data.statistics import split_statistics
 
     given = parse_overrides(arguments)
@@ -105,6 +106,10 @@ def _count(name: str, arguments: list[str]) -> int:
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
     for part in (split,) if split else SPLITS:
+        if isinstance(data, Benchmark):  # what is said is in its annotation files, so its images need not be there
+            said = [[text for text in record.captions if text] for record in data.records(part)]
+            captions[part] = [texts for texts in said if texts]
+            continue
         source = data.pairs_of(part)
         captions[part] = [source.captions(index) for index in range(len(source))]
     found = split_statistics(captions)

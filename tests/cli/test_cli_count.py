@@ -46,6 +46,19 @@ def test_one_split_alone(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert capsys.readouterr().out.splitlines()[0].split() == ["val"]
 
 
+def test_a_benchmark_is_counted_without_its_images(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [
+        {"uid": "a", "img0": "a.jpg", "img1": "b.jpg", "sents": ["make it brighter", ""]},
+        {"uid": "b", "img0": "c.jpg", "img1": "d.jpg", "sents": [""]},
+    ]
+    (tmp_path / "test.json").write_text(json.dumps(rows), encoding="utf-8")
+    (tmp_path / "train.json").write_text(json.dumps(rows[:1]), encoding="utf-8")
+    assert main(["data", "count", "image_editing_request", "--root", str(tmp_path), "--split", "test"]) == 0
+    lines = {line[:30].strip(): line[30:].split() for line in capsys.readouterr().out.splitlines()[1:]}
+    # sentences without a word are left out, and pairs without any other, as in training
+    assert (lines["pairs"], lines["captions"], lines["words per caption"]) == (["1"], ["1"], ["3.0"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -133,7 +133,7 @@ def test_a_checkpoint_needs_the_language_model_no_more(reader: Path, tmp_path: P
     model = with_reader(reader)
     model.save_pretrained(tmp_path)
     again = load_captioner(tmp_path)
-    assert "language_model" not in again.hparams
+    assert "language_model" not in again.hparams and again.hparams["text_config"]["model_type"] == "llama"
     batch = model.collate(samples())
 
     def scores(of: Any) -> Tensor:
@@ -151,6 +151,11 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
     made = {name: value for name, value in architecture("llava_onevision").items() if name != "text_config"}
     later = VLMCaptioner(architecture=made, language_model="gone/away", init_from=str(tmp_path / "a.ckpt"))
     later.build()
+    # the command line gives a test what the checkpoint knows and the configuration does not say
+    told = {name: first.hparams[name] for name in ("tokenizer", "text_config")}
+    tested = VLMCaptioner(architecture=made, language_model="gone/away", **told)
+    tested.build()
+    assert tested.state_dict().keys() == first.state_dict().keys()
     for name, value in first.state_dict().items():
         assert torch.equal(later.state_dict()[name], value), name
 

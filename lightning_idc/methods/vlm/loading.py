@@ -159,7 +159,8 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if len(tokenizer) > model.config.vocab_size:
-        model.resize_token_embeddings(len(tokenizer))
+        # the new tokens stand where features of the images go, so what they start from is never read
+        model.resize_token_embeddings(len(tokenizer), mean_resizing=False)
     model.config.eos_token_id = tokenizer.eos_token_id
     if model.config.pad_token_id is None:
         model.config.pad_token_id = tokenizer.eos_token_id
@@ -190,7 +191,7 @@ def put_language_model(model: Any, family: Family, language: Any) -> None:
 
 
 def text_config_of(language: Any) -> dict[str, Any]:
-    """Configuration of a language model as the ``text_config`` of an architecture, in plain values."""
+    """Configuration of a language model as a ``text_config``, in plain values."""
     # through JSON, since a checkpoint holds plain values only
     return json.loads(language.config.to_json_string(use_diff=False))
 

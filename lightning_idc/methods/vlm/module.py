@@ -46,6 +46,7 @@ class VLMCaptioner(PairCaptioner):
         tokenizer_size: most tokens of a learned tokenizer.
         language_model: weights and tokenizer that the language part of ``architecture`` takes, in place of its
             ``text_config``: folder, hub id, ``.gguf`` file, or ``PACKAGE/FILE.gguf`` within an installed package.
+        text_config: configuration of that language part; read from ``language_model`` when None.
         tower_weights: checkpoint of :class:`~lightning_idc.methods.vlm.tower.TowerNaming` that the vision tower of
             ``architecture`` starts from.
         options: of :class:`~lightning_idc.captioner.PairCaptioner`.
@@ -55,8 +56,7 @@ class VLMCaptioner(PairCaptioner):
             activation checkpointing.
     """
 
-    # the sizes of a language model that was loaded stand in the architecture
-    word_hparams = ("tokenizer", "architecture")
+    word_hparams = ("tokenizer", "text_config")
 
     def __init__(
         self,
@@ -70,6 +70,7 @@ class VLMCaptioner(PairCaptioner):
         tokenizer: str | None = None,
         tokenizer_size: int = 2000,
         language_model: str | None = None,
+        text_config: dict[str, Any] | None = None,
         tower_weights: str | None = None,
         **options: Any,
     ) -> None:
@@ -127,13 +128,14 @@ class VLMCaptioner(PairCaptioner):
         language = None
         if options["tokenizer"] is None and name is not None:
             language, options["tokenizer"] = load_language_model(name, special)
-            options["architecture"] = {**options["architecture"], "text_config": text_config_of(language)}
+            options["text_config"] = text_config_of(language)
         elif options["tokenizer"] is None:
             if not isinstance(data, ProvidesCaptions):
                 return None
             texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
             options["tokenizer"] = train_tokenizer(texts, options["tokenizer_size"], special)
-        model, processor, family = make_model(options["architecture"], options["tokenizer"])
+        told = {"text_config": options["text_config"]} if options["text_config"] is not None else {}
+        model, processor, family = make_model({**options["architecture"], **told}, options["tokenizer"])
         if language is not None:
             put_language_model(model, family, language)
         if tower is not None:
