@@ -22,6 +22,7 @@ from lightning_idc.pairs import PairError, PairSample
 from lightning_idc.synthesis.flow import CrossFade
 from lightning_idc.synthesis.interpolation import interpolate
 from lightning_idc.synthesis.procedures import ProcedureFolder
+from lightning_idc.synthesis.slots.pretrained import DinoImages
 
 # cosines of a fade: the first frame is like before, the last like after
 COSINES = torch.tensor([[0.99, 0.97, 0.95, 0.93, 0.91, 0.89, 0.86], [0.87, 0.89, 0.91, 0.93, 0.95, 0.97, 0.99]])
@@ -101,15 +102,35 @@ def fade() -> tuple[Tensor, Tensor]:
     return pairs, interpolate(pairs, 3, CrossFade())
 
 
+def small_dino(folder: Path) -> DinoImages:
+    """DINOv2 with weights of our own, which takes frames of any size."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+    transformers.Dinov2Model(transformers.Dinov2Config(**sizes, image_size=28, patch_size=14)).save_pretrained(folder)
+    processor = transformers.BitImageProcessor(size={"shortest_edge": 28}, crop_size={"height": 28, "width": 28})
+    processor.save_pretrained(folder)
+    return DinoImages(str(folder))
+
+
+def dino_class_token(folder: Path, image: Tensor) -> Tensor:
+    """The class token by transformers itself, one image at a time."""
+    from transformers import AutoImageProcessor, AutoModel
+
+    inputs = AutoImageProcessor.from_pretrained(folder)(images=image.permute(1, 2, 0).numpy(), return_tensors="pt")
+    with torch.no_grad():
+        return AutoModel.from_pretrained(folder).eval()(**inputs).last_hidden_state[0, 0]
+
+
 def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
     state = {f"tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
-    coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity("cnn", pretrained=False)
+    coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
     looks = {
         coded: lambda image: tokenizer.features(as_pixels(image[None])).flatten(),
-        seen: lambda image: seen.backbone(image[None]).mean((2, 3)).flatten(),
+        seen: lambda image: dino_class_token(tmp_path / "dino", image),
     }
     pairs, frames = fade()
     for similarity, look in looks.items():

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.nn.backbones import build_backbone, load_backbone
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
 from lightning_idc.pairs import PairError, PairSample
 from lightning_idc.synthesis.procedures import ProcedureFolder
+from lightning_idc.synthesis.slots.base import ImageEncoder
+from lightning_idc.synthesis.slots.pretrained import DinoImages
+
+PAPERS_ENCODER = "facebook/dinov2-large"
 
 CLIP_SCALE = 100.0
 """What CLIP multiplies its cosines by. Eq. 2 takes a softmax of squared differences of similarities: of plain cosines
@@ -90,27 +93,20 @@ class VisualSimilarity(nn.Module):
     """How like two images are to a network that has only seen images (appendix C.1).
 
     Args:
-        backbone: ``cnn`` or the name of a timm model; the paper's is ``vit_large_patch14_dinov2``.
-        pretrained: load timm's weights.
-        weights: checkpoint of ObjectNaming or PairTransformer to take them from instead.
+        encoder: of single images; the paper's DINOv2 ViT-L/14, by its class token, when None.
     """
 
-    def __init__(
-        self, backbone: str = "vit_large_patch14_dinov2", pretrained: bool = True, weights: str | None = None
-    ) -> None:
+    def __init__(self, encoder: ImageEncoder | None = None) -> None:
         super().__init__()
-        self.backbone = build_backbone(backbone, pretrained)
-        if weights is not None:
-            load_backbone(self.backbone, weights)
-        self.requires_grad_(False).eval()
+        self.encoder = encoder if encoder is not None else DinoImages(PAPERS_ENCODER)
+        self.encoder.load()
 
     @torch.no_grad()
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
-        ends, between = (
-            self.backbone(images.flatten(0, 1)).flatten(2).mean(-1).unflatten(0, images.shape[:2])
-            for images in (pairs, frames)
-        )
-        return cosines(ends, between)
+        images = torch.cat([pairs, frames], 1)
+        # unit vectors already
+        found = self.encoder.encode(list(images.flatten(0, 1))).view(len(images), images.shape[1], -1)
+        return found[:, :2] @ found[:, 2:].mT
 
 
 class TokenizerSimilarity(nn.Module):
