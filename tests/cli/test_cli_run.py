@@ -178,7 +178,7 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
     Path("toy.yaml").write_text(RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n")
     said = stop_in_the_second_epoch(
-        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16"
+        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "1.0", "--data.items", "16"
     )
     assert "--resume stopped" in said
     (saved,) = (tmp_path / "stopped").rglob("interrupted.ckpt")

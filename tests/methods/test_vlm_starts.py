@@ -11,6 +11,7 @@ from torch import Tensor
 from vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 
 from lightning_idc.checkpoint import load_captioner
+from lightning_idc.methods.pair_transformer.pretrain import naming_loss
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.tower import TowerNaming, VisionTower
@@ -70,7 +71,7 @@ def test_cells_are_named_row_by_row() -> None:
 def test_a_step_trains_the_whole_tower() -> None:
     naming = TowerNaming(architecture("llava_onevision"))
     cells = torch.randint(0, 3, (2, 4, 4, 4))
-    naming._loss(naming(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)), cells).backward()
+    naming_loss(naming(torch.randint(0, 256, (2, 3, 32, 32), dtype=torch.uint8)), cells).backward()
     assert [name for name, p in naming.named_parameters() if p.grad is None] == []
 
 

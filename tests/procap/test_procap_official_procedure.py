@@ -66,7 +66,8 @@ def test_four_fifths_of_random_patches_and_their_blocks() -> None:
     # measured on the code: mean 0.442, fifth percentile 0.23, 95th 0.73, never without a rectangle
     assert float(shares.mean()) == pytest.approx(0.442, abs=0.015) and float(shares.min()) > 0
     assert float(shares.quantile(0.05)) == pytest.approx(0.23, abs=0.025)
-    assert float(shares.quantile(0.95)) == pytest.approx(0.73, abs=0.025)
+    # between the largest rectangles lies a gap: 12 x 11 cells are 0.67, 11 x 13 are 0.73
+    assert 0.67 < float(shares.quantile(0.95)) < 0.75
     assert float(outside.float().mean()) == pytest.approx(1 - 0.442, abs=0.07)
 
 
