@@ -110,7 +110,7 @@ class CachedEncoder(nn.Module):
     @torch.no_grad()
     def forward(self, images: Tensor) -> Tensor:
         """uint8 images ``(N, 3, H, W)`` to features ``(N, ...)``."""
-        return self.cache(images)
+        return self.cache(images).float()
 
     def _encode(self, images: Tensor) -> Tensor:
-        return self.encoder(self.prepare(images)).float()
+        return self.encoder(self.prepare(images))
