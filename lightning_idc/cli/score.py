@@ -153,7 +153,7 @@ def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
 
 
 def _digest(path: str) -> str:
-    from lightning_idc.metrics.reading import unpacked
+    from lightning_idc.metrics.content import unpacked
 
     return hashlib.sha256(unpacked(Path(path))).hexdigest()
 

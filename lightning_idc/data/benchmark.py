@@ -160,7 +160,7 @@ class Benchmark(PairDataModule):
         problem = self.miscount(split) if self.official else None
         if problem:
             raise PairError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
-        told = [record for record in records if any(record.captions)]
+        told = records if self.keeps(split) else [record for record in records if any(record.captions)]
         absent = set(self.files.absent(path for record in told for path in (record.before, record.after)))
         present = [record for record in told if absent.isdisjoint((record.before, record.after))] if absent else told
         if absent and (self.on_missing == "raise" or not present):
@@ -175,7 +175,7 @@ class Benchmark(PairDataModule):
     def source_of(self, records: Sequence[Record]) -> PairSource:
         """Pairs of records, without their empty sentences."""
         kept = [
-            replace(record, captions=list(filter(None, record.captions))) if "" in record.captions else record
+            replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
         ]
         return FileSource(kept, self.image_size, self.interpolation)
@@ -204,6 +204,14 @@ class Benchmark(PairDataModule):
     def heading(self) -> str:
         """Name of the benchmark, and what of it these arguments choose."""
         return self.title
+
+    def remarks(self) -> list[str]:
+        """What else a reader of its counts has to know, for ``data check``."""
+        return []
+
+    def keeps(self, split: Split) -> bool:
+        """Whether pairs of a split without any sentence stay, with an empty one."""
+        return False
 
     def layout_error(self, missing: Sequence[str]) -> LayoutError:
         """The error that shows the layout, what of it is missing, and what to do."""

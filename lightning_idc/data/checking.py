@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import TYPE_CHECKING
 
@@ -24,7 +24,7 @@ def look_through_benchmark(data: Benchmark) -> list[str]:
     problems: dict[str, None] = {}
     readable: list[Split] = []
     incomplete = False
-    print(data.heading(), flush=True)
+    print("\n".join([data.heading(), *data.remarks()]), flush=True)
     for split in LABELLED:
         try:
             records, expected = data.records(split), data.expected(split)
@@ -47,15 +47,22 @@ def look_through_benchmark(data: Benchmark) -> list[str]:
     rest.official, rest.on_missing = False, "skip"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is left out has been told
-        problems |= dict.fromkeys(look_through(rest, readable))
+        problems |= dict.fromkeys(look_through(rest, readable, data.keeps))
     return list(problems)
 
 
-def look_through(data: PairDataModule, splits: Sequence[Split] = LABELLED) -> list[str]:
+def look_through(
+    data: PairDataModule, splits: Sequence[Split] = LABELLED, silent: Callable[[Split], bool] = lambda split: False
+) -> list[str]:
     """Read every pair of every split once, print what there is of each split, and return all that is wrong.
 
     Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
     or images that two splits share.
+
+    Args:
+        data: whose pairs.
+        splits: that are read.
+        silent: whether a split may hold pairs that have no caption.
     """
     from tqdm.auto import tqdm
 
@@ -76,7 +83,7 @@ def look_through(data: PairDataModule, splits: Sequence[Split] = LABELLED) -> li
             name = source.ids[index]
             if home.setdefault(name, split) != split:
                 found.setdefault(f"ids are also in {home[name]}", []).append(name)
-            if not any(map(str.strip, source.captions(index))):
+            if not any(map(str.strip, source.captions(index))) and not silent(split):
                 found.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)

@@ -120,6 +120,10 @@ class Concatenation(PairSource):
         name, own = self._homes[index]
         return self.sources[name].change_type(own)
 
+    def meta(self, index: int) -> dict[str, Any]:
+        name, own = self._homes[index]
+        return {**self.sources[name].meta(own), "part": name}
+
 
 class OneCaption(View):
     """Another source with every caption as a pair of its own, called ``ID``, ``ID/2``, ``ID/3``, ..."""

@@ -12,6 +12,7 @@ from lightning_idc.data.files import Record
 from lightning_idc.data.jsonfiles import needed, read_objects, sentences
 
 Grouping = Literal["grouped", "entry", "multi"]
+Silent = Literal["leave_out", "keep"]
 RECORDS = {"train": 9_524, "val": 1_634, "test": 1_404}
 PAIRS = {"train": 8_566, "val": 1_493, "test": 1_270}
 SENTENCES = {"train": 17_676, "val": 3_310, "test": 2_107}
@@ -33,13 +34,16 @@ class SpotTheDiff(Benchmark):
     - ``entry``: one pair per record, called ``ID``, ``ID#2``, ... (1,397 test pairs with a sentence);
     - ``multi``: one pair per image, with all sentences joined to one paragraph as its only reference (1,263).
 
-    Empty sentences, 66 in all, are left out, and pairs without any other.
+    Empty sentences, 66 in all, are left out, and pairs without any other. Published numbers are of 1,270 pairs (1,404
+    records) all the same: seven of them have nothing but an empty sentence, against which every caption scores 0. With
+    ``silent: keep`` these pairs stay in validation and test; protocols of the name ``spot-the-diff/...`` take them.
 
     Jhamtani, Berg-Kirkpatrick: Learning to Describe Differences Between Pairs of Similar Images (EMNLP 2018).
 
     Args:
         grouping: one of the three.
         max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
+        silent: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
         options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
     """
 
@@ -80,11 +84,14 @@ annotations/val.json, test.json"""
         root: str | Path | None = None,
         grouping: Grouping = "grouped",
         max_words: int | None = None,
+        silent: Silent = "leave_out",
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         one_of("grouping", grouping, get_args(Grouping))
+        one_of("silent", silent, get_args(Silent))
         self.grouping: Grouping = grouping
+        self.silent: Silent = silent
         self.max_words = max_words
         self._found: dict[str, Counts] = {}
 
@@ -99,6 +106,28 @@ annotations/val.json, test.json"""
 
     def heading(self) -> str:
         return f"{self.title} ({self.grouping})"
+
+    def remarks(self) -> list[str]:
+        what = {
+            "grouped": "one pair per image, with the sentences of all its records as references",
+            "entry": "one pair per record",
+            "multi": "one pair per image, with all sentences of its records joined to one reference",
+        }
+        entry = self.grouping == "entry"
+        there, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
+        kept = f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+        left = (
+            f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
+            "have no sentence and are left out (silent: keep takes them)"
+        )
+        others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
+        return [
+            f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
+            kept if self.silent == "keep" else left,
+        ]
+
+    def keeps(self, split: Split) -> bool:
+        return self.silent == "keep" and split != "train"
 
     def found(self, split: Split) -> Counts:
         self.records(split)

@@ -15,7 +15,7 @@ from typing import Any
 from lightning_idc.errors import PairError
 
 KINDS = (".csv", ".jsonl")
-_NUMBERED = re.compile(r"caption_(\d+)")
+_NUMBERED = re.compile(r"caption_(\d{1,6})")
 _LIST = re.compile(r"""\s*\[\s*["'\]]""")
 
 

@@ -145,11 +145,18 @@ def by_iou(truths: Sequence[Truth]) -> Parts:
             f"{len(unknown)} of {len(changed)} changed pairs have no IoU: {some(unknown)}; "
             "give a file of them (--iou change_captions_by_IOU.json)"
         )
-    count = int(HARDEST * len(changed))
-    if not count:
+    found = quarters({truth.id: truth.iou for truth in changed if truth.iou is not None})
+    if not found:
         raise PairError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
-    ordered = sorted(changed, key=lambda truth: (truth.iou, truth.id))
-    return {"change": changed, "hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]}
+    of = {truth.id: truth for truth in changed}
+    return {"change": changed} | {name: [of[id] for id in ids] for name, ids in found.items()}
+
+
+def quarters(ious: Mapping[str, float]) -> dict[str, list[str]]:
+    """Ids of the pairs with the least and with the most overlap of views; {} where there are fewer than four."""
+    count = int(HARDEST * len(ious))
+    ordered = sorted(ious, key=lambda id: (ious[id], id))
+    return {"hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]} if count else {}
 
 
 def has_changed(truth: Truth) -> bool:

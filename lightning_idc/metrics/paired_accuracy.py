@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TypeVar
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import some
+from lightning_idc.metrics.content import Content, short
 
 Images = TypeVar("Images")
 CONTRAST = "Please identify the similarities and differences between these two images."
@@ -108,8 +110,8 @@ def with_contrast(question: str, differences: str) -> str:
 
 def ask_with_contrast(
     ask: Callable[[Images, Sequence[str]], Sequence[str]], images: Images, questions: Sequence[str]
-) -> list[str]:
-    """Answers of a model that is first asked to compare the images, once for all questions about them.
+) -> tuple[str, list[str]]:
+    """What a model says of the images when it is first asked to compare them, and its answers to the questions then.
 
     Args:
         ask: answers prompts about images.
@@ -117,22 +119,41 @@ def ask_with_contrast(
         questions: about the images.
     """
     (differences,) = ask(images, [CONTRAST])
-    return list(ask(images, [with_contrast(question, differences) for question in questions]))
+    return differences, list(ask(images, [with_contrast(question, differences) for question in questions]))
 
 
-def read_answers(records: Iterable[Any]) -> list[Answered]:
-    """Answers from plain records with ``pair``, ``answer`` and ``said``.
+def read_answers(path: str | Path) -> list[Answered]:
+    """Answers of a file of records, as JSON or JSONL.
+
+    A record has ``pair``, ``answer`` and ``said``, or, as the script of MMVP writes it, ``question_id``, ``answer`` and
+    ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next.
 
     Raises:
-        PairError: a record lacks one of them, or it is no text.
+        PairError: the file holds no records, one of them lacks something, or a question comes twice.
     """
-    found = []
-    for number, record in enumerate(records, 1):
-        try:
-            fields = [record["pair"], record["answer"], record["said"]]
-        except (KeyError, TypeError):
-            raise PairError(f"record {number} needs pair, answer and said") from None
-        if not all(isinstance(text, str) for text in fields):
-            raise PairError(f"record {number}: pair, answer and said are texts")
-        found.append(Answered(*fields))
+    found, seen = [], set()
+    for where, record in Content(path).records():
+        given = record if isinstance(record, dict) else {}
+        mmvp = "question_id" in given
+        names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "said")
+        absent = [name for name in names if name not in given]
+        if absent:
+            raise PairError(
+                f"{where} has no {absent[0]}; expected pair, answer and said (or MMVP's question_id, answer, response)"
+            )
+        first, answer, said = (given[name] for name in names)
+        if mmvp:
+            if type(first) is not int or first < 1 or first in seen:
+                raise PairError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
+            seen.add(first)
+            first = str((first + 1) // 2)
+        first = str(first) if type(first) is int else first
+        if not all(isinstance(text, str) for text in (first, answer, said)):
+            raise PairError(f"{where}: {', '.join(names)} must be texts")
+        found.append(Answered(first, bare(answer), said))
     return found
+
+
+def bare(letter: str) -> str:
+    """A right answer without its brackets: "(a)" is "a"."""
+    return letter.strip().removeprefix("(").removesuffix(")").strip().lower()

@@ -197,4 +197,5 @@ def _implementations(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[st
 
 
 def _is_number(value: Any) -> bool:
-    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value))
+    # whole numbers of thousands of digits are no floats; NaN is not below anything
+    return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12)

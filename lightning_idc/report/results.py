@@ -50,6 +50,15 @@ class Results:
         return {} if data is None else {r["id"]: data.facts(self.split, r["id"], r["caption"]) for r in self.records}
 
     @cached_property
+    def ious(self) -> dict[str, float]:
+        """Overlap of the two views by id, where the data knows it."""
+        if self.data is None:
+            return {}
+        source, said = self.data.pairs_of(self.split), {record["id"] for record in self.records}
+        known = {id: source.meta(index).get("iou") for index, id in enumerate(source.ids) if id in said}
+        return {id: iou for id, iou in known.items() if iou is not None}
+
+    @cached_property
     def of_pairs(self) -> dict[str, dict[str, float]]:
         """Scores of each pair by metric, times 100, by id."""
         if self.scores is None:
@@ -63,7 +72,7 @@ class Results:
     @cached_property
     def summary(self) -> Summary | None:
         """The table of scores; None where nothing was scored."""
-        return None if self.scores is None else summarise(self.records, self.scores, self.facts)
+        return None if self.scores is None else summarise(self.records, self.scores, self.facts, self.ious)
 
     @cached_property
     def confusion(self) -> Confusion | None:
@@ -71,9 +80,14 @@ class Results:
         return confusion(self.records, self.sentences)
 
     def predictions(self) -> list[dict[str, Any]]:
-        """The records with scores and facts of each pair."""
+        """The records with scores and facts of each pair, and the overlap of its views where the data knows it."""
         return [
-            {**record, "scores": self.of_pairs.get(record["id"], {}), "facts": self.facts.get(record["id"], {})}
+            {
+                **record,
+                **({"iou": self.ious[record["id"]]} if record["id"] in self.ious else {}),
+                "scores": self.of_pairs.get(record["id"], {}),
+                "facts": self.facts.get(record["id"], {}),
+            }
             for record in self.records
         ]
 
@@ -89,7 +103,7 @@ class Results:
         """
         scored = [record for record in self.records if record["references"]]
         captions = {record["id"]: record["caption"] for record in scored}
-        truths = [Truth(r["id"], tuple(r["references"]), r["change_type"], r.get("iou")) for r in scored]
+        truths = [Truth(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored]
         if protocol.name == "coco" and self.scores is not None:
             protocol.parts(truths)  # refuses what would score 0
             parts = {"all": self.scores}

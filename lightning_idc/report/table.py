@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_idc.metrics.grouping import NO_CHANGE, quarters
 from lightning_idc.report.text import plain
 
 if TYPE_CHECKING:
@@ -61,17 +62,21 @@ class Summary:
 
 
 def summarise(
-    predictions: Sequence[Mapping[str, Any]], scores: Scores, facts: Mapping[str, Mapping[str, bool | None]]
+    predictions: Sequence[Mapping[str, Any]],
+    scores: Scores,
+    facts: Mapping[str, Mapping[str, bool | None]],
+    ious: Mapping[str, float] | None = None,
 ) -> Summary:
-    """Group scores and facts by type of change.
+    """Group scores and facts by type of change and by overlap of views.
 
-    A type's scores are means over its pairs, with CIDEr-D's word weights from the whole corpus; corpus BLEU is
+    A group's scores are means over its pairs, with CIDEr-D's word weights from the whole corpus; corpus BLEU is
     given for the whole only, since a mean of sentence scores is another thing.
 
     Args:
         predictions: records with ``id`` and ``change_type``.
         scores: of the same pairs.
         facts: per pair what its caption gets right; None where a fact does not apply.
+        ious: overlap of the two views of a pair, where it is known.
     """
     place = {id: index for index, id in enumerate(scores.ids)}
     groups: dict[str, list[str]] = {"all": list(scores.ids)}
@@ -80,6 +85,9 @@ def summarise(
             # a type may be called "all", too
             kind = str(record["change_type"])
             groups.setdefault("all (type)" if kind == "all" else kind, []).append(record["id"])
+    changed = [r["id"] for r in predictions if r["change_type"] != NO_CHANGE and r["id"] in place]
+    known_ious = {id: ious[id] for id in changed if ious and id in ious}
+    groups |= {name: ids for name, ids in quarters(known_ious).items() if name not in groups}
     names = list(dict.fromkeys(name for known in facts.values() for name in known))
     rows: dict[str, dict[str, float]] = {}
     judged: dict[str, dict[str, int]] = {}

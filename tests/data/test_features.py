@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import time
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lightning_idc.data.features import PREPROCESSING, CachedEncoder, FeatureStore, weights_digest
+from lightning_idc.data.feature_store import FeatureStore, weights_digest
+from lightning_idc.data.features import PREPROCESSING, CachedEncoder
 from lightning_idc.pairs import PairError
 
 
@@ -99,6 +101,28 @@ def test_a_half_written_tail_is_not_read(tmp_path: Path) -> None:
         reopened.add([b"y" * 16], np.zeros((1, 5), np.float32))
 
 
+def test_processes_add_to_one_store_at_once(tmp_path: Path) -> None:
+    store = FeatureStore(tmp_path, np.dtype(np.float32))
+    store.add([b"shared".ljust(16)], np.full((1, 3), 9, np.float32))
+
+    def work(number: int) -> None:
+        for place in range(20):  # the store was forked with a file of its own open
+            store.add([bytes([number, place]).ljust(16)], np.full((1, 3), 100 * number + place, np.float32))
+
+    context = multiprocessing.get_context("fork")
+    processes = [context.Process(target=work, args=(number,)) for number in (1, 2)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0]
+    found = FeatureStore(tmp_path, np.dtype(np.float32))
+    assert len(found) == 41
+    for number in (1, 2):
+        digests = [bytes([number, place]).ljust(16) for place in range(20)]
+        assert found.read(digests)[:, 0].tolist() == [100 * number + place for place in range(20)]
+
+
 def test_grid_features_are_prepared_as_by_the_reference_extractor() -> None:
     # resize((224, 224), bicubic), then the means and deviations that it writes, 0.224 twice
     pixels = np.random.default_rng(0).integers(0, 256, (90, 120, 3), dtype=np.uint8)
@@ -111,3 +135,28 @@ def test_grid_features_are_prepared_as_by_the_reference_extractor() -> None:
 def test_unknown_preparation(tmp_path: Path) -> None:
     with pytest.raises(PairError, match="expected one of grid-features"):
         CachedEncoder(Encoder(), "resnet", tmp_path)
+
+
+def test_what_no_checkpoint_keeps_counts_for_the_digest() -> None:
+    one, two = Encoder(), Encoder()
+    for module, mean in ((one, 0.0), (two, 1.0)):
+        module.register_buffer("mean", torch.tensor(mean), persistent=False)
+    assert weights_digest(one) != weights_digest(two)
+
+
+def test_only_one_tensor_with_a_row_per_image_is_kept(tmp_path: Path) -> None:
+    class Other(nn.Module):
+        def __init__(self, make: object) -> None:
+            super().__init__()
+            self.make = make
+
+        def forward(self, images: Tensor) -> object:
+            return self.make(images)  # type: ignore[operator]
+
+    for make, told in (
+        (lambda images: images.mean(0), "made .3, 224, 224. of 1 images"),
+        (lambda images: (images, images), "made a tuple"),
+        (lambda images: images - images.mean(0), "depend on the images beside it"),
+    ):
+        with pytest.raises(PairError, match=told):
+            CachedEncoder(Other(make), "imagenet", tmp_path)(images(3))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import pickle
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -136,3 +138,63 @@ def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
         for name in ("trainval", "test"):
             (pcb / f"{name}.txt").write_text("group1/1/1.jpg group1/1_not/1.txt")
         DeepPCB(pcb, official=False, image_size=64, decode_once=tmp_path / "once").pairs_of("test")
+
+
+def together(count: int, work: Callable[[int], None]) -> None:
+    """Run a function in some processes that begin at once."""
+    context = multiprocessing.get_context("fork")
+    barrier = context.Barrier(count)
+    processes = [context.Process(target=lambda n: (barrier.wait(30), work(n)), args=(n,)) for n in range(count)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * count
+
+
+def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = shards._write
+
+    def slowly(*given: object) -> None:
+        with open(root.parent / "writers", "a") as file:
+            file.write(f"{os.getpid()}\n")
+        time.sleep(0.3)  # the others come to the lock meanwhile
+        write(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(shards, "_write", slowly)
+    files = FolderPairs(root, image_size=(10, 12)).pairs_of("train")
+
+    def work(number: int) -> None:
+        shard = ShardedSource(files, ensure(files, root.parent / "once", (10, 12), "bilinear"))
+        torch.save([shard.load(index).after for index in range(PAIRS)], root.parent / f"seen{number}.pt")
+
+    together(3, work)
+    assert len((root.parent / "writers").read_text().split()) == 1
+    for number in range(3):
+        seen = torch.load(root.parent / f"seen{number}.pt")
+        assert all(torch.equal(image, files.load(index).after) for index, image in enumerate(seen))
+
+
+def test_a_process_that_is_killed_while_it_writes_is_cleaned_up_after(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files, once = FolderPairs(root, image_size=(10, 12)).pairs_of("train"), root.parent / "once"
+    with monkeypatch.context() as patch:
+        patch.setattr(shards, "_in_order", lambda *_: os._exit(9))
+        process = multiprocessing.get_context("fork").Process(target=ensure, args=(files, once, (10, 12), "bilinear"))
+        process.start()
+        process.join(60)
+    assert process.exitcode == 9 and [path for path in once.iterdir() if path.name.startswith(".")]
+    ensure(files, once, (10, 12), "bilinear")
+    assert not [path for path in once.iterdir() if path.name.startswith(".") and path.is_dir()]
+
+
+def test_workers_load_what_one_process_loads(root: Path) -> None:
+    batches = {}
+    for workers in (0, 2):
+        module = data(root, batch_size=16, num_workers=workers, seed=3)
+        assert isinstance(module.pairs_of("train"), ShardedSource)
+        batches[workers] = list(module.train_dataloader())
+    assert len(batches[0]) == len(batches[2]) == 5
+    for ours, theirs in zip(batches[0], batches[2], strict=True):
+        assert ours["ids"] == theirs["ids"] and torch.equal(ours["images"], theirs["images"])

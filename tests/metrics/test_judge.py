@@ -174,9 +174,28 @@ def test_a_pair_counts_with_both_questions_right() -> None:
         paired_accuracy([Answered("1", "x", "a")])
     with pytest.raises(PairError, match="no questions"):
         paired_accuracy([])
-    with pytest.raises(PairError, match="record 1 needs pair, answer and said"):
-        read_answers([{"pair": "1"}])
-    assert read_answers([{"pair": "1", "answer": "a", "said": "b"}]) == [Answered("1", "a", "b")]
+
+
+def test_files_of_answers(tmp_path: Path) -> None:
+    def read(*records: object) -> list[Answered]:
+        (tmp_path / "answers.jsonl").write_text("\n".join(map(json.dumps, records)))
+        return read_answers(tmp_path / "answers.jsonl")
+
+    own = {"pair": 1, "answer": "(A)", "said": "b", "question": "Which?"}
+    assert read(own, {**own, "said": "a"}) == [Answered("1", "a", "b"), Answered("1", "a", "a")]
+    theirs = [{"question_id": n, "prompt": "?", "answer": "(b)", "response": "(b)"} for n in (1, 2, 3, 4)]
+    assert [answered.pair for answered in read(*theirs)] == ["1", "1", "2", "2"]
+    assert paired_accuracy(read(*theirs)).pairs == 100
+    for wrong, told in (
+        ({"pair": "1"}, "line 2 has no answer; expected pair, answer and said"),
+        ({**own, "said": None}, "line 2: pair, answer, said must be texts"),
+        ({**theirs[0], "question_id": "x"}, "line 2: question_id is 'x'"),
+        ([], "line 2 has no pair"),
+    ):
+        with pytest.raises(PairError, match=told):
+            read(own, wrong)
+    with pytest.raises(PairError, match="question_id is 1; expected a number from 1 that comes once"):
+        read(theirs[0], theirs[0])
 
 
 def test_contrast_is_asked_once_and_stands_before_every_question() -> None:
@@ -186,6 +205,6 @@ def test_contrast_is_asked_once_and_stands_before_every_question() -> None:
         asked.extend(prompts)
         return ["the left cup is gone " if prompt == CONTRAST else "(a)" for prompt in prompts]
 
-    assert ask_with_contrast(ask, "two pictures", ["Which?", "Where?"]) == ["(a)", "(a)"]
+    assert ask_with_contrast(ask, "two pictures", ["Which?", "Where?"]) == ("the left cup is gone ", ["(a)", "(a)"])
     assert asked[0] == CONTRAST and len(asked) == 3
     assert asked[1].startswith("the left cup is gone\n") and asked[1].endswith("\nWhich?")

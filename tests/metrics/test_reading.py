@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.errors import PairError
-from lightning_idc.metrics import reading
+from lightning_idc.metrics import content
 from lightning_idc.metrics.reading import (
     read_ious,
     read_predictions,
@@ -70,8 +70,8 @@ def test_own_records_bring_their_references(tmp_path: Path) -> None:
         ("3", "expected a list of records, or a map"),
         ("{}", "holds nothing"),
         ("[]", "holds nothing"),
-        ('{"a": "x", "a": "y"}', "'a' twice"),
-        ('{"a": NaN}', "holds NaN"),
+        ('{"a": "x", "a": "y"}', r"^\S+ has 'a' twice"),
+        ('{"a": NaN}', r"^\S+ holds NaN"),
         ('{"a": 3}', "'a' is 3; expected one caption"),
         ('{"a": ["x", "y"]}', "expected one caption"),
         ('{"a": "\\ud800"}', "lone surrogate"),
@@ -105,7 +105,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"a": "x"}' * 100)[:-12])
     with pytest.raises(PairError, match="cannot be read"):
         read_predictions(tmp_path / "cut.json.gz")
-    monkeypatch.setattr(reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(content, "MOST_BYTES", 1000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 100_000))
     with pytest.raises(PairError, match="more than"):
         read_predictions(tmp_path / "bomb.json.gz")
@@ -206,7 +206,7 @@ def test_real_predictions_of_another_program(shared: Path) -> None:
 
 
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=4)
         | st.dictionaries(

@@ -177,6 +177,7 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
         ("{", "cannot be read as JSON"),
         (json.dumps({"schema": SCHEMA}), "is no complete result"),
         (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is no sound result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is no sound result"),
         (json.dumps({**sound, "headline": ["all"]}), "is no complete result"),
         (json.dumps({**sound, "model": 3}), "is no sound result"),
     ):
@@ -189,7 +190,7 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 anything = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import zipfile
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from lightning_idc.cli import main
 from lightning_idc.metrics import spice
 from lightning_idc.metrics.meteor import NotComputed
 from lightning_idc.metrics.spice import JARS, spice_scores
@@ -85,6 +87,69 @@ def test_an_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         (tmp_path / name).touch()
     monkeypatch.setattr(spice.shutil, "which", lambda name: str(java))
     assert "Java 8 cannot start a single source file" in str(spice_scores(CANDIDATES, REFERENCES, tmp_path))
+
+
+def fake_java(folder: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    """A `java` of Java 17 whose other calls run a script, beside jars that are there."""
+    for name in JARS:
+        (folder / name).touch()
+    java = folder / "java"
+    version = """if [ "$1" = -version ]; then echo 'openjdk version "17.0.9" 2023-10-17' >&2; exit 0; fi"""
+    java.write_text(f"#!/bin/sh\n{version}\n{body}\n", encoding="utf-8")
+    java.chmod(0o755)
+    monkeypatch.setattr(spice.shutil, "which", lambda name: str(java))
+
+
+def test_what_the_program_is_given_and_how_its_answer_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    answer = tmp_path / "answer.json"
+    scores = [{"image_id": n, "scores": {"All": {"f": f}}} for n, f in ((2, 0.5), (0, 1.0), (1, 0.0))]
+    answer.write_text(json.dumps(scores))
+    # the last three arguments are the pairs, the answer and the threads
+    keep = f'''
+echo "$@" > "{tmp_path}/command"; pwd > "{tmp_path}/place"
+while [ $# -gt 3 ]; do shift; done
+cp "$1" "{tmp_path}/pairs.json"; cp "{answer}" "$2"; echo "$3" > "{tmp_path}/threads"'''
+    fake_java(tmp_path, monkeypatch, keep)
+    outcome = spice_scores(CANDIDATES, REFERENCES, tmp_path, threads=3)
+    assert not isinstance(outcome, NotComputed), outcome
+    assert outcome[1].tolist() == [1.0, 0.0, 0.5] and outcome[0] == 0.5, "by number, not by place"
+    command = (tmp_path / "command").read_text()
+    assert "--add-opens=java.base/java.lang=ALL-UNNAMED" in command and "-Duser.language=en" in command
+    assert all(str(tmp_path / name) in command for name in JARS)
+    assert (tmp_path / "threads").read_text().strip() == "3"
+    pairs = json.loads((tmp_path / "pairs.json").read_text(encoding="ascii"))
+    assert pairs[2] == {"image_id": 2, "test": "café", "refs": ["café"]}
+    assert not Path((tmp_path / "place").read_text().strip()).exists(), "nothing is left behind"
+
+
+@pytest.mark.parametrize(
+    ("body", "told"),
+    [
+        ("echo 'x' >&2; echo 'java.lang.OutOfMemoryError: Java heap space' >&2; exit 1", "code 1: java.lang.OutOfMem"),
+        ("exit 137", "code 137: it said nothing"),
+        ("exit 0", "code 0: it said nothing"),
+        ('while [ $# -gt 3 ]; do shift; done; echo "no json" > "$2"', "SPICE's program failed"),
+        ('while [ $# -gt 3 ]; do shift; done; echo "[]" > "$2"', "SPICE's program failed"),
+    ],
+)
+def test_a_program_that_fails_is_told_and_never_a_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, told: str
+) -> None:
+    fake_java(tmp_path, monkeypatch, body)
+    outcome = spice_scores(CANDIDATES, REFERENCES, tmp_path)
+    assert isinstance(outcome, NotComputed) and told in str(outcome)
+
+
+def test_the_command_line_says_why_there_is_no_spice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions, references = tmp_path / "said.json", tmp_path / "truth.json"
+    captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
+    references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))
+    given = ["score", str(captions), "--references", str(references), "--metrics", "BLEU", "--corenlp", str(tmp_path)]
+    assert main(given) == 0
+    assert f"has no {JARS[0]}" in " ".join(capsys.readouterr().out.split())
+    assert main([*given, "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert "SPICE" in result["not_computed"] and "SPICE" not in result["scores"]["all"]
 
 
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")

@@ -18,6 +18,8 @@ from test_addons import QUIET, fit
 from tiny import TinyCaptioner, TinyPairs
 
 from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.cli import main
+from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
@@ -46,6 +48,42 @@ def test_rows_are_means_over_their_pairs() -> None:
     assert found.rows["all"]["type"] == pytest.approx(200 / 3)
     assert found.rows["all"]["relation"] == 100
     assert "relation" not in found.rows["move"]
+
+
+def test_rows_for_the_least_and_the_most_overlap() -> None:
+    records = [{**RECORDS[n % 3], "id": str(n), "change_type": "no_change" if n > 7 else "move"} for n in range(12)]
+    scores = score_captions({r["id"]: r["caption"] for r in records}, {r["id"]: r["references"] for r in records})
+    found = summarise(records, scores, {}, {str(n): 1 - n / 20 for n in range(12)})
+    assert found.counts == {"all": 12, "move": 8, "no_change": 4, "hardest quarter": 2, "easiest quarter": 2}
+    expected = scores.per_pair["CIDEr-D"][[scores.ids.index("6"), scores.ids.index("7")]].mean()
+    assert found.rows["hardest quarter"]["CIDEr-D"] == pytest.approx(expected)
+    assert "hardest quarter" not in summarise(records, scores, {}, {"0": 0.5}).rows
+
+
+class Overlapping(TinyPairs):
+    """Pairs of which the views are known to overlap."""
+
+    def source(self, split: str) -> PairSource:
+        source = super().source(split)
+        source.meta = lambda index: {"iou": (int(source.ids[index]) - 500) / 10}  # type: ignore[method-assign]
+        return source
+
+
+def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) -> None:
+    model = fit([], tmp_path, TinyCaptioner(), max_steps=1)
+    shown = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/by-iou")
+    Trainer(callbacks=[shown], default_root_dir=tmp_path, **QUIET).test(model, Overlapping(), verbose=False)
+    predictions = json.loads((tmp_path / "predictions.json").read_text())
+    assert [record["iou"] for record in predictions] == [n / 10 for n in range(7)]
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert {name: part["pairs"] for name, part in result["counts"].items()} == {
+        "change": 7,
+        "hardest quarter": 1,
+        "easiest quarter": 1,
+    }
+    assert json.loads((tmp_path / "scores.json").read_text())["pairs"]["hardest quarter"] == 1
+    given = ["score", str(tmp_path / "predictions.json"), "--protocol", "clevr-change/by-iou", "--no-java", "--json"]
+    assert main(given) == 0, "the file alone is enough to score it so again"
 
 
 def test_the_table_reads_without_a_terminal() -> None:
