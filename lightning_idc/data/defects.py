@@ -33,7 +33,7 @@ _UNCHANGED = (
     "no defect can be seen",
 )
 _ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
-_COUNTED = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d{1, 9}|an?)\s+({'|'.join(_NOUNS)})s?\b")
+_COUNTED = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d{{1,9}}|an?)\s+({'|'.join(_NOUNS)})s?\b")
 _PLACE = r"the (?:(?:top|bottom)(?: (?:left|right))?|left|right|centre)"
 _PLACED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_PLACE}(?:,? (?:and )?{_PLACE})*)")
 
