@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
 POSITION_STD = 0.3
-"""About that of projected features: much smaller ones are found beside them only late."""
+"""Where position embeddings start: about as large as the projected features that they are added to."""
 
 
 class MaskedImageLayer(CrossLayer):
