@@ -61,7 +61,8 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
             ``adapters.<name>``, ``addons.<name>``.
-        vocabulary: words with their special tokens, or ``clip``; made from the training captions when None.
+        vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or the folder that holds it; made
+            from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
         adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
@@ -275,22 +276,24 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
 
     def make_net(self) -> nn.Module | None:
         """Make the network; None while it cannot be known, as a checkpoint may still bring its vocabulary."""
-        words = self.hparams["vocabulary"]
-        if words is None:
-            data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-            if not isinstance(data, ProvidesCaptions):
-                return None
+        options, words = self.hparams, self.hparams["vocabulary"]
+        vocabulary = None if words is None else load_vocabulary(words)
+        data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
+        # a list of words has been made from captions before, of which the other options tell, too
+        if not isinstance(words, list) and isinstance(data, ProvidesCaptions):
             captions = data.train_captions()
             if not captions:
                 raise PairError("the training split has no captions; a captioner needs some to learn its words from")
-            vocabulary = Vocabulary.build(captions)
-            self.hparams["vocabulary"] = vocabulary.words
-            self.hparams["no_change_captions"] = self.hparams["no_change_captions"] or data.no_change_captions()
-            self.hparams["image_size"] = self.hparams["image_size"] or data.image_size
-            longest = max(len(vocabulary.encode(caption)) for caption in captions)
-            self.hparams["max_length"] = self.hparams["max_length"] or longest
-        self.vocabulary = load_vocabulary(self.hparams["vocabulary"])
-        return self.build_net(self.vocabulary)
+            vocabulary = vocabulary or Vocabulary.build(captions)
+            options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
+            options["image_size"] = options["image_size"] or data.image_size
+            if options["max_length"] is None:
+                options["max_length"] = max(len(vocabulary.encode(caption)) for caption in captions)
+        if vocabulary is None:
+            return None
+        options["vocabulary"] = vocabulary.key
+        self.vocabulary = vocabulary
+        return self.build_net(vocabulary)
 
     def configure_model(self) -> None:
         self.build()

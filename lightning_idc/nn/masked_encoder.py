@@ -8,6 +8,9 @@ from torch.nn import functional as F
 
 from lightning_idc.nn.transformer import CrossLayer, merge_heads, split_heads
 
+POSITION_STD = 0.3
+"""Where position embeddings start: about as large as the projected features that they are added to."""
+
 
 class MaskedImageLayer(CrossLayer):
     """Self-attention, attention to a partner (a text or the other image) and feed-forward, normalised before each."""
@@ -52,7 +55,7 @@ class MaskedImageEncoder(nn.Module):
         self.norm = nn.LayerNorm(width)
         self.norm_partner = nn.LayerNorm(width)
         nn.init.normal_(self.masked, std=0.02)
-        nn.init.normal_(self.position, std=0.02)
+        nn.init.normal_(self.position, std=POSITION_STD)
 
     def embed(self, features: Tensor, masked: Tensor | None = None) -> Tensor:
         """Tokens of grid features ``(B, P, C)`` with those where ``masked (B, P)`` is True replaced: ``(B, P, D)``."""

@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from lightning_idc.pairs import PairError
@@ -14,6 +15,8 @@ PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
 CLIP = "clip"
 """Name of CLIP's vocabulary of sub-words, where a list of words is expected otherwise."""
+BERT_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+BERT_FILE = "vocab.txt"
 
 
 class SpecialIds(NamedTuple):
@@ -70,6 +73,11 @@ class Vocabulary:
         kept = sorted((word for word, count in counts.items() if count >= min_count), key=lambda w: (-counts[w], w))
         return cls([*SPECIALS, *kept])
 
+    @property
+    def key(self) -> list[str] | str:
+        """What :func:`load_vocabulary` makes it again from, without any file."""
+        return self.words
+
     def __len__(self) -> int:
         return len(self.words)
 
@@ -112,6 +120,10 @@ class ClipVocabulary(Vocabulary):
         begin, end = tokenizer.sot_token_id, tokenizer.eot_token_id
         self.special = SpecialIds(0, begin, end, (0, begin))
 
+    @property
+    def key(self) -> list[str] | str:
+        return CLIP
+
     def encode(self, text: str) -> list[int]:
         """Ids of a sentence between begin and end."""
         return [self.special.bos, *_clip_tokenizer().encode(text), self.special.eos]
@@ -136,14 +148,84 @@ class ClipVocabulary(Vocabulary):
         return [(_clip_tokenizer().decode(word).strip(), len(word)) for word in words if word]
 
 
+class BertVocabulary(Vocabulary):
+    """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption stands between [CLS] and [SEP].
+
+    Args:
+        words: all pieces, in the order of their ids; those within a word begin with ``##``.
+
+    Raises:
+        PairError: a special word of BERT is missing.
+    """
+
+    def __init__(self, words: Sequence[str]) -> None:
+        from tokenizers import BertWordPieceTokenizer
+
+        missing = [word for word in BERT_SPECIALS if word not in words]
+        if missing:
+            raise PairError(f"BERT's vocabulary holds {', '.join(BERT_SPECIALS)}; missing: {', '.join(missing)}")
+        self.words = list(words)
+        ids = {word: index for index, word in enumerate(self.words)}
+        pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
+        # a masked word is read as [MASK], the last of those that are never said
+        self.special = SpecialIds(pad, begin, end, (pad, begin, unknown, mask))
+        self._tokenizer = BertWordPieceTokenizer(ids)
+
+    @classmethod
+    def from_file(cls, path: str | Path) -> BertVocabulary:
+        """Read ``vocab.txt``, or the folder of a model of Hugging Face that holds it.
+
+        Raises:
+            PairError: there is no such file, or it is none of BERT's.
+        """
+        file = Path(path).expanduser()
+        file = file / BERT_FILE if file.is_dir() else file
+        if not file.is_file():
+            raise PairError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
+        return cls(file.read_text(encoding="utf-8").splitlines())
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of a sentence between begin and end."""
+        pieces: list[int] = self._tokenizer.encode(text, add_special_tokens=False).ids
+        return [self.special.bos, *pieces, self.special.eos]
+
+    def decode(self, ids: Iterable[int]) -> str:
+        """Sentence of ids up to the end token."""
+        kept = []
+        for index in ids:
+            if index == self.special.eos:
+                break
+            if index not in self.special.never_said:
+                kept.append(index)
+        return _joined(word for word, _ in self.grouped(kept))
+
+    def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
+        """Words of ids that hold no special ones, each with the number of pieces that make it up."""
+        words: list[list[str]] = []
+        for index in ids:
+            piece = self.words[index]
+            if piece.startswith("##") and words:
+                words[-1].append(piece[2:])
+            else:
+                words.append([piece])
+        return [("".join(pieces), len(pieces)) for pieces in words]
+
+
 def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
-    """Vocabulary of a list of words, or the one that is called ``clip``.
+    """Vocabulary of a list of words, the one that is called ``clip``, or BERT's, of a file or folder.
+
+    A list that does not begin as a `Vocabulary` does, but holds BERT's special words, is BERT's.
 
     Raises:
         PairError: there is none of that name, or the list is none.
     """
     if not isinstance(words, str):
-        return Vocabulary(words)
-    if words != CLIP:
-        raise PairError(f"no vocabulary is called {words!r}; expected {CLIP!r}, or a list of words")
-    return ClipVocabulary()
+        return BertVocabulary(words) if words and words[0] == BERT_SPECIALS[0] else Vocabulary(words)
+    if words == CLIP:
+        return ClipVocabulary()
+    if not Path(words).expanduser().exists():
+        raise PairError(
+            f"no vocabulary is called {words!r}; expected {CLIP!r}, a list of words, or BERT's {BERT_FILE} or a folder "
+            "that holds it"
+        )
+    return BertVocabulary.from_file(words)

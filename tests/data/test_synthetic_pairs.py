@@ -303,6 +303,14 @@ def test_cell_batches(root: Path) -> None:
     assert torch.equal(images, again[0])
     data.limit = 4
     assert sum(len(images) for images, _ in data.train_dataloader()) == 8
+    data.pairs = True
+    both, of_both = next(iter(data.val_dataloader()))
+    assert both.shape == (3, 2, 3, 32, 48) and of_both.shape == (3, 2, 4, 8, 8)
+    data.pairs = False
+    single, of_single = next(iter(data.val_dataloader()))
+    assert torch.equal(both.flatten(0, 1), single) and torch.equal(of_both.flatten(0, 1), of_single)
+    data.pairs = True
+    assert sum(len(images) for images, _ in data.train_dataloader()) == 4
     with pytest.raises(PairError, match="render_size"):
         SyntheticCells(image_size=32)
 

@@ -14,6 +14,7 @@ import torch
 from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_idc.checkpoint import load_captioner
 from lightning_idc.cli import main
@@ -22,6 +23,8 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.methods.clip4idc.convert import from_official
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
+from lightning_idc.methods.clip4idc.pretrain import PairNaming
+from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
 from lightning_idc.nn.retrieval import PairTextEncoder, recall_at, symmetric_cross_entropy
@@ -337,6 +340,67 @@ def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip
     assert loaded.describe(sample.before, sample.after) == model.eval().describe(sample.before, sample.after)
     with pytest.raises(PairError, match="another encoder"):
         Clip4Idc({**TINY, "embed_dim": 48}, encoder_weights=str(path), **options).build()
+
+
+def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path: Path) -> None:
+    """Each token names its cell in its own and in the other image; half of it cannot be told without comparing."""
+    generator = torch.Generator().manual_seed(0)
+    cells = torch.randint(0, 3, (128, 2, 1, 2, 2), generator=generator)
+    images = torch.full((128, 2, 3, 16, 16), 90, dtype=torch.uint8)
+    big = cells[:, :, 0].repeat_interleave(8, 2).repeat_interleave(8, 3)
+    images[:, :, 0] += (100 * (big == 1)).to(torch.uint8)
+    images[:, :, 2] += (100 * (big == 2)).to(torch.uint8)
+    torch.manual_seed(0)
+    naming = PairNaming(TINY, 1, stem=True, classes=[3], optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3))
+    trainer = Trainer(max_epochs=16, **QUIET)
+    with pytest.raises(PairError, match="2 attributes on a 4x4 grid, the tower names 2 on 2x2"):
+        naming.training_step((images[:2], torch.zeros(2, 2, 1, 4, 4, dtype=torch.long)), 0)
+    loaders = [DataLoader(TensorDataset(images[part], cells[part]), 16) for part in (slice(96), slice(96, 128))]
+    trainer.fit(naming, *loaders)
+    assert trainer.callback_metrics["val/cells_named"] > 80, "without comparing, a third"
+    trainer.save_checkpoint(tmp_path / "tower.ckpt")
+
+    options: dict[str, Any] = {"intra_layers": 1, "vocabulary": None}
+    model = Clip4IdcRetrieval(TINY, stem=True, tower_weights=str(tmp_path / "tower.ckpt"), **options)
+    trainer = Trainer(max_steps=0, **QUIET)
+    trainer.fit(model, PaintedPairs(batch_size=6))
+    learned, taken = naming.tower.state_dict(), model.net.state_dict()  # type: ignore[union-attr]
+    seen = [key for key in learned if key.startswith("clip.visual.") or not key.startswith("clip.")]
+    assert len(seen) > 30 and all(torch.equal(learned[key], taken[key]) for key in seen)
+    trainer.save_checkpoint(tmp_path / "adapted.ckpt")
+    (tmp_path / "tower.ckpt").unlink()  # the checkpoint brings all weights
+    again = Clip4IdcRetrieval.load_from_checkpoint(tmp_path / "adapted.ckpt", weights_only=True)
+    assert torch.equal(again.net.side, model.net.side)  # type: ignore[union-attr]
+    plain = Clip4IdcRetrieval(TINY, tower_weights=str(tmp_path / "adapted.ckpt"), **options)
+    with pytest.raises(PairError, match="holds no image tower"):
+        Trainer(max_steps=0, **QUIET).fit(plain, PaintedPairs(batch_size=6))
+
+
+def test_a_stem_sees_what_object_naming_taught_its_cnn(tmp_path: Path) -> None:
+    """It gets images normalised for CLIP; its CNN must see them as it was trained to."""
+    torch.manual_seed(0)
+    named = ObjectNaming(classes=[3]).eval()
+    for norm in (module for module in named.backbone.modules() if isinstance(module, torch.nn.BatchNorm2d)):
+        torch.nn.init.normal_(norm.running_mean)
+    trainer = Trainer(max_epochs=0, **QUIET)
+    trainer.strategy.connect(named)
+    trainer.save_checkpoint(tmp_path / "look.ckpt")
+    stem = PairNaming(TINY, 1, stem=True, stem_weights=str(tmp_path / "look.ckpt")).eval().tower
+    pairs = images()
+    found = stem.clip.visual.conv1.cnn.grid(
+        stem.normalized(pairs).flatten(0, 1) * stem.clip.visual.conv1.scale + stem.clip.visual.conv1.shift
+    )
+    torch.testing.assert_close(found, named.backbone(pairs.flatten(0, 1)), rtol=1e-4, atol=1e-5)
+    assert stem.clip.visual.conv1(stem.normalized(pairs).flatten(0, 1)).shape == (6, 32, 2, 2)
+    with pytest.raises(PairError, match="stem: true"):
+        PairNaming(TINY, 1, stem_weights=str(tmp_path / "look.ckpt"))
+
+
+def test_a_stem_needs_patches_of_its_size() -> None:
+    vocabulary = Vocabulary(SPECIALS)
+    large = {**TINY, "vision_cfg": {**TINY["vision_cfg"], "patch_size": 16}}
+    with pytest.raises(PairError, match="patches of 8 pixels"):
+        PairClip(build_clip(large, vocabulary), vocabulary, 1, stem=True)
 
 
 def test_import_writes_what_describe_and_init_from_take(

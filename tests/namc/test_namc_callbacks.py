@@ -28,7 +28,7 @@ from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
 from lightning_idc.nn.masked_encoder import MaskedImageEncoder
 from lightning_idc.nn.matching import info_nce, sdm
 from lightning_idc.nn.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
-from lightning_idc.nn.vocabulary import UNK, ClipVocabulary, Vocabulary, words_of
+from lightning_idc.nn.vocabulary import BERT_SPECIALS, UNK, BertVocabulary, ClipVocabulary, Vocabulary, words_of
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures
 
 QUIET: dict[str, Any] = dict(
@@ -367,6 +367,38 @@ def test_full_size_has_the_papers_number_of_parameters() -> None:
         net = NamcNet(Stored(), (14, 14), 30522)
         head = nn.Linear(768, 1024)
     count = sum(p.numel() for module in (net, head) for p in module.parameters())
+    assert count / 1e6 == pytest.approx(64.2, abs=0.25)
+
+
+def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_path: Path) -> None:
+    """`vocabulary` takes BERT's file: 30,522 pieces give the 64.2 M, [MASK] stands for all pieces of a masked word."""
+    data, watch = described(folder), Watch()
+    known = sorted({word for caption in data.train_captions() for word in words_of(caption)} - {"sphere", "cylinder"})
+    pieces = [*BERT_SPECIALS, "sph", "##ere", "cyl", "##ind", "##er", *known]
+    pieces += [f"[unused{number}]" for number in range(30522 - len(pieces))]
+    (tmp_path / "vocab.txt").write_text("\n".join(pieces) + "\n", encoding="utf-8")
+    model = NAMC(width=16, heads=2, vocabulary=str(tmp_path), captions_per_pair=1)
+    trainer = fit(model, [NoiseMasking(encoder_for(data), word_share=0.4), watch], data, tmp_path, max_steps=3)
+    assert model.hparams["max_length"] is not None and model.hparams["no_change_captions"]
+    mask, cut = BERT_SPECIALS.index("[MASK]"), 0
+    for batch in watch.batches:
+        for references, tokens in zip(batch.references, batch.tokens[:, 0].tolist(), strict=True):
+            true = model.vocabulary.encode(references[0])
+            assert all(now in (was, mask) for now, was in zip(tokens, true, strict=False))
+            for at, was in enumerate(true):
+                if pieces[was] in ("##ere", "##ind", "##er"):
+                    assert (tokens[at] == mask) == (tokens[at - 1] == mask), "pieces of a word are masked together"
+                    cut += tokens[at] == mask
+    assert cut > 0
+    trainer.save_checkpoint(tmp_path / "with.ckpt")
+    (tmp_path / "vocab.txt").unlink()  # the checkpoint brings the words
+    alone = NAMC.load_from_checkpoint(tmp_path / "with.ckpt", weights_only=True)
+    assert isinstance(alone.vocabulary, BertVocabulary) and len(alone.vocabulary) == 30522
+
+    with torch.device("meta"):
+        full = NAMC(width=768, hidden=3072, heads=12, backbone="resnet101", image_size=(224, 224), vocabulary=pieces)
+        full.build()
+        count = sum(p.numel() for part in (full, nn.Linear(768, 1024)) for p in part.parameters() if p.requires_grad)
     assert count / 1e6 == pytest.approx(64.2, abs=0.25)
 
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, Vocabulary, load_vocabulary, words_of
+from lightning_idc.nn.vocabulary import (
+    BOS,
+    EOS,
+    PAD,
+    SPECIALS,
+    UNK,
+    BertVocabulary,
+    Vocabulary,
+    load_vocabulary,
+    words_of,
+)
 from lightning_idc.pairs import PairError
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
@@ -88,3 +100,55 @@ def test_clips_vocabulary_is_open_clips() -> None:
 def test_an_unknown_vocabulary_is_named() -> None:
     with pytest.raises(PairError, match="'bert'"):
         load_vocabulary("bert")
+
+
+PIECES = [
+    "[PAD]",
+    "[unused0]",
+    "[UNK]",
+    "[CLS]",
+    "[SEP]",
+    "[MASK]",
+    "the",
+    "red",
+    "cube",
+    "mov",
+    "##ed",
+    "##s",
+    "(",
+    ")",
+]
+PIECES += [".", ",", "left", "cafe", "'", "s"]
+
+
+@pytest.fixture
+def bert(tmp_path: Path) -> Path:
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n", encoding="utf-8")
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", ["The RED cubes moved, (left).", "the café's zebra moved", "", "red  cube\u4e2d"])
+def test_berts_vocabulary_is_that_of_transformers(bert: Path, text: str) -> None:
+    from transformers import BertTokenizer
+
+    theirs = BertTokenizer.from_pretrained(str(bert))
+    ours = load_vocabulary(str(bert))
+    assert ours.encode(text) == theirs(text)["input_ids"]
+
+
+def test_berts_words_are_made_of_pieces_and_come_back(bert: Path) -> None:
+    found = load_vocabulary(str(bert / "vocab.txt"))
+    ids = found.encode("the cubes moved (left).")
+    assert found.decode([*ids, *found.encode("red")]) == "the cubes moved (left)."
+    assert found.grouped(ids[1:-1])[:3] == [("the", 1), ("cubes", 2), ("moved", 2)]
+    assert [PIECES[index] for index in found.special.never_said] == ["[PAD]", "[CLS]", "[UNK]", "[MASK]"]
+    again = load_vocabulary(found.key)
+    assert isinstance(again, BertVocabulary) and again.encode("red cubes") == found.encode("red cubes")
+
+
+def test_a_file_that_is_not_berts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=r"vocab\.txt.*is not there"):
+        load_vocabulary(str(tmp_path))
+    (tmp_path / "vocab.txt").write_text("[PAD]\nred\n", encoding="utf-8")
+    with pytest.raises(PairError, match=r"missing: \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
+        load_vocabulary(str(tmp_path))

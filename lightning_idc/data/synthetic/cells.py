@@ -52,32 +52,54 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
         return image, torch.from_numpy(self._labels[index].astype(np.int64))
 
 
+class PairsOfCells(Dataset[tuple[Tensor, Tensor]]):
+    """The same, both images of a pair at once: uint8 ``(2, 3, H, W)`` and int64 ``(2, 4, grid, grid)``.
+
+    Args:
+        cells: of single images.
+    """
+
+    def __init__(self, cells: ObjectCells) -> None:
+        self.cells = cells
+
+    def __len__(self) -> int:
+        return len(self.cells) // 2
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        (before, then), (after, now) = self.cells[2 * index], self.cells[2 * index + 1]
+        return torch.stack([before, after]), torch.stack([then, now])
+
+
 class SyntheticCells(SyntheticPairs):
     """The images of `SyntheticPairs` with the same arguments, batched with their cell labels instead of captions.
 
-    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, grid, grid)``.
+    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, grid, grid)``; with ``pairs`` they are
+    ``(B, 2, 3, H, W)`` and ``(B, 2, 4, grid, grid)``.
 
     Args:
         grid: cells along each side.
-        batch_size: images per batch.
+        batch_size: images per batch, or pairs.
+        pairs: keep the images of a pair together.
         kwargs: arguments of `SyntheticPairs`.
 
     Raises:
         PairError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
     """
 
-    def __init__(self, grid: int = 8, batch_size: int = 128, **kwargs: Any) -> None:
+    def __init__(self, grid: int = 8, batch_size: int = 128, pairs: bool = False, **kwargs: Any) -> None:
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
             raise PairError(
                 "cell labels are for the pictures as rendered: set render_size, not image_size or transform"
             )
-        self.grid = grid
+        self.grid, self.pairs = grid, pairs
 
     def _cells(self, split: Split) -> DataLoader[tuple[Tensor, Tensor]]:
         order = torch.Generator().manual_seed(self.seed)  # its own: the global one belongs to the model
-        cells = ObjectCells(self.source(split), self.grid)
-        kept = range(len(cells) if self.limit is None else min(len(cells), 2 * self.limit))
+        single = ObjectCells(self.source(split), self.grid)
+        cells = PairsOfCells(single) if self.pairs else single
+        each = len(cells) // len(self.source(split))
+        kept = range(len(cells) if self.limit is None else min(len(cells), each * self.limit))
         return DataLoader(
             Subset(cells, kept),
             self.batch_size,

@@ -38,6 +38,8 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         clip: name of a configuration of open_clip, or one such configuration written out.
         pretrained: tag or file of open_clip's weights; random weights when None.
         intra_layers: blocks of the image tower that see one image alone.
+        stem: as of `PairClip`.
+        tower_weights: checkpoint of PairNaming that the image tower starts from.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
         init_from: checkpoint of the same kind whose weights training starts from.
         optimizer: makes the optimizer.
@@ -51,14 +53,17 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         clip: str | dict[str, Any] = VIT_B_32,
         pretrained: str | None = None,
         intra_layers: int = 9,
+        stem: bool = False,
+        tower_weights: str | None = None,
         vocabulary: list[str] | str | None = CLIP,
         init_from: str | None = None,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
     ) -> None:
         super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "pretrained"])
+        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "pretrained", "tower_weights"])
         self.optimizer, self.schedule, self.init_from, self._pretrained = optimizer, schedule, init_from, pretrained
+        self._tower = tower_weights
         self.net = None
         self._seen: dict[str, tuple[Tensor, list[str]]] = {}
 
@@ -93,7 +98,11 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
             if not isinstance(data, ProvidesCaptions):
                 return  # a checkpoint may still bring the vocabulary
             self.hparams["vocabulary"] = Vocabulary.build(data.train_captions()).words
-        self.net = _pair_clip(self.hparams, load_vocabulary(self.hparams["vocabulary"]), self._pretrained)
+        vocabulary = load_vocabulary(self.hparams["vocabulary"])
+        self.hparams["vocabulary"] = vocabulary.key
+        self.net = _pair_clip(self.hparams, vocabulary, self._pretrained)
+        if self._tower is not None:
+            load_tower(self.net, self._tower)
         if start is not None:
             self.load_state_dict(start)
 
@@ -113,7 +122,8 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         if self.net is None or words != self.hparams["vocabulary"]:
             # the words that the weights were trained on win over those of the data at hand
             self.hparams["vocabulary"] = words
-            self.net, self.init_from, self._pretrained = None, None, None  # the checkpoint brings all weights
+            # the checkpoint brings all weights
+            self.net, self.init_from, self._pretrained, self._tower = None, None, None, None
             self.build()
             self._built.to(self.device)
         self._rng = {"states": checkpoint.get("rng")}
@@ -195,7 +205,9 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
 
 
 def _pair_clip(hparams: Mapping[str, Any], vocabulary: Vocabulary, pretrained: str | None) -> PairClip:
-    return PairClip(build_clip(hparams["clip"], vocabulary, pretrained), vocabulary, hparams["intra_layers"])
+    return PairClip(
+        build_clip(hparams["clip"], vocabulary, pretrained), vocabulary, hparams["intra_layers"], hparams["stem"]
+    )
 
 
 class Clip4Idc(PairCaptioner):
@@ -205,7 +217,9 @@ class Clip4Idc(PairCaptioner):
         clip: name of a configuration of open_clip, or one such configuration written out.
         pretrained: tag or file of open_clip's weights; random weights when None.
         encoder_weights: checkpoint of Clip4IdcRetrieval or Clip4Idc that the encoder, with its vocabulary, starts from.
+        tower_weights: checkpoint of PairNaming that the image tower starts from, without any adaptation.
         intra_layers: blocks of the image tower that see one image alone.
+        stem: as of `PairClip`.
         decoder_layers: layers that read the tokens, and as many that write.
         heads: attention heads of these layers.
         dropout: share of activations and attention weights dropped in them.
@@ -222,7 +236,9 @@ class Clip4Idc(PairCaptioner):
         clip: str | dict[str, Any] = VIT_B_32,
         pretrained: str | None = None,
         encoder_weights: str | None = None,
+        tower_weights: str | None = None,
         intra_layers: int = 9,
+        stem: bool = False,
         decoder_layers: int = 3,
         heads: int = 8,
         dropout: float = 0.1,
@@ -232,9 +248,9 @@ class Clip4Idc(PairCaptioner):
     ) -> None:
         super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
         # a checkpoint brings all weights, so it must not ask for these files again
-        for name in ("encoder_weights", "pretrained"):
+        for name in ("encoder_weights", "tower_weights", "pretrained"):
             self.hparams.pop(name, None)
-        self._start = (pretrained, encoder_weights)
+        self._start = (pretrained, encoder_weights, tower_weights)
 
     def load_start(self) -> dict[str, Tensor] | None:
         start = super().load_start()
@@ -250,17 +266,33 @@ class Clip4Idc(PairCaptioner):
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         options = self.hparams
-        pretrained, weights = self._start
+        pretrained, weights, tower = self._start
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
+        if tower is not None:
+            load_tower(encoder, tower)
         if weights is not None:
             load_encoder(encoder, weights)
-        # a vocabulary that is given, as CLIP's is, leaves these open
-        data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-        if options["no_change_captions"] is None and isinstance(data, ProvidesCaptions):
-            options["no_change_captions"] = data.no_change_captions()
         options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
         options["max_length"] = options["max_length"] or encoder.clip.context_length
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
+
+
+def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
+    """Load the image tower of a checkpoint of PairNaming; the text tower stays as it is.
+
+    Raises:
+        PairError: the checkpoint is missing or holds another tower.
+    """
+    state = read_checkpoint(checkpoint)["state_dict"]
+    own = {key.removeprefix("tower."): value for key, value in state.items() if key.startswith("tower.")}
+    seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
+    if not seen:
+        raise PairError(f"{str(checkpoint)!r} holds no image tower; expected a checkpoint of PairNaming")
+    text = {key: value for key, value in encoder.state_dict().items() if key in own.keys() - seen.keys()}
+    try:
+        encoder.load_state_dict(seen | text)
+    except RuntimeError as error:
+        raise PairError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
 
 
 def load_encoder(encoder: PairClip, checkpoint: str | Path) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.nn.backbones import IMAGENET_MEAN, IMAGENET_STD, SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, pad_texts, text_tokens
 from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -21,6 +22,37 @@ from lightning_idc.pairs import PairError, PairFeatures
 BERT_EPS = 1e-12
 LARGEST_SCALE = 100.0
 """CLIP never scales cosines by more."""
+STEM_PATCH = 8
+
+
+class Stem(nn.Module):
+    """Four convolutions in the place of the single one that cuts an image into patches.
+
+    Args:
+        patches: the convolution that it replaces.
+
+    Raises:
+        PairError: its patches are of another size.
+    """
+
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, patches: nn.Conv2d) -> None:
+        super().__init__()
+        if patches.stride != (STEM_PATCH, STEM_PATCH):
+            raise PairError(f"the stem has patches of {STEM_PATCH} pixels; set `patch_size` to {STEM_PATCH}")
+        self.cnn = SmallCNN()
+        self.project = nn.Conv2d(self.cnn.width, patches.out_channels, 1)
+        # from images normalised as CLIP's to images normalised as the CNN's
+        mean, std, its_mean, its_std = (
+            torch.tensor(values).view(3, 1, 1) for values in (CLIP_MEAN, CLIP_STD, IMAGENET_MEAN, IMAGENET_STD)
+        )
+        self.register_buffer("scale", std / its_std, persistent=False)
+        self.register_buffer("shift", (mean - its_mean) / its_std, persistent=False)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.project(self.cnn.grid(images * self.scale + self.shift))
 
 
 class PairClip(nn.Module):
@@ -30,16 +62,20 @@ class PairClip(nn.Module):
         clip: an open_clip CLIP with a vision transformer.
         vocabulary: words of its text tower.
         intra_layers: blocks of the image tower that see one image alone; the others see both.
+        stem: see through four convolutions in place of the single one, whose large patches are slow to learn from
+            little data (Xiao et al. 2021). It is not CLIP's: no official weights have it.
 
     Raises:
-        PairError: the image tower has too few blocks.
+        PairError: the image tower has too few blocks, or its patches are not those of the stem.
     """
 
     mean: Tensor
     std: Tensor
 
-    def __init__(self, clip: Any, vocabulary: Vocabulary, intra_layers: int = 9) -> None:
+    def __init__(self, clip: Any, vocabulary: Vocabulary, intra_layers: int = 9, stem: bool = False) -> None:
         super().__init__()
+        if stem:
+            clip.visual.conv1 = Stem(clip.visual.conv1)
         self.clip, self.vocabulary, self.intra_layers = clip, vocabulary, intra_layers
         blocks = len(clip.visual.transformer.resblocks)
         if not 0 <= intra_layers < blocks:
