@@ -279,16 +279,17 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         options, words = self.hparams, self.hparams["vocabulary"]
         vocabulary = None if words is None else load_vocabulary(words)
         data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-        # a list of words has been made from captions before, of which the other options tell, too
-        if not isinstance(words, list) and isinstance(data, ProvidesCaptions):
+        # what a checkpoint brings was made from captions before, and its data may have none to train on
+        known = isinstance(words, list) or (words is not None and options["max_length"] is not None)
+        if not known and isinstance(data, ProvidesCaptions):
             captions = data.train_captions()
             if not captions:
                 raise PairError("the training split has no captions; a captioner needs some to learn its words from")
             vocabulary = vocabulary or Vocabulary.build(captions)
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
-            if options["max_length"] is None:
-                options["max_length"] = max(len(vocabulary.encode(caption)) for caption in captions)
+            longest = max(len(vocabulary.encode(caption)) for caption in captions)
+            options["max_length"] = options["max_length"] or longest
         if vocabulary is None:
             return None
         options["vocabulary"] = vocabulary.key

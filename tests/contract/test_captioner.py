@@ -159,3 +159,19 @@ def test_duplicates_are_dropped_by_id() -> None:
     records, values = scores.compute()
     assert [(r["id"], r["caption"]) for r in records] == [("a", "x"), ("b", "first")]
     assert values is None
+
+
+@pytest.mark.parametrize("vocabulary", [None, "clip"])
+def test_a_checkpoint_needs_no_training_captions(vocabulary: str | None, tmp_path: Path) -> None:
+    class NothingToTrainOn(TinyPairs):
+        def train_captions(self) -> list[str]:
+            return []
+
+    trainer = Trainer(**QUIET, max_steps=1, default_root_dir=tmp_path)
+    trainer.fit(TinyCaptioner(vocabulary=vocabulary), TinyPairs(batch_size=4))
+    trainer.save_checkpoint(tmp_path / "whole.ckpt")
+    again = TinyCaptioner.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True)
+    (scores,) = Trainer(**QUIET).test(again, NothingToTrainOn(batch_size=4), verbose=False)
+    assert "test/CIDEr-D" in scores
+    with pytest.raises(PairError, match="needs some to learn its words from"):
+        Trainer(**QUIET).test(TinyCaptioner(vocabulary=vocabulary), NothingToTrainOn(batch_size=4))
