@@ -1,6 +1,6 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
 
-    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 3 5 5] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
+    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 3 4 4] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
 One tokenizer, which also learned to name objects, and one set of procedures (DIS flow, l = 7) for all runs; per seed
 one first stage, and four captioners that share everything but what is asked about: none (k = 0, fresh), EPM (k = 0,
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--test_pairs", type=int, default=300)
     parser.add_argument(
-        "--epochs", type=int, nargs=3, default=[3, 5, 5], metavar=("TOKENIZER", "FIRST", "SECOND"), help="of each stage"
+        "--epochs", type=int, nargs=3, default=[3, 4, 4], metavar=("TOKENIZER", "FIRST", "SECOND"), help="of each stage"
     )
     parser.add_argument("--queries", type=int, default=1, help="k")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
