@@ -162,6 +162,8 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        # what a shell starts in the background ignores Ctrl-C, and so would all that the tests start there
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     began = time.monotonic()
     while not list(folder.rglob("*.ckpt")) and process.poll() is None and time.monotonic() - began < 240:
@@ -178,7 +180,7 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
     Path("toy.yaml").write_text(RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n")
     said = stop_in_the_second_epoch(
-        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "1.0", "--data.items", "16"
+        tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16"
     )
     assert "--resume stopped" in said
     (saved,) = (tmp_path / "stopped").rglob("interrupted.ckpt")
