@@ -24,6 +24,8 @@ from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.errors import PairError
 
 RUN, DONE = "run.json", "stage.json"
+OUTCOME = ".outcome.json"
+"""What the process of a stage leaves for this one; the folder is also that of its callbacks, with files of theirs."""
 PATIENT = "OMP_WAIT_POLICY", "PASSIVE"
 """Threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one."""
 SECONDS_TO_STOP = 60
@@ -134,17 +136,17 @@ class Run:
         file = home / "stage.yaml"
         file.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
         forked = _may_fork(config["trainer"], self.imported_only)
-        status = _run_process(stage.run, file, home / "result.json", forked)
+        status = _run_process(stage.run, file, home / OUTCOME, forked)
         if status:
             return status
-        if not (home / "result.json").is_file():
+        if not (home / OUTCOME).is_file():
             return 1
-        result = json.loads((home / "result.json").read_text(encoding="utf-8"))
+        result = json.loads((home / OUTCOME).read_text(encoding="utf-8"))
         best = Path(result["best"]) if result["best"] else None
         if best is not None and best.resolve().is_relative_to(self.folder):
             result["best"] = str(best.resolve().relative_to(self.folder))
         _write_json(home / DONE, result)
-        (home / "result.json").unlink()
+        (home / OUTCOME).unlink()
         return 0
 
     def _config(self, stage: Stage, fits: list[tuple[Stage, str]]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES, diversity
-from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.grouping import NO_CHANGE, Truth
 from lightning_idc.metrics.protocols import Protocol
 
 SCHEMA = "lightning_idc.result/1"
@@ -75,10 +75,11 @@ def make_result(
         truths: references of the pairs.
         origin: of both.
         intervals: confidence intervals of the headline.
-        sentences: that say nothing changed.
+        sentences: that say nothing changed, besides the references of pairs that are labelled so.
     """
     headline = next(iter(parts))
     known = {truth.id: truth for truth in truths if truth.id in captions}
+    sentences = [*sentences, *(text for truth in truths if truth.change_type == NO_CHANGE for text in truth.references)]
     varied = diversity([captions[id] for id in known], sentences)
     records = [
         {"caption": captions[id], "references": list(truth.references), "change_type": truth.change_type}

@@ -36,6 +36,28 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
 
 
+def test_references_of_unchanged_pairs_say_that_nothing_changed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = ["quite as it was", "quite as it was", "the cube moved"]
+    types = ["no_change", "move", "move"]
+    records = [
+        {
+            "id": str(n),
+            "caption": text,
+            "change_type": kind,
+            "references": [("quite as it was", "it moved")[kind == "move"]],
+        }
+        for n, (text, kind) in enumerate(zip(said, types, strict=True))
+    ]
+    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "predictions.json"), "--no-java", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["diversity"]["no_change"] == pytest.approx(2 / 3, abs=1e-4)
+    judged = {"same_same": 1, "same_changed": 0, "changed_same": 1, "changed_changed": 1}
+    assert result["change_no_change"] == judged
+
+
 def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "result.json"
     arguments = [*files(tmp_path), "--json", "--out", str(target), "--model", "M", "--data", "D", "--bootstrap", "50"]

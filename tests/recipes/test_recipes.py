@@ -79,5 +79,7 @@ def test_it_runs_at_its_smallest(path: Path, tmp_path: Path, request: pytest.Fix
             assert any(metric.startswith("test/") for metric in record["metrics"])
             scores = json.loads((tmp_path / "out" / stage.name / "scores.json").read_text(encoding="utf-8"))
             assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
+            result = json.loads((tmp_path / "out" / stage.name / "result.json").read_text(encoding="utf-8"))
+            assert result["counts"]["all"]["pairs"] == scores["pairs"]["all"] and result["protocol"]["hash"]
             assert (tmp_path / "out" / stage.name / "contact_sheet.png").stat().st_size > 1000
     assert not list(tmp_path.rglob("*.partial")), "something half-written was left behind"
