@@ -280,15 +280,15 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         vocabulary = None if words is None else load_vocabulary(words)
         data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
         # what a checkpoint brings was made from captions before, and its data may have none to train on
-        known = isinstance(words, list) or (words is not None and options["max_length"] is not None)
+        known = words is not None and options["max_length"] is not None
         if not known and isinstance(data, ProvidesCaptions):
             captions = data.train_captions()
-            if not captions:
+            if not captions and vocabulary is None:
                 raise PairError("the training split has no captions; a captioner needs some to learn its words from")
             vocabulary = vocabulary or Vocabulary.build(captions)
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
-            longest = max(len(vocabulary.encode(caption)) for caption in captions)
+            longest = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
             options["max_length"] = options["max_length"] or longest
         if vocabulary is None:
             return None

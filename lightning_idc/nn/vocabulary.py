@@ -6,6 +6,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cache
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -95,6 +96,11 @@ class Vocabulary:
                 words.append(self.words[index])
         return _joined(words)
 
+    def said(self, ids: Iterable[int]) -> list[int]:
+        """Ids before the end token, without special ones."""
+        before = takewhile(lambda index: index != self.special.eos, ids)
+        return [index for index in before if index not in self.special.never_said]
+
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids that hold no special ones, each with the number of ids that make it up."""
         return [(self.words[index], 1) for index in ids]
@@ -130,13 +136,7 @@ class ClipVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Sentence of ids up to the end token."""
-        kept = []
-        for index in ids:
-            if index == self.special.eos:
-                break
-            if index not in self.special.never_said:
-                kept.append(index)
-        return _joined(_clip_tokenizer().decode(kept).split())
+        return _joined(_clip_tokenizer().decode(self.said(ids)).split())
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids that hold no special ones, each with the number of sub-words that make it up."""
@@ -191,13 +191,7 @@ class BertVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Sentence of ids up to the end token."""
-        kept = []
-        for index in ids:
-            if index == self.special.eos:
-                break
-            if index not in self.special.never_said:
-                kept.append(index)
-        return _joined(word for word, _ in self.grouped(kept))
+        return _joined(word for word, _ in self.grouped(self.said(ids)))
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids that hold no special ones, each with the number of pieces that make it up."""

@@ -173,5 +173,12 @@ def test_a_checkpoint_needs_no_training_captions(vocabulary: str | None, tmp_pat
     again = TinyCaptioner.load_from_checkpoint(tmp_path / "whole.ckpt", weights_only=True)
     (scores,) = Trainer(**QUIET).test(again, NothingToTrainOn(batch_size=4), verbose=False)
     assert "test/CIDEr-D" in scores
+
+
+def test_words_are_needed_from_somewhere() -> None:
+    class NothingToTrainOn(TinyPairs):
+        def train_captions(self) -> list[str]:
+            return []
+
     with pytest.raises(PairError, match="needs some to learn its words from"):
-        Trainer(**QUIET).test(TinyCaptioner(vocabulary=vocabulary), NothingToTrainOn(batch_size=4))
+        Trainer(**QUIET).test(TinyCaptioner(), NothingToTrainOn(batch_size=4))

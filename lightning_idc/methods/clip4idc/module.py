@@ -273,7 +273,8 @@ class Clip4Idc(PairCaptioner):
         if weights is not None:
             load_encoder(encoder, weights)
         options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
-        options["max_length"] = options["max_length"] or encoder.clip.context_length
+        # nothing longer can be written, whatever was asked for
+        options["max_length"] = min(options["max_length"] or encoder.clip.context_length, encoder.clip.context_length)
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
 
 
