@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
 from lightning_idc.adapter import TakesAdapters
@@ -278,18 +279,20 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         """Make the network; None while it cannot be known, as a checkpoint may still bring its vocabulary."""
         options, words = self.hparams, self.hparams["vocabulary"]
         vocabulary = None if words is None else load_vocabulary(words)
-        data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-        # what a checkpoint brings was made from captions before, and its data may have none to train on
-        known = words is not None and options["max_length"] is not None
-        if not known and isinstance(data, ProvidesCaptions):
+        trainer = self._trainer
+        data = trainer.datamodule if trainer is not None else None  # type: ignore[attr-defined]
+        # fitting learns what nobody has told; a test needs the words alone, and its data may have no captions for it
+        unknown = None in (options["max_length"], options["no_change_captions"])
+        learns = words is None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING and unknown)
+        if learns and isinstance(data, ProvidesCaptions):
             captions = data.train_captions()
             if not captions and vocabulary is None:
                 raise PairError("the training split has no captions; a captioner needs some to learn its words from")
             vocabulary = vocabulary or Vocabulary.build(captions)
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
-            longest = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
-            options["max_length"] = options["max_length"] or longest
+            if options["max_length"] is None:
+                options["max_length"] = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
         if vocabulary is None:
             return None
         options["vocabulary"] = vocabulary.key

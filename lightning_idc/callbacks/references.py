@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-from lightning.pytorch.utilities import rank_zero_only
 from torch import Tensor, nn
 
 from lightning_idc.addon import AUX, TrainingStep
 from lightning_idc.captioner import PairCaptioner
-from lightning_idc.nn.gathering import of_all_processes
+from lightning_idc.nn.gathering import is_first, of_all_processes
 from lightning_idc.pairs import PairBatch, PairError, PairFeatures
 from lightning_idc.report.files import save
 
@@ -235,7 +234,7 @@ class CachedScores(ReferencePolicy):
         if self.path is None:
             return
         content = {"weights": self._weights, "scores": self._rows()}
-        if rank_zero_only.rank == 0:  # type: ignore[attr-defined]  # Lightning sets it
+        if is_first():
             save(self.path, lambda path: torch.save(content, path))
 
     def beyond_weights(self) -> dict[str, Any]:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import distributed
 from torch.utils.data import DistributedSampler
+
+from lightning_idc.nn.gathering import place
 
 
 class Draw(NamedTuple):
@@ -41,9 +42,9 @@ class PairSampler(DistributedSampler[Draw]):
     def __init__(
         self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
     ) -> None:
-        running = distributed.is_available() and distributed.is_initialized()
-        self.world = world_size if world_size is not None else (distributed.get_world_size() if running else 1)
-        own = rank if rank is not None else (distributed.get_rank() if running else 0)
+        own, self.world = place()
+        self.world = self.world if world_size is None else world_size
+        own = own if rank is None else rank
         super().__init__(range(size), num_replicas=self.world, rank=own, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
         self.size = size
         self.skip = 0

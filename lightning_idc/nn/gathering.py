@@ -11,13 +11,23 @@ from torch import Tensor
 T = TypeVar("T")
 
 
+def together() -> bool:
+    """Whether this process is one of several that torch.distributed has joined."""
+    return torch.distributed.is_available() and torch.distributed.is_initialized()
+
+
+def place() -> tuple[int, int]:
+    """Rank of this process and their number; 0 of 1 alone."""
+    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together() else (0, 1)
+
+
 def of_all_processes(own: T) -> list[T]:
     """Objects of all processes in the order of their ranks; all of them must call this.
 
     Args:
         own: of this process; anything that can be pickled.
     """
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+    if not together():
         return [own]
     found: list[T] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
@@ -26,9 +36,7 @@ def of_all_processes(own: T) -> list[T]:
 
 def is_first() -> bool:
     """Whether this process is the one that writes files."""
-    return not (torch.distributed.is_available() and torch.distributed.is_initialized()) or (
-        torch.distributed.get_rank() == 0
-    )
+    return place()[0] == 0
 
 
 def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -45,5 +53,5 @@ def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def leave_processes() -> None:
     """End what a strategy began: Lightning leaves threads of gloo behind, which may abort a finished process."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+    if together():
         torch.distributed.destroy_process_group()

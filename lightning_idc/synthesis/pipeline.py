@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Trainer
-from torch import distributed
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from lightning_idc.nn.gathering import place
 from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.records import UNREADABLE, Record
 from lightning_idc.synthesis.stages import Feed, Pass, Work
@@ -209,8 +209,7 @@ class ShardSampler(DistributedSampler[int]):
     """
 
     def __init__(self, steps: Sequence[Sequence[int]], pending: Sequence[int]) -> None:
-        running = distributed.is_available() and distributed.is_initialized()
-        world, rank = (distributed.get_world_size(), distributed.get_rank()) if running else (1, 0)
+        rank, world = place()
         super().__init__(range(len(pending)), num_replicas=world, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self.numbers = [number for shard in pending[rank::world] for number in steps[shard]] + [-1]
 

@@ -328,6 +328,9 @@ def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip
     trainer.fit(model, PaintedPairs(batch_size=6))
     assert model.hparams["vocabulary"] == retrieval.hparams["vocabulary"]
     assert 0 < model.hparams["max_length"] <= 24, "no longer than the text tower can write"
+    assert model.hparams["no_change_captions"] == PaintedPairs().no_change_captions(), (
+        "the data tells, whoever has the words"
+    )
     assert model.net is not None and retrieval.net is not None
     found, expected = model.net.encoder.state_dict(), retrieval.net.state_dict()
     assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -32,7 +33,7 @@ def _head(width: int, outputs: int) -> nn.Sequential:
     return nn.Sequential(nn.LayerNorm(width), nn.Linear(width, outputs))
 
 
-class ProcedureReader(nn.Module):
+class ProcedureReader(nn.Module, ABC):
     """Tokenizer, encoder and heads of the first stage; subclasses write :meth:`forward` and bring the words.
 
     Args:
@@ -60,6 +61,7 @@ class ProcedureReader(nn.Module):
         """Ids ``(B, F * n)`` of the frames, whose features :meth:`look` gave: one pass of the CNN serves both."""
         return self.tokenizer.ids_of(features.flatten(0, 1)).view(len(features), -1)
 
+    @abstractmethod
     def forward(self, features: Tensor, masked: Tensor, words: Tensor, word_mask: Tensor) -> Hidden:
         """Encode a caption and a masked procedure.
 
@@ -69,7 +71,6 @@ class ProcedureReader(nn.Module):
             words: ids ``(B, T)``, T of any size, the end token included.
             word_mask: bool ``(B, T)``, False at padding.
         """
-        raise NotImplementedError
 
     def masked_tokens(self, features: Tensor, masked: Tensor) -> Tensor:
         """Tokens ``(B, F * n, D)`` of the procedure with their places, mask embeddings where ``masked``."""

@@ -12,6 +12,7 @@ from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from lightning_idc.methods.pair_transformer.pretrain import cells_named, naming_loss
+from lightning_idc.nn.gathering import together
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
 from lightning_idc.pairs import PairError
 from lightning_idc.schedules import Constant, Schedule, scheduled
@@ -89,7 +90,7 @@ class TokenizerTraining(LightningModule):
 
     def _count(self, ids: Tensor, into: Tensor) -> None:
         counts = torch.bincount(ids.flatten(), minlength=len(into))
-        if distributed.is_available() and distributed.is_initialized():
+        if together():
             distributed.all_reduce(counts)
         into += counts
 
@@ -99,7 +100,7 @@ class TokenizerTraining(LightningModule):
         unused = (self.chosen == 0).nonzero()[:, 0]
         cells = z.movedim(1, -1).flatten(0, -2)
         moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
-        if distributed.is_available() and distributed.is_initialized():
+        if together():
             distributed.broadcast(moved, 0)
         self.tokenizer.codebook.weight[unused] = moved
         self.chosen.zero_()
