@@ -18,6 +18,7 @@ import torch
 from environment import describe, report
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
+from training import quiet_trainer
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.data.synthetic import SyntheticPairs
@@ -51,16 +52,8 @@ def train(backbone: str, size: int, pairs: int, epochs: int, cache: CacheFeature
     )
     model = PairTransformer(backbone=backbone, freeze_backbone=True, dropout=0.0, captions_per_pair=3)
     clock = Clock(cache)
-    Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        limit_val_batches=0,
-        callbacks=[*([cache] if cache else []), clock],
-    ).fit(model, data)
+    callbacks = [*([cache] if cache else []), clock]
+    quiet_trainer(max_epochs=epochs, limit_val_batches=0, callbacks=callbacks).fit(model, data)
     return clock
 
 

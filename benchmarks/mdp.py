@@ -27,6 +27,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from environment import describe
+from training import quiet_trainer
 
 from lightning_idc.nn.mdp import MultiScaleDifferentialPerception
 
@@ -99,20 +100,8 @@ def cost(given: argparse.Namespace) -> dict[str, Any]:
 
 
 def trainer_of(epochs: int, folder: Path, **options: Any) -> Any:
-    from lightning.pytorch import Trainer
-
-    return Trainer(
-        accelerator="cpu",
-        max_epochs=epochs,
-        gradient_clip_val=1.0,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        **options,
+    return quiet_trainer(
+        max_epochs=epochs, gradient_clip_val=1.0, limit_val_batches=0, default_root_dir=folder, **options
     )
 
 

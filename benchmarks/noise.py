@@ -29,6 +29,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
+from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.addon import addons_of  # noqa: E402
 from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  # noqa: E402
@@ -64,21 +65,9 @@ def adamw(rate: float) -> Any:
     return lambda parameters: torch.optim.AdamW(parameters, lr=rate, fused=True)
 
 
-def quiet(**options: Any) -> Trainer:
-    return Trainer(
-        accelerator="cpu",
-        logger=False,
-        num_sanity_val_steps=0,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **options,
-    )
-
-
 def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Callback] | None = None) -> Trainer:
     # without clipping, whose norm L_NIM would dominate: it is tens where the caption loss is one
-    trainer = quiet(callbacks=callbacks or [], max_epochs=epochs, limit_val_batches=0)
+    trainer = quiet_trainer(callbacks=callbacks or [], max_epochs=epochs, limit_val_batches=0)
     trainer.fit(model, data)
     return trainer
 
@@ -186,7 +175,7 @@ class Study:
         result.update({name.removeprefix("train/"): float(v) for name, v in trainer.callback_metrics.items()})
         start = self.work / f"pretrained-{arm}-{seed}.ckpt"
         trainer.save_checkpoint(start)
-        quiet().validate(model, SyntheticDescriptions(0.0, 0.0, noise_seed=seed, **self.sizes), verbose=False)
+        quiet_trainer().validate(model, SyntheticDescriptions(0.0, 0.0, noise_seed=seed, **self.sizes), verbose=False)
         result["described_right"] = attributes_right(model.predictions)
         addon = addons_of(model).get("noise_masking")
         if isinstance(addon, NoiseMaskingAddon):
@@ -197,7 +186,7 @@ class Study:
         tuned = self.host(init_from=str(start), captions_per_pair=3)
         trained(tuned, few, options.finetune_epochs)
         few = SyntheticPairs(**self.sizes)
-        quiet().validate(tuned, few, verbose=False)
+        quiet_trainer().validate(tuned, few, verbose=False)
         assert tuned.scores is not None
         result["CIDEr-D"] = tuned.scores.as_dict()["CIDEr-D"]
         source = few.source("val")

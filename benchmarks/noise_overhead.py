@@ -22,9 +22,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
-from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
+from lightning.pytorch import Callback, LightningModule, seed_everything  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
+from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  # noqa: E402
 from lightning_idc.callbacks.noise_masking import NoiseMasking  # noqa: E402
@@ -88,15 +89,7 @@ def measure(way: str, options: argparse.Namespace) -> dict[str, Any]:
     samples = [PairSample(str(i), pair[0], pair[1], [CAPTION]) for i, pair in enumerate(images)]
     loader: Any = DataLoader([0] * (options.steps + 1), collate_fn=lambda _: model.collate(samples))  # type: ignore[arg-type]
     timer = Measured()
-    trainer = Trainer(
-        accelerator="cpu",
-        logger=False,
-        callbacks=[*callbacks, timer],
-        max_epochs=1,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    trainer = quiet_trainer(callbacks=[*callbacks, timer], max_epochs=1)
     kept = SavedBytes(model)
     model.training_step = kept.around(model.training_step)  # type: ignore[method-assign]
     trainer.fit(model, loader)

@@ -31,6 +31,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, Trainer, seed_everything  # noqa: E402
+from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever  # noqa: E402
 from lightning_idc.callbacks.preference import PreferenceOptimization  # noqa: E402
@@ -96,16 +97,11 @@ def measure(way: str, steps: int, batch: int, cache: str | None) -> dict[str, fl
     kind, callbacks = ways()[way]
     clock = Clock()
     with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            accelerator="cpu",
+        trainer = quiet_trainer(
             max_steps=steps,
             max_epochs=-1,
             limit_val_batches=0,
             callbacks=[*callbacks, clock],
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
             default_root_dir=folder,
         )
         data = SyntheticPairs(

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
+from training import quiet_trainer
 
 from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
 from lightning_idc.callbacks.forced_choice import ForcedChoice
@@ -60,15 +61,12 @@ class Study:
 
     def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
         seed_everything(self.seed, workers=True, verbose=False)
-        return Trainer(
-            accelerator="cpu",
+        return quiet_trainer(
             max_epochs=epochs,
             limit_val_batches=0,
             gradient_clip_val=1.0,
             callbacks=callbacks,
-            logger=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
+            enable_checkpointing=True,
             default_root_dir=self.folder,
         )
 

@@ -38,6 +38,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
+from training import quiet_trainer  # noqa: E402
 
 SMALLER = 0.5
 """Target: at most this share of TRL's memory."""
@@ -281,7 +282,7 @@ def logits_everywhere(net: Any, features: Any, tokens: torch.Tensor) -> torch.Te
 
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
-    from lightning.pytorch import Callback, Trainer
+    from lightning.pytorch import Callback
 
     from lightning_idc.callbacks.lora import LoRA
     from lightning_idc.callbacks.negatives import NegativeSource
@@ -369,7 +370,7 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     callbacks: list[Callback] = [PreferenceOptimization(negatives=Rejected(), reference=reference), clock := Clock()]
     if size.lora:
         callbacks = [LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"]), *callbacks]
-    trainer = Trainer(
+    trainer = quiet_trainer(
         accelerator=size.device,
         devices=1,
         precision="bf16-true" if size.lora else "32-true",
@@ -377,10 +378,6 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
         max_epochs=-1,
         limit_val_batches=0,
         callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
         default_root_dir=folder,
     )
     trainer.fit(captioner, Data(batch_size=batch))

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
+from training import quiet_trainer
 
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
@@ -50,18 +51,7 @@ METRICS = ("CIDEr-D", "BLEU-4", "ROUGE-L")
 
 
 def trainer(epochs: int, device: str) -> Trainer:
-    return Trainer(
-        max_epochs=epochs,
-        accelerator=device,
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
+    return quiet_trainer(max_epochs=epochs, accelerator=device, devices=1, gradient_clip_val=1.0, limit_val_batches=0)
 
 
 def fitted(model: LightningModule, data: LightningDataModule, epochs: int, device: str, target: Path) -> str:

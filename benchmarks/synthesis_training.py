@@ -29,6 +29,7 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
+from training import quiet_trainer
 
 from lightning_idc.data.deeppcb import DeepPCB
 from lightning_idc.data.deeppcb_cells import change_cells
@@ -115,18 +116,7 @@ class Cells(Dataset[tuple[Tensor, Tensor]]):
 
 
 def fitted(model: LightningModule, data: LightningDataModule | DataLoader[Any], epochs: int) -> Trainer:
-    trainer = Trainer(
-        max_epochs=epochs,
-        accelerator="cpu",
-        devices=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        gradient_clip_val=1.0,
-        num_sanity_val_steps=0,
-        limit_val_batches=0,
-    )
+    trainer = quiet_trainer(max_epochs=epochs, devices=1, gradient_clip_val=1.0, limit_val_batches=0)
     trainer.fit(model, data)
     return trainer
 
