@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from lightning_idc.captioner import PairCaptioner
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
+PIECES = ".metadata"  # of torch.distributed.checkpoint: what each process of a sharded model wrote
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Any]:
@@ -64,6 +65,12 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     """
     from lightning_idc.captioner import PairCaptioner
 
+    if Path(path, PIECES).is_file():
+        # its list of pieces is a pickle, which might run code
+        raise PairError(
+            f"{str(path)!r} is a checkpoint in pieces, which only training goes on from; to get one file, train with "
+            "save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
+        )
     if Path(path).is_dir():
         return PairCaptioner.from_pretrained(path)
     class_path = read_checkpoint(path).get("class_path")

@@ -24,7 +24,10 @@ def launch(script: Path, *arguments: str | Path) -> None:
 
 
 def gloo(kind: str) -> Any:
-    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2`` that are ended in an orderly way."""
+    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2`` that are ended in an orderly way.
+
+    Under ``fsdp2-pieces`` every process writes its share of a checkpoint, which is then a folder.
+    """
     from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 
     if kind == "one":
@@ -32,7 +35,10 @@ def gloo(kind: str) -> Any:
     atexit.register(leave_processes)
     if kind == "ddp":
         return DDPStrategy(process_group_backend="gloo")
-    assert kind == "fsdp2"
+    assert kind in ("fsdp2", "fsdp2-pieces")
     return ModelParallelStrategy(
-        data_parallel_size=2, tensor_parallel_size=1, process_group_backend="gloo", save_distributed_checkpoint=False
+        data_parallel_size=2,
+        tensor_parallel_size=1,
+        process_group_backend="gloo",
+        save_distributed_checkpoint=kind == "fsdp2-pieces",
     )

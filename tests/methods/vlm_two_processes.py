@@ -27,8 +27,10 @@ class Stir(Callback):
                     parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
 
 
-def trainer_of(kind: str, out: Path, *callbacks: Callback) -> Trainer:
-    where: dict[str, Any] = dict(strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2)
+def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Trainer:
+    where: dict[str, Any] = dict(
+        strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2, precision=precision
+    )
     if kind == "fsdp1":
         from lightning.pytorch.strategies import FSDPStrategy
 
@@ -59,10 +61,10 @@ def model_and_data(processes: int) -> tuple[VLMCaptioner, ColorPairs]:
     return model, ColorPairs(batch_size=4 // processes, seed=1)
 
 
-def main(kind: str, out: Path) -> None:
+def main(kind: str, precision: Any, out: Path) -> None:
     torch.set_num_threads(1)
     half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
-    trainer = trainer_of(kind, out, Stir(), half)
+    trainer = trainer_of(kind, precision, out, Stir(), half)
     model, data = model_and_data(trainer.world_size)
     trainer.fit(model, data)
     trainer.save_checkpoint(out / f"{kind}.ckpt")
@@ -72,7 +74,7 @@ def main(kind: str, out: Path) -> None:
     if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
         model.save_adapters(out / f"{kind}-adapters")
         model.save_pretrained(out / f"{kind}-pretrained")
-    resumed = trainer_of(kind, out)
+    resumed = trainer_of(kind, precision, out)
     model, data = model_and_data(trainer.world_size)
     resumed.fit(model, data, ckpt_path=out / f"{kind}-half.ckpt", weights_only=True)
     resumed.save_checkpoint(out / f"{kind}-resumed.ckpt")
@@ -86,4 +88,4 @@ def _sharded(model: VLMCaptioner) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
