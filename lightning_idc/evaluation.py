@@ -55,8 +55,8 @@ class Evaluation:
         self.caption_scores.reset()
         if self.scores is not None:
             for name, value in self.scores.as_dict().items():
-                # equal on all processes, since all of them scored the whole corpus
-                self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D")  # type: ignore[attr-defined]
+                # equal on all processes, which all scored the whole corpus; Lightning warns if it need not average them
+                self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D", sync_dist=True)  # type: ignore[attr-defined]
 
     def on_validation_epoch_start(self) -> None:
         self.caption_scores.reset()

@@ -201,7 +201,7 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         pairs = torch.stack([seen[name][0] for name in sorted(seen)])
         for direction, recalls in recall_of_pairs(pairs, captions, relevant).items():
             for name, value in recalls.items():
-                self.log(f"{split}/{direction}/{name}", value, prog_bar=name == "R@5")
+                self.log(f"{split}/{direction}/{name}", value, prog_bar=name == "R@5", sync_dist=True)
 
 
 def _pair_clip(hparams: Mapping[str, Any], vocabulary: Vocabulary, pretrained: str | None) -> PairClip:

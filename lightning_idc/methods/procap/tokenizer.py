@@ -127,8 +127,8 @@ class TokenizerTraining(LightningModule):
 
     def on_validation_epoch_end(self) -> None:
         share = self.val_chosen.double() / self.val_chosen.sum().clamp(min=1)
-        self.log("val/codes_used", (share > 0).float().mean())
-        self.log("val/code_perplexity", torch.special.entr(share).sum().exp().float())
+        self.log("val/codes_used", (share > 0).float().mean(), sync_dist=True)
+        self.log("val/code_perplexity", torch.special.entr(share).sum().exp().float(), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
         optimizer = self.optimizer(self.parameters())
