@@ -1,6 +1,6 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
 
-    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 3 4 4] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
+    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 8 4 8] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
 One tokenizer, which also learned to name objects, and one set of procedures (DIS flow, l = 7) for all runs; per seed
 one first stage, and four captioners that share everything but what is asked about: none (k = 0, fresh), EPM (k = 0,
@@ -44,6 +44,8 @@ TOKENIZER: dict[str, Any] = {
     "multipliers": [1, 2, 2],
     "blocks": 1,
     "fold": 4,
+    "squared": 20.0,
+    "naming": 10.0,
 }
 SIZES: dict[str, Any] = {"width": 96, "layers": 3, "heads": 4, "image_size": (64, 64)}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
@@ -86,7 +88,7 @@ class Runs:
             "progress": False,
         }
         self.pairs = SyntheticPairs(**settings, batch_size=32)
-        self.cells = SyntheticCells(**settings, grid=4, batch_size=32)
+        self.cells = SyntheticCells(**settings, grid=4, batch_size=16)
         self.tokenizer = str(folder / "tokenizer.ckpt")
         self.procedures = str(folder / "procedures")
 
@@ -94,7 +96,7 @@ class Runs:
         """The tokenizer, and the frames of all training pairs."""
         if not Path(self.tokenizer).is_file():
             seed_everything(0, verbose=False)
-            model = NamingTokenizer(**TOKENIZER, **learning(3e-3))
+            model = NamingTokenizer(**TOKENIZER, **learning(6e-3))
             fitted(model, self.cells, self.options.epochs[0], self.options.device, Path(self.tokenizer))
         similarity = TokenizerSimilarity(self.tokenizer)
         interpolator = FrameInterpolator(self.procedures, 7, DISMidpoint(), similarity)
@@ -153,7 +155,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=2000)
     parser.add_argument("--test_pairs", type=int, default=300)
     parser.add_argument(
-        "--epochs", type=int, nargs=3, default=[3, 4, 4], metavar=("TOKENIZER", "FIRST", "SECOND"), help="of each stage"
+        "--epochs", type=int, nargs=3, default=[8, 4, 8], metavar=("TOKENIZER", "FIRST", "SECOND"), help="of each stage"
     )
     parser.add_argument("--queries", type=int, default=1, help="k")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])

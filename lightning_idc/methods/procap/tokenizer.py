@@ -32,6 +32,7 @@ class TokenizerTraining(LightningModule):
         blocks: residual blocks per level.
         fold: pixels per side folded into channels first.
         commitment: weight of the commitment loss.
+        squared: weight of the squared error of pixels beside the absolute one, which may leave out what is small.
         start: checkpoint with a tokenizer to go on from, whose sizes count instead of those above.
         revive_every: steps after which entries that nothing chose meanwhile move to cells of the batch; 0 leaves them.
         optimizer: makes the optimizer.
@@ -50,6 +51,7 @@ class TokenizerTraining(LightningModule):
         blocks: int = 2,
         fold: int = 1,
         commitment: float = 0.25,
+        squared: float = 0.0,
         start: str | None = None,
         revive_every: int = 50,
         optimizer: OptimizerCallable = torch.optim.AdamW,
@@ -65,7 +67,7 @@ class TokenizerTraining(LightningModule):
         # what was loaded describes itself, and a checkpoint must not ask for the file again
         self.hparams.pop("start")
         self.hparams.update(self.tokenizer.config)
-        self.commitment, self.revive_every = commitment, revive_every
+        self.commitment, self.squared, self.revive_every = commitment, squared, revive_every
         self.register_buffer("chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long))
         self.register_buffer(
             "val_chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long), persistent=False
@@ -81,7 +83,8 @@ class TokenizerTraining(LightningModule):
         pixels = as_pixels(images)
         features = self.tokenizer.features(pixels)
         coded = self.tokenizer.code(features)
-        reconstruction = F.l1_loss(self.tokenizer.pixels_of(coded.vectors), pixels)
+        given = self.tokenizer.pixels_of(coded.vectors)
+        reconstruction = F.l1_loss(given, pixels) + self.squared * F.mse_loss(given, pixels)
         loss = reconstruction + coded.codebook_loss + self.commitment * coded.commitment_loss
         self._count(coded.ids, self.chosen)
         if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
