@@ -76,6 +76,7 @@ class Study:
     def supervised(self) -> str:
         """Checkpoint of the SFT policy."""
         data = SyntheticCells(**self.sizes, batch_size=64)
+        seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
         namer = ObjectNaming(optimizer=adamw(1e-2))
         self.trainer(self.given.look_epochs, [self.saver("look")]).fit(namer, data)
         captioner = PairTransformer(
