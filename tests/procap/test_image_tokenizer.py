@@ -122,6 +122,16 @@ def test_unused_entries_move_to_cells_of_the_batch() -> None:
     assert not model.chosen.any()
 
 
+def test_the_squared_error_is_added_with_its_weight() -> None:
+    model = TokenizerTraining(**SMALL)
+    plain, _ = model.reconstruct(images())
+    model.squared = 20.0
+    loss, features = model.reconstruct(images())
+    pixels = as_pixels(images())
+    given = model.tokenizer.pixels_of(model.tokenizer.code(features).vectors)
+    assert float(loss - plain) == pytest.approx(20 * float(((given - pixels).double() ** 2).mean()), rel=1e-4)
+
+
 def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
     trained: tuple[Path, float, float], tmp_path: Path
 ) -> None:
