@@ -28,8 +28,14 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
     """Load a checkpoint file, refusing anything but tensors and plain types.
 
     Raises:
-        PairError: the file is missing, damaged, or would run code when loaded.
+        PairError: the file is missing, damaged, in pieces, or would run code when loaded.
     """
+    if Path(path, PIECES).is_file():
+        # its list of pieces is a pickle, which might run code
+        raise PairError(
+            f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
+            "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
+        )
     if not Path(path).is_file():
         raise PairError(f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)")
     try:
@@ -65,13 +71,7 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     """
     from lightning_idc.captioner import PairCaptioner
 
-    if Path(path, PIECES).is_file():
-        # its list of pieces is a pickle, which might run code
-        raise PairError(
-            f"{str(path)!r} is a checkpoint in pieces, which only training goes on from; to get one file, train with "
-            "save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
-        )
-    if Path(path).is_dir():
+    if Path(path).is_dir() and not Path(path, PIECES).is_file():
         return PairCaptioner.from_pretrained(path)
     class_path = read_checkpoint(path).get("class_path")
     if class_path is None:

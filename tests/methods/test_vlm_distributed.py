@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
-from lightning_idc.checkpoint import load_captioner
+from lightning_idc.checkpoint import load_captioner, read_checkpoint
 from lightning_idc.pairs import PairError
 
 HERE = Path(__file__).parent
@@ -93,8 +93,9 @@ def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_pa
     dcp.load(resumed, checkpoint_id=tmp_path / "fsdp2-pieces-resumed.ckpt", no_dist=True)
     for name, value in weights.items():
         assert torch.equal(last["state_dict"][name], value) and torch.equal(resumed["state_dict"][name], value), name
-    with pytest.raises(PairError, match="save_distributed_checkpoint: false"):
-        load_captioner(tmp_path / "fsdp2-pieces.ckpt")
+    for read in (load_captioner, read_checkpoint):
+        with pytest.raises(PairError, match="save_distributed_checkpoint: false"):
+            read(tmp_path / "fsdp2-pieces.ckpt")
 
 
 @pytest.mark.gpu
