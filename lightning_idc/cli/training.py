@@ -34,8 +34,9 @@ def run(given: list[str]) -> int:
     _quieten()
     keep_freed_memory()
     if given[0] != "fit":
-        # callbacks that watch training are loaded with the checkpoint and have nothing to do
+        # callbacks that watch training come with the checkpoint and have nothing to do
         warnings.filterwarnings("ignore", message="The dirpath has changed from")
+        warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
     if any(name in ("--help_all", "--print_config") or name.endswith(".help") for name in given):
         PairCLI(["--help" if name == "--help_all" else name for name in given])
         return 0

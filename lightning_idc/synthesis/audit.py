@@ -25,7 +25,7 @@ class Audit(Stage):
     Args:
         page: the HTML file.
         title: heading.
-        images: names of the pictures to show.
+        images: names of the pictures to show; where a record has none of them, its ``image`` is shown.
         texts: facts to show as text.
         most: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
         seed: see `Stage`.
@@ -73,8 +73,12 @@ class Audit(Stage):
                 room[reason] -= 1
                 yield self._entry(record)
 
+    def _shown(self, record: Record) -> list[str]:
+        shown = [name for name in self.images if _has(record, name)]
+        return shown or ["image"] * _has(record, "image")
+
     def _entry(self, record: Record) -> AuditEntry:
-        images = [] if _unreadable(record) else [record.image(name) for name in self.images if _has(record, name)]
+        images = [] if _unreadable(record) else [record.image(name) for name in self._shown(record)]
         height, width = record.facts.get("size") or (images[0].shape[1:] if images else (1, 1))
         entry = AuditEntry(record.id, images, kind=record.facts.get("edit"))
         entry.texts = [line for name in self.texts for line in _lines(record.facts.get(name))]

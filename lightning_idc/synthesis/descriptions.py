@@ -14,7 +14,7 @@ from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
-from lightning_idc.synthesis.slots.embedded import NearestPrototype
+from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 
@@ -48,57 +48,14 @@ _FORM = re.compile(
     rf"while the second image (?:{_ANY_VERB})\s+(?P<second>.+?)\s*\.?",
     re.IGNORECASE | re.DOTALL,
 )
-_EMPTY_WORDS = frozenset(
-    {
-        "something",
-        "anything",
-        "nothing",
-        "it",
-        "this",
-        "that",
-        "one",
-        "the",
-        "a",
-        "an",
-        "image",
-        "not",
-        "no",
-        "n't",
-        "never",
-    }
-    | {
-        "do",
-        "does",
-        "did",
-        "is",
-        "are",
-        "was",
-        "were",
-        "be",
-        "been",
-        "has",
-        "have",
-        "had",
-        "can",
-        "could",
-        "will",
-        "would",
-    }
-    | {
-        "doesn't",
-        "isn't",
-        "wasn't",
-        "aren't",
-        "weren't",
-        "don't",
-        "didn't",
-        "hasn't",
-        "haven't",
-        "may",
-        "might",
-        "must",
-    }
-)
+_EMPTY_WORDS = {
+    "something", "anything", "it", "this", "that", "one", "the", "a", "an", "image",
+    "do", "does", "did", "is", "are", "was", "were", "be", "been", "has", "have", "had", "can", "could", "will",
+    "would", "may", "might", "must",
+    "nothing", "not", "no", "n't", "never", "doesn't", "isn't", "wasn't", "aren't", "weren't", "don't", "didn't",
+    "hasn't", "haven't",
+}  # fmt: skip
+"""Placeholders, auxiliaries and negations."""
 
 
 class Descriptions(Stage):
@@ -233,7 +190,10 @@ class ImageParagraphs(Stage):
 
 
 class EmbeddedDescriber(VisionLanguageModel):
-    """Fills the template without weights: names what stands in the region where the two images differ most."""
+    """Fills the template without weights: names what stands in the region where the two images differ most.
+
+    It says that it does not know, outside of the template, where it can name nothing in either image.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -248,9 +208,13 @@ class EmbeddedDescriber(VisionLanguageModel):
             if not found:
                 answers.append("The two images are the same.")
                 continue
+            pair = [names.pop(0), names.pop(0)]
+            if all(name == self.captioner.background for name in pair):
+                answers.append("I do not know what differs.")
+                continue
             quoted = re.search(r"template: '(.*)'\.?$", prompt, re.DOTALL)
             template = quoted[1] if quoted else TEMPLATE.format(verb="shows")
-            for name in (names.pop(0), names.pop(0)):
+            for name in pair:
                 template = template.replace("[object description]", name, 1)
             answers.append(template)
         return answers

@@ -79,3 +79,14 @@ def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) ->
     assert "<td>6</td>" in html and "10 pairs, 4 of them shown" in html
     assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
     assert _fair_shares({"kept": 100, "rare": 1, "other": 50}, 21) == {"kept": 10, "rare": 1, "other": 10}
+
+
+def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path) -> None:
+    def single(record: Record) -> Record:
+        record.put("image", torch.zeros(3, 40, 60, dtype=torch.uint8))
+        record.drop("no similar image", None, "in both windows")
+        return record
+
+    run(Chain([Apply(single), Audit(str(tmp_path / "audit.html"))]), Numbers(3, broken=[]), tmp_path / "a")
+    pairs = data_of((tmp_path / "audit.html").read_text(encoding="utf-8"))["pairs"]
+    assert [len(pair["images"]) for pair in pairs] == [1, 1, 1]  # type: ignore[arg-type]

@@ -233,7 +233,7 @@ class TestWholePipeline:
             for area in kept(record.facts.get("areas", [])) if record.facts.get("edit") == "replace" else []:
                 for noun, caption in zip(record.facts["nouns"], area.get("captions", []), strict=True):
                     said, right = said + 1, right + (caption == f"a {noun}")
-        assert right / said > 0.6, (right, said)
+        assert right / said > 0.9, (right, said)
 
     def test_the_release_has_the_published_form(self, folder: Path) -> None:
         entries = json.loads((folder / "release" / "img_diff_object_replacement.json").read_text())

@@ -22,7 +22,8 @@ from lightning_idc.synthesis.slots.base import (
     crop,
 )
 from lightning_idc.synthesis.slots.contours import DifferenceContours, TeleaInpainter
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, NearestPrototype, PixelEncoder
+from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
+from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore
 

@@ -11,7 +11,8 @@ from lightning_idc.synthesis.img_diff.areas import kept, reject
 from lightning_idc.synthesis.img_diff.presets import filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, ImageTextMatcher, TextEncoder, crop
-from lightning_idc.synthesis.slots.embedded import ColorMatcher, NearestPrototype, TemplateTeller, WordEncoder
+from lightning_idc.synthesis.slots.embedded import ColorMatcher, TemplateTeller, WordEncoder
+from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import Stage
 
 SIDES = ("before", "after")

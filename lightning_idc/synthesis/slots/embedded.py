@@ -1,4 +1,4 @@
-"""Slots without weights: colours, thumbnails and words, for runs on any machine and for tests."""
+"""Slots without weights: colours, thumbnails and words, for runs on any machine and for tests; names: `prototypes`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from lightning_idc.data.synthetic.scene import COLORS
 from lightning_idc.images import resize
 from lightning_idc.synthesis.slots.base import (
     DifferenceTeller,
-    ImageCaptioner,
     ImageEncoder,
     ImageTextMatcher,
     TextEncoder,
@@ -121,64 +120,6 @@ def _contrast(image: Tensor) -> float:
         torch.cat([values[:, :2].flatten(1), values[:, -2:].flatten(1)], 1),
     )
     return float((middle.mean(1) - margin.mean(1)).norm().clamp(max=1))
-
-
-_INSETS = (0.0, 0.06, 0.12)
-"""Margins that a box may have around its thing, as shares of its sides."""
-
-
-class NearestPrototype(ImageCaptioner):
-    """Names a picture after the most similar one of the rendered things; plain background where none is.
-
-    A thing is compared inside its outline only, so that what it stands on does not matter.
-
-    Args:
-        side: of the compared thumbnails, pixels.
-        least: similarity below which nothing is recognised.
-        background: what is said then.
-    """
-
-    def __init__(self, side: int = 24, least: float = 0.95, background: str = "plain background") -> None:
-        super().__init__()
-        self.side, self.least, self.background = side, least, background
-        self.names: list[str] = []
-        self.known: list[tuple[Tensor, Tensor]] = []
-
-    def load(self) -> None:
-        from lightning_idc.synthesis.img_diff.library import rendered_things
-
-        for thing in rendered_things():
-            size = (self.side, self.side)
-            outline = resize((thing.alpha * 255).to(torch.uint8)[None].expand(3, -1, -1), size)[0] > 200
-            self.names.append(thing.name)
-            self.known.append((_inside(resize(thing.image, size)[None], outline)[0], outline))
-
-    def settings(self) -> dict[str, Any]:
-        return {"model": "NearestPrototype", "side": self.side, "least": self.least}
-
-    def similarities(self, images: Sequence[Tensor]) -> Tensor:
-        """Cosine of each picture with each of the known things, inside its outline, ``(N, K)``; boxes may be loose."""
-        found = []
-        for inset in _INSETS:
-            cut = [image[:, int(h * inset) : h - int(h * inset), int(w * inset) : w - int(w * inset)]
-                   for image in images for h, w in [image.shape[1:]]]  # fmt: skip
-            small = torch.stack([resize(image, (self.side, self.side)) for image in cut])
-            found.append(torch.stack([_inside(small, outline) @ vector for vector, outline in self.known], 1))
-        return torch.stack(found).amax(0)
-
-    def caption(self, images: Sequence[Tensor]) -> list[str]:
-        best = self.similarities(images).max(1)
-        return [
-            f"a {self.names[index]}" if value >= self.least else self.background
-            for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        ]
-
-
-def _inside(images: Tensor, outline: Tensor) -> Tensor:
-    """Brightness around its mean and colour within an outline as unit vectors, ``(N, 3 P)``."""
-    values = opponent(images)[..., outline]
-    values = torch.cat([values[:, :1] - values[:, :1].mean(2, keepdim=True), values[:, 1:]], 1)
-    return F.normalize(values.flatten(1), dim=1)
 
 
 class TemplateTeller(DifferenceTeller):
