@@ -132,6 +132,7 @@ function fill() {
     table.append(head, body);
     $("area-counts").append(table);
   }
+  $("boxes").parentElement.hidden = !Object.keys(areaCounts).length;
   for (const name of scored.keys()) option($("score"), name, name);
   $("tuning").hidden = !scored.size;
   if (scored.size) drawBars();

@@ -109,7 +109,7 @@ class DifferenceAreas(Stage):
         for record in records:
             suppress_overlap(kept(record.facts["areas"]), self.filters)
             if not kept(record.facts["areas"]):
-                record.drop("no area left", len(record.facts["areas"]), "1 or more")
+                record.drop("no area left", 0, f"1 or more of {len(record.facts['areas'])}")
         return records
 
     def _by_shape(self, record: Record) -> None:

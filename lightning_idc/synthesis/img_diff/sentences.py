@@ -56,7 +56,7 @@ class RegionCaptions(Stage):
             self._caption(todo)
         for record in records:
             if not kept(record.facts["areas"]):
-                record.drop("no area described", len(record.facts["areas"]), "1 or more")
+                record.drop("no area described", 0, f"1 or more of {len(record.facts['areas'])}")
         return records
 
     def _described(self, record: Record) -> list[dict[str, Any]]:
@@ -119,7 +119,7 @@ class DifferenceCaptions(Stage):
             told = [area["difference"].rstrip(".") for area in kept(record.facts["areas"])]
             record.facts["summary"] = ". ".join(told)
             if not told:
-                record.drop("no area described", len(record.facts["areas"]), "1 or more")
+                record.drop("no area described", 0, f"1 or more of {len(record.facts['areas'])}")
         return records
 
 
