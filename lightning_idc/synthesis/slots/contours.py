@@ -11,22 +11,26 @@ from torch import Tensor
 
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter
 
+_LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
+"""How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
+
 
 class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
-    A light that changes leaves colour ratios and edges as they are, so soft shadows are no regions. Where something
-    moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
+    A light that changes leaves colour ratios and edges as they are, so soft shadows are no regions; since it also moves
+    shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where something moved
+    a little, one region covers both places; it is cut by which of the two pictures has the edges there.
 
     Args:
-        color: least difference of the logarithms' colour.
-        structure: least difference of the logarithms' brightness, after its slow part is taken out.
+        color: least difference of the logarithms' colour under the same light.
+        structure: least difference of the logarithms' brightness, after its slow part is taken out; the same.
         least_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
         gap: share of the picture's side that is bridged inside of one region.
     """
 
     def __init__(
-        self, color: float = 0.08, structure: float = 0.1, least_area: float = 1 / 400, gap: float = 1 / 12
+        self, color: float = 0.1, structure: float = 0.12, least_area: float = 1 / 400, gap: float = 1 / 16
     ) -> None:
         super().__init__()
         self.color, self.structure, self.least_area, self.gap = color, structure, least_area, gap
@@ -54,8 +58,12 @@ class DifferenceContours(Segmenter):
         light = ratio.mean(2)
         color = np.abs(ratio - light[..., None]).max(2)
         structure = np.abs(light - cv2.GaussianBlur(light, (0, 0), side / 16))
+        change = float(np.median(np.abs(light)))
+        color /= self.color + _LIGHT_COLOR * change
+        structure /= self.structure + _LIGHT_STRUCTURE * change
+        strength = np.maximum(color, structure)
         seen = np.abs(smooth[0] - smooth[1]).max(2) > 8
-        mask = (((color > self.color) | (structure > self.structure)) & seen).astype(np.uint8)
+        mask = ((strength > 1) & seen).astype(np.uint8)
         edges = [_edges(values, side) for values in (first, second)]
         found = []
         for box, inside in self._components(mask):
@@ -63,8 +71,8 @@ class DifferenceContours(Segmenter):
             pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
             apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
             for place, area in pair if apart else [(box, inside)]:
-                strength = float(np.maximum(color / self.color, structure / self.structure)[area].mean())
-                found.append(Region(place, 1 - 1 / (1 + strength), torch.from_numpy(area)))
+                confidence = 1 - 1 / (1 + float(strength[area].mean()))
+                found.append(Region(place, confidence, torch.from_numpy(area)))
         return sorted(found, key=lambda region: -region.confidence)
 
     def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
