@@ -85,7 +85,7 @@ def produce(root: str, folder: Path, count: int, size: int, seed: int) -> Record
     draw_library(folder / "library")
     edits = PasteEdits(size, ["add", "remove"], (1, 2), (0.04, 0.1), str(folder / "library"), noise=0.0, seed=seed)
     # a thing on a board is small, and its neighbours are other traces
-    alike, regions = PixelEncoder(side=64), DifferenceContours(least_area=1 / 4000, gap=1 / 24)
+    alike, regions = PixelEncoder(side=64), DifferenceContours(0.08, 0.1, least_area=1 / 4000, gap=1 / 24)
     chain = Chain([PairSimilarity(alike, "embedded"), DifferenceAreas(regions, filters="embedded")])
     copies = -(-count // len(boards.source("train").entries))
     run(edits, ImageFolder(str(templates), copies=copies), folder / "edits", limit=count)
