@@ -118,6 +118,8 @@ def lightning(arguments: Sequence[str] | None = None) -> int:
     try:
         from lightning_sdk.cli.entrypoint import main_cli
     except ImportError:
+        if given in (["run"], ["run", "-h"], ["run", "--help"]):
+            return main(given)
         print(
             f"error: `lightning {' '.join(given)}` is not a command of lightning_idc (run RECIPE.yaml, "
             f"{', '.join(list(VERBS)[1:])}), and lightning-sdk, which may know it, is not installed",

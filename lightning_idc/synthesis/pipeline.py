@@ -81,12 +81,15 @@ class Records(Feed):
         return -(-len(self) // self.shard_size)
 
     def prepare_data(self) -> None:
-        """Begin the target, or look through what a stopped run left there.
+        """Look through the source, then begin the target, or look through what a stopped run left there.
 
         Raises:
-            PairError: the target was made by another stage, with other settings or from another source.
+            PairError: the source is damaged, or the target was made by another stage, with other settings or from
+                another source.
         """
         about = self._about()
+        if isinstance(self.source, RecordStore):
+            self.source.verify()
         self.target.mkdir(parents=True, exist_ok=True)
         if (self.target / MANIFEST).exists():
             found = read_manifest(self.target)

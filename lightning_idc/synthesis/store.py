@@ -161,6 +161,20 @@ class RecordStore:
         self._open: dict[tuple[int, tuple[str, ...]], Any] = {}
         self._parent: RecordStore | None = None
 
+    def verify(self) -> None:
+        """Look through the bytes of all shards, and of the stores that they were made from.
+
+        Raises:
+            PairError: those of a shard are not those that were written.
+        """
+        for number in damaged_shards(self.folder, len(self.shards)):
+            raise PairError(
+                f"{self.folder / shard_name(number)}.arrow is damaged: its bytes are not those that were written; run "
+                "its stage again to rebuild it (of a recipe: remove the stage.json of that stage, then --resume)"
+            )
+        if self.parent is not None:
+            self.parent.verify()
+
     def __getstate__(self) -> dict[str, Any]:
         # workers map the files themselves
         return {**self.__dict__, "_open": {}}
@@ -276,17 +290,23 @@ def shard_about(folder: Path, number: int) -> dict[str, Any] | None:
     return about if isinstance(about, dict) and {"digest", "records", "kept", "dropped"} <= set(about) else None
 
 
+def damaged_shards(folder: Path, shards: int) -> list[int]:
+    """Finished shards whose bytes are not those that were written."""
+    about = {number: shard_about(folder, number) for number in range(shards)}
+    return [
+        number
+        for number, found in about.items()
+        if found is not None and digest(folder / f"{shard_name(number)}.arrow") != found["digest"]
+    ]
+
+
 def remove_damaged(folder: Path, shards: int) -> list[str]:
     """Remove half-written files and shards whose bytes are not those that were written; return the shards' names."""
     for unfinished in folder.glob("*.partial"):
         unfinished.unlink(missing_ok=True)
-    damaged = []
-    for number in range(shards):
-        about, path = shard_about(folder, number), folder / f"{shard_name(number)}.arrow"
-        if about is None or digest(path) == about["digest"]:
-            continue
-        damaged.append(path.name)
+    damaged = [folder / f"{shard_name(number)}.arrow" for number in damaged_shards(folder, shards)]
+    for path in damaged:
         with suppress(FileNotFoundError):
             path.with_suffix(".json").unlink()
             path.unlink()
-    return damaged
+    return [path.name for path in damaged]

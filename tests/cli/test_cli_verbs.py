@@ -61,6 +61,8 @@ def test_lightning_without_lightning_sdk_says_so(
     monkeypatch.setitem(sys.modules, "lightning_sdk", None)
     assert lightning(["run", "job"]) == 2
     assert "lightning-sdk, which may know it, is not installed" in capsys.readouterr().err
+    assert lightning(["run", "--help"]) == 0
+    assert "lightning run RECIPE.yaml" in capsys.readouterr().out
 
 
 def test_lightning_forwards_what_is_not_ours(

@@ -126,6 +126,22 @@ def test_a_corrupt_shard_is_found_named_and_rebuilt(tmp_path: Path, capsys: pyte
         RecordStore(tmp_path / "a")
 
 
+def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: Path) -> None:
+    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
+    good = digests(tmp_path / "b")
+    shard = tmp_path / "a" / "shard-00002.arrow"
+    bytes_ = bytearray(shard.read_bytes())
+    bytes_[len(bytes_) // 2] ^= 1
+    shard.write_bytes(bytes_)
+    for source in ("a", "b"):  # the images of b lie in a
+        with pytest.raises(PairError, match=r"a/shard-00002\.arrow is damaged"):
+            run(Apply(number_plus), str(tmp_path / source), tmp_path / f"{source}c", shard_size=6)
+    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "ac", shard_size=6)
+    assert digests(tmp_path / "ac") == good
+
+
 def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> None:
     store = run(Shade(), Numbers(12, broken=[3, 8]), tmp_path / "a")
     dropped = {r.id: r.dropped for r in store if r.dropped is not None and r.dropped["reason"] == "unreadable image"}
