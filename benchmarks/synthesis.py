@@ -255,7 +255,7 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
         while len(at) < arguments.count:
             process = start(f"cut-{runs}")
             try:
-                process.wait(draw.uniform(0.1, 1.0) * spent)
+                process.wait(draw.uniform(0.3, 1.0) * spent)
                 runs += 1  # it came to its end first; go on with a new one
             except subprocess.TimeoutExpired:
                 process.kill()
@@ -286,7 +286,7 @@ def made(folder: Path) -> None:
     from lightning_idc.synthesis.sources import SamplePhotos
     from lightning_idc.synthesis.stages import Chain
 
-    run(PasteEdits(size=128), SamplePhotos(copies=14), folder / "pairs", batch_size=4, shard_size=4)
+    run(PasteEdits(size=128), SamplePhotos(copies=60), folder / "pairs", batch_size=4, shard_size=4)
     filters = "embedded"
     parts = [PairSimilarity(filters=filters), DifferenceAreas(filters=filters), RegionCaptions(filters=filters)]
     run(Chain([*parts, DifferenceCaptions()]), str(folder / "pairs"), folder / "made", batch_size=4, shard_size=4)
