@@ -167,10 +167,12 @@ class RecordStore:
         Raises:
             PairError: those of a shard are not those that were written.
         """
-        for number in damaged_shards(self.folder, len(self.shards)):
+        damaged = damaged_shards(self.folder, len(self.shards))
+        if damaged:
             raise PairError(
-                f"{self.folder / shard_name(number)}.arrow is damaged: its bytes are not those that were written; run "
-                "its stage again to rebuild it (of a recipe: remove the stage.json of that stage, then --resume)"
+                f"{damaged[0]} is damaged ({len(damaged)} of {len(self.shards)} shards): its bytes are not those that "
+                "were written; run its stage again to rebuild it (of a recipe: remove the stage.json of that stage, "
+                "then --resume)"
             )
         if self.parent is not None:
             self.parent.verify()
@@ -290,21 +292,21 @@ def shard_about(folder: Path, number: int) -> dict[str, Any] | None:
     return about if isinstance(about, dict) and {"digest", "records", "kept", "dropped"} <= set(about) else None
 
 
-def damaged_shards(folder: Path, shards: int) -> list[int]:
+def damaged_shards(folder: Path, shards: int) -> list[Path]:
     """Finished shards whose bytes are not those that were written."""
-    about = {number: shard_about(folder, number) for number in range(shards)}
-    return [
-        number
-        for number, found in about.items()
-        if found is not None and digest(folder / f"{shard_name(number)}.arrow") != found["digest"]
-    ]
+    damaged = []
+    for number in range(shards):
+        about, path = shard_about(folder, number), folder / f"{shard_name(number)}.arrow"
+        if about is not None and digest(path) != about["digest"]:
+            damaged.append(path)
+    return damaged
 
 
 def remove_damaged(folder: Path, shards: int) -> list[str]:
     """Remove half-written files and shards whose bytes are not those that were written; return the shards' names."""
     for unfinished in folder.glob("*.partial"):
         unfinished.unlink(missing_ok=True)
-    damaged = [folder / f"{shard_name(number)}.arrow" for number in damaged_shards(folder, shards)]
+    damaged = damaged_shards(folder, shards)
     for path in damaged:
         with suppress(FileNotFoundError):
             path.with_suffix(".json").unlink()
