@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
+from toy_stages import pair_of
 
 from lightning_idc.data.folder import FolderPairs
-from lightning_idc.data.synthetic.modes import clevr_change
-from lightning_idc.data.synthetic.render import render
-from lightning_idc.data.synthetic.sampling import Dice
-from lightning_idc.data.synthetic.truth import measure
 from lightning_idc.pairs import PairError
 from lightning_idc.synthesis.img_diff.areas import (
     DifferenceAreas,
@@ -23,53 +19,31 @@ from lightning_idc.synthesis.img_diff.areas import (
     kept,
     suppress_overlap,
 )
-from lightning_idc.synthesis.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
 from lightning_idc.synthesis.img_diff.edits import KINDS, PasteEdits
-from lightning_idc.synthesis.img_diff.judging import AnswerPairs, EvaluationSet, NaturalImages, RateAnswers
-from lightning_idc.synthesis.img_diff.lexicon import CATEGORIES, Lexicon
+from lightning_idc.synthesis.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
 from lightning_idc.synthesis.img_diff.presets import PAPER, PRESETS, filters_named
 from lightning_idc.synthesis.img_diff.release import Release
 from lightning_idc.synthesis.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
 from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
-from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos, Sentences
+from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Chain
 from lightning_idc.synthesis.store import RecordStore
 
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+from synthesis import scenes
+
 pytest.importorskip("cv2")  # here, since importing it changes the environment
-
-
-def scenes(count: int, seed: int, light: bool, size: int = 128) -> list[Record]:
-    """Rendered pairs from one camera, under one light or two, with the boxes and names of what changed."""
-    records = []
-    for index in range(count):
-        pair = clevr_change.draw(
-            Dice(np.random.default_rng([seed, index])), replace(clevr_change.WORLD, no_change=0.0, camera_jitter=0.0)
-        )
-        lights = pair.after.lights if light else pair.before.lights
-        pair = replace(pair, after=replace(pair.after, lights=lights, camera=pair.before.camera))
-        images, seen = render([pair.before, pair.after], size, size)
-        truth = measure(pair, seen)
-        nouns: list[str | None] = [None, None]
-        for side, name in enumerate(("before", "after")):
-            for change in truth["changes"]:
-                for thing in change[name]:
-                    words = truth[name]["things"][thing]
-                    nouns[side] = f"{words['color']} {words['material']} {words['shape']}"
-        record = Record(f"{index}", {"true_boxes": truth["boxes"], "nouns": nouns, "kind": pair.change_type})
-        record.decoded = {"before": torch.from_numpy(images[0]), "after": torch.from_numpy(images[1])}
-        records.append(record)
-    return records
 
 
 @pytest.mark.parametrize(("light", "precision", "recall"), [(False, 0.9, 0.8), (True, 0.8, 0.7)])
 def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
     light: bool, precision: float, recall: float
 ) -> None:
-    records = DifferenceAreas(filters="embedded").work_on(scenes(100, seed=11, light=light))
+    records = DifferenceAreas(filters="embedded").work_on(scenes(100, 128, light, jitter=0.0, seed=11))
     measured = found_and_true(records)
     assert measured["true"] > 100
     assert measured["precision"] > precision and measured["recall"] > recall, measured
@@ -98,15 +72,6 @@ class Score(ImageTextMatcher):
 
     def match(self, images: list[torch.Tensor], texts: list[str]) -> torch.Tensor:  # type: ignore[override]
         return torch.tensor([float(text) for text in texts])
-
-
-def pair_of(first: int, second: int, size: int = 40) -> Record:
-    record = Record("r", history=[{"stage": "x"}])
-    record.decoded = {
-        side: torch.full((3, size, size), value, dtype=torch.uint8)
-        for side, value in (("before", first), ("after", second))
-    }
-    return record
 
 
 @pytest.mark.parametrize(
@@ -310,117 +275,3 @@ def test_edits_change_one_place_and_say_which(shared: Path, tmp_path: Path) -> N
                     outside[box[1] : box[3], box[0] : box[2]] = False
         assert changed.any() and not outside.any()
     assert kinds == set(KINDS)
-
-
-class Canned(TextModel):
-    def __init__(self, answers: list[str]) -> None:
-        super().__init__()
-        self.answers = answers
-
-    def answer(self, prompts: list[str], seeds: list[int]) -> list[str]:  # type: ignore[override]
-        return self.answers[: len(prompts)]
-
-
-def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path: Path) -> None:
-    caption = "A dog sleeps on the sofa."
-    answers = {
-        "A cat sleeps on the sofa.": None,
-        '"New sentence: A cat sleeps on the sofa."\nI chose a cat.': None,
-        "": "empty answer",
-        caption: "nothing replaced",
-        "I replaced the dog with a cat.": "answer talks about the edit",
-        "Two birds fly high above the old stone bridge at night.": "too much changed",
-    }
-    store = run(PromptedEdits(Canned(list(answers))), Sentences([caption] * len(answers)), tmp_path / "a")
-    assert [r.dropped and r.dropped["reason"] for r in store] == list(answers.values())
-    assert store.record(0).facts["nouns"] == ["dog", "cat"]
-    assert store.counts()[0] == 2
-
-
-def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
-    lexicon = Lexicon.own()
-    assert set(lexicon.nouns) == set(CATEGORIES)
-    for seed in range(20):
-        edit = replace_noun("An apple lies there", lexicon, np.random.default_rng(seed))
-        assert edit is not None
-        (_, twin), (old, new) = edit
-        assert old == "apple" and lexicon.category[new] == "fruit" and new in twin
-        assert twin.startswith("An " if new[0] in "aeiou" else "A ")
-        assert changed_words("An apple lies there", twin) == (old, new)
-    edit = replace_noun("Two dogs", lexicon, np.random.default_rng(0))
-    assert edit is not None and edit[0][1].endswith("s") and edit[1][0] == "dog"
-    assert replace_noun("The sky is clear", lexicon, np.random.default_rng(0)) is None
-    store = run(LexiconEdits(), Sentences(["A dog runs", "The sky is clear"]), tmp_path / "a")
-    assert store.counts() == (1, {"no known noun": 1})
-
-
-def test_wordnets_files_are_read_by_class(tmp_path: Path) -> None:
-    # the format of wndb(5WN): offset lex_filenum ss_type w_cnt word lex_id p_cnt [symbol offset pos source/target]
-    names = list(CATEGORIES)
-    lines, index = ["  1 a licence"], ["  1 a licence"]
-    for number, name in enumerate(names, 1):
-        lines.append(f"{number:08} 03 n 01 {name} 0 000 | a class")
-        index.append(f"{name} n 1 0 1 0 {number:08}")
-        for child in (1, 2):
-            offset, word = 100 * number + child, f"{name.replace('_', '')}{'ab'[child - 1]}"
-            lines.append(f"{offset:08} 03 n 01 {word} 0 001 @ {number:08} n 0000 | below")
-            index.append(f"{word} n 1 1 @ 1 0 {offset:08}")
-    lines.append("00009999 03 n 01 somebody 0 001 @i 00000002 n 0000 | an instance is no object")
-    index.append("somebody n 1 1 @i 1 0 00009999")
-    index.append("two_words n 1 1 @ 1 0 00000101")
-    (tmp_path / "data.noun").write_text("\n".join(lines) + "\n")
-    (tmp_path / "index.noun").write_text("\n".join(index) + "\n")
-    lexicon = Lexicon.wordnet(tmp_path)
-    assert lexicon.category["fruita"] == "fruit" and lexicon.category["livingthingb"] == "living_thing"
-    assert "somebody" not in lexicon.category and "two_words" not in lexicon.category
-    with pytest.raises(PairError, match=r"data\.noun"):
-        Lexicon.wordnet(tmp_path / "nowhere")
-
-
-class Says(VisionLanguageModel):
-    def __init__(self, answers: list[str]) -> None:
-        super().__init__()
-        self.answers = answers
-
-    def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
-        return self.answers
-
-
-def test_the_unnatural_image_filter_reads_yes_and_no() -> None:
-    records = [pair_of(0, 1) for _ in range(4)]
-    # the first pictures of all pairs, then the second ones
-    stage = NaturalImages(Says(["Yes.", "yes", "No, it is distorted", "Perhaps", "Yes", "no", "Yes", "Yes"]))
-    reasons = [r.dropped and r.dropped["reason"] for r in stage.work_on(records)]
-    assert reasons == [None, "unnatural image", "unnatural image", "answer not understood"]
-
-
-def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
-    photo = next(iter(SamplePhotos().names))
-    real = SamplePhotos().record(SamplePhotos().names.index(photo)).image("image")
-    noise = torch.randint(256, real.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
-    records = []
-    for after in (real, noise, torch.full_like(real, 90)):
-        record = Record("r")
-        record.decoded = {"before": real, "after": after}
-        records.append(record)
-    made = NaturalImages().work_on(records)
-    assert [r.dropped and r.dropped["value"] for r in made] == [None, "after", "after"]
-
-
-def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    class Described(Sentences):
-        def record(self, index: int) -> Record:
-            area = {"box": [0, 0, 1, 1], "similarity": 0.1, "difference": "a was replaced by b", "dropped": None}
-            return Record(f"{index:03}", {"areas": [area, {**area, "similarity": 0.5, "difference": "other"}]})
-
-    store = run(EvaluationSet(6), Described([str(i) for i in range(20)]), tmp_path / "a", batch_size=3, shard_size=6)
-    drawn = [r for r in store if r.dropped is None]
-    assert len(drawn) == 6 and {r.facts["truth"] for r in drawn} == {"a was replaced by b"}
-    for record in drawn:
-        record.facts["answer"] = "?"
-    judge = RateAnswers(Canned(["3", "Rating: 2", "0", "4", "two", "2.5"]))
-    rated = judge.work_on(drawn)
-    assert [r.facts.get("rating") for r in rated] == [3, 2, 0, None, None, None]
-    assert rated[3].dropped and rated[3].dropped["reason"] == "rating not understood"

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 
 from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import Stage
 
 
@@ -70,3 +71,21 @@ class Shade(Stage):
             return [record.child("a"), record.child("b")]
         record.put("shaded", (record.image("picture").int() + offset).clamp(max=255).to(torch.uint8))
         return record
+
+
+def pair_of(first: int, second: int, size: int = 40) -> Record:
+    record = Record("r", history=[{"stage": "x"}])
+    record.decoded = {
+        side: torch.full((3, size, size), value, dtype=torch.uint8)
+        for side, value in (("before", first), ("after", second))
+    }
+    return record
+
+
+class Canned(TextModel):
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def answer(self, prompts: list[str], seeds: list[int]) -> list[str]:  # type: ignore[override]
+        return self.answers[: len(prompts)]

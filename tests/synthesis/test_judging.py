@@ -1,0 +1,64 @@
+"""Judges of pictures and answers: what they say, and what is made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from toy_stages import Canned, pair_of
+
+from lightning_idc.synthesis.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
+from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.slots.base import VisionLanguageModel
+from lightning_idc.synthesis.sources import SamplePhotos, Sentences
+
+
+class Says(VisionLanguageModel):
+    def __init__(self, answers: list[str]) -> None:
+        super().__init__()
+        self.answers = answers
+
+    def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+        return self.answers
+
+
+def test_the_unnatural_image_filter_reads_yes_and_no() -> None:
+    records = [pair_of(0, 1) for _ in range(4)]
+    # the first pictures of all pairs, then the second ones
+    stage = NaturalImages(Says(["Yes.", "yes", "No, it is distorted", "Perhaps", "Yes", "no", "Yes", "Yes"]))
+    reasons = [r.dropped and r.dropped["reason"] for r in stage.work_on(records)]
+    assert reasons == [None, "unnatural image", "unnatural image", "answer not understood"]
+
+
+def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
+    photo = next(iter(SamplePhotos().names))
+    real = SamplePhotos().record(SamplePhotos().names.index(photo)).image("image")
+    noise = torch.randint(256, real.shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    records = []
+    for after in (real, noise, torch.full_like(real, 90)):
+        record = Record("r")
+        record.decoded = {"before": real, "after": after}
+        records.append(record)
+    made = NaturalImages().work_on(records)
+    assert [r.dropped and r.dropped["value"] for r in made] == [None, "after", "after"]
+
+
+def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Described(Sentences):
+        def record(self, index: int) -> Record:
+            area = {"box": [0, 0, 1, 1], "similarity": 0.1, "difference": "a was replaced by b", "dropped": None}
+            return Record(f"{index:03}", {"areas": [area, {**area, "similarity": 0.5, "difference": "other"}]})
+
+    store = run(EvaluationSet(6), Described([str(i) for i in range(20)]), tmp_path / "a", batch_size=3, shard_size=6)
+    drawn = [r for r in store if r.dropped is None]
+    assert len(drawn) == 6 and {r.facts["truth"] for r in drawn} == {"a was replaced by b"}
+    for record in drawn:
+        record.facts["answer"] = "?"
+    judge = RateAnswers(Canned(["3", "Rating: 2", "0", "4", "two", "2.5"]))
+    rated = judge.work_on(drawn)
+    assert [r.facts.get("rating") for r in rated] == [3, 2, 0, None, None, None]
+    assert rated[3].dropped and rated[3].dropped["reason"] == "rating not understood"
