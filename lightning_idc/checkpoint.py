@@ -5,13 +5,16 @@ from __future__ import annotations
 import importlib
 import json
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from lightning.pytorch import LightningModule
 from torch import Tensor
 
 from lightning_idc.addon import AUX
+from lightning_idc.arguments import accepted_arguments
 from lightning_idc.nn.gathering import is_first, of_all_processes, whole
 from lightning_idc.pairs import PairError
 
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
 
     from lightning_idc.captioner import PairCaptioner
 
+M = TypeVar("M", bound=LightningModule)
+
+# arguments that say how training goes; objects, which a checkpoint of plain types cannot hold and must not name
+TRAINING_ONLY = frozenset({"optimizer", "schedule", "encoder_schedule", "init_from", "settle_adapters"})
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 PIECES = ".metadata"  # of torch.distributed.checkpoint: what each process of a sharded model wrote
 
@@ -44,6 +51,65 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         raise PairError(
             f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}"
         ) from error
+
+
+def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Hyper-parameters of a checkpoint as constructor arguments that nothing but plain values can come from.
+
+    Left out are those that only matter to training and those that Lightning adds for its own use, since either may
+    name a class or a function that would then be called.
+
+    Raises:
+        PairError: a value names a class; only ``adapters`` may, and of this library alone.
+    """
+    found = checkpoint.get("hyper_parameters") or {}
+    if not isinstance(found, Mapping):
+        raise PairError(f"{str(path)!r}: hyper_parameters is a {type(found).__name__}; expected names with values")
+    plain = {k: v for k, v in found.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
+    for name, value in plain.items():
+        if name == "adapters":
+            _check_adapters(value, path)
+        elif _names_a_class(value):
+            raise PairError(
+                f"{str(path)!r}: the hyper-parameter {name!r} names a class to build ({str(value)[:200]!r}); expected "
+                "plain values. The file may be hostile: do not load it, or give this argument yourself"
+            )
+    return plain
+
+
+def _check_adapters(records: Any, path: str | Path) -> None:
+    for name, record in (records or {}).items() if isinstance(records, Mapping) or records is None else [("", records)]:
+        fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "settled"}
+        options = record.get("init_args") if fits else None
+        if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or _names_a_class(options):
+            raise PairError(
+                f"{str(path)!r}: the adapter {name!r} is made from {str(record)[:200]!r}; expected the class_path of "
+                "an adapter of this library and plain init_args. The file may be hostile: do not load it"
+            )
+
+
+def _names_a_class(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(_names_a_class, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_names_a_class, value))
+
+
+def load_module(kind: type[M], path: str | Path) -> M:
+    """Module of a known class from a ``.ckpt`` file, in eval mode; nothing in the file can name what is run.
+
+    ``load_from_checkpoint`` is not used: it hands hyper-parameters to jsonargparse, which builds any class that a
+    value names.
+
+    Raises:
+        PairError: the file cannot be read, or does not hold a module of this class.
+    """
+    checkpoint = read_checkpoint(path)
+    plain = plain_hparams(checkpoint, path)
+    known = accepted_arguments(kind)
+    module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
+    module.on_load_checkpoint(checkpoint)
+    module.load_state_dict(checkpoint["state_dict"])
+    return module.eval()
 
 
 def strip_aux(source: str | Path, target: str | Path) -> list[str]:
@@ -76,9 +142,7 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     class_path = read_checkpoint(path).get("class_path")
     if class_path is None:
         raise PairError(f"{str(path)!r} is no checkpoint of a PairCaptioner")
-    return (
-        class_named(class_path, PairCaptioner).load_from_checkpoint(path, map_location="cpu", weights_only=True).eval()
-    )
+    return load_module(class_named(class_path, PairCaptioner), path)
 
 
 class LoadsAndSaves:
@@ -95,7 +159,7 @@ class LoadsAndSaves:
             return None
         checkpoint = read_checkpoint(self.init_from)
         wanted = self.hparams["max_length"]
-        self._adopt(checkpoint["hyper_parameters"])
+        self._adopt(plain_hparams(checkpoint, self.init_from))
         # descriptions of a pre-training may be longer than the captions that are wanted now
         self.hparams["max_length"] = wanted or self.hparams["max_length"]
         return checkpoint["state_dict"]
@@ -115,7 +179,7 @@ class LoadsAndSaves:
         checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
 
     def on_load_checkpoint(self: Any, checkpoint: dict[str, Any]) -> None:
-        hparams = checkpoint.get("hyper_parameters", {})
+        hparams = plain_hparams(checkpoint, "the checkpoint")
         words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
             self._adopt(hparams)
@@ -175,7 +239,7 @@ class LoadsAndSaves:
                 raise PairError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
         kind = class_named(config["class_path"], cls)
-        model = kind(**config["init_args"])
+        model = kind(**plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG))
         model.build()
         model.load_state_dict(load_file(folder / WEIGHTS))
         return model.eval()

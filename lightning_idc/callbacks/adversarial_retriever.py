@@ -12,7 +12,7 @@ from lightning_idc.addon import Addon, AddonCallback, TrainingStep, addons_of
 from lightning_idc.callbacks.negatives import Retrieved, candidates_of
 from lightning_idc.callbacks.preference import Preference, train_data
 from lightning_idc.captioner import PairCaptioner
-from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.checkpoint import load_module, read_checkpoint
 from lightning_idc.nn.pool import CaptionPool, choose, same_words
 from lightning_idc.nn.reinforce import Baseline, RunningMean, entropy, reinforce
 from lightning_idc.nn.retrieval import symmetric_cross_entropy
@@ -202,7 +202,7 @@ class AdversarialRetriever(AddonCallback):
             return FeatureHeads(pool.texts, memory_width(host))
         from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
-        encoder = Clip4IdcRetrieval.load_from_checkpoint(self.encoder, map_location="cpu", weights_only=True)
+        encoder = load_module(Clip4IdcRetrieval, self.encoder)
         return EncoderHeads(pool.texts, encoder, self.train_encoder)
 
 

@@ -31,6 +31,9 @@ VERBS = {
 TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
 """Environment variable that shows where an error came from, as ``--traceback`` does."""
 
+IMPORTS = "LIGHTNING_IDC_IMPORT"
+"""Environment variable with the modules, separated by commas, that ``--import`` names."""
+
 _TRAINING_HELP = """usage: lightning-idc {verb} --config FILE [--config FILE ...] [--key value ...]
 
 A later file is merged over an earlier one, `callbacks+:` appends to a list, and --key value wins over both:
@@ -41,6 +44,7 @@ A later file is merged over an earlier one, `callbacks+:` appends to a list, and
   --print_config                             show what would be run
   --model.help CLASS_PATH                    arguments of a class
   --help_all                                 every key; takes some seconds
+  --import MODULE                            a module with classes of your own, installed or in this folder
   --traceback                                where an error came from"""
 
 
@@ -84,10 +88,8 @@ def guarded(given: list[str]) -> int:
     if "--traceback" in given:
         given = [argument for argument in given if argument != "--traceback"]
         os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
-    # a user's own modules beside the recipe, as with `python -m`, which the stages are started with
-    if os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
     try:
+        given = import_named(given)
         module = importlib.import_module(f"lightning_idc.cli.{VERBS[given[0]][0]}")
         return int(module.run(given))
     except KeyboardInterrupt:
@@ -107,6 +109,39 @@ def guarded(given: list[str]) -> int:
             raise
         print(f"error: {message}", file=sys.stderr)
         return 1
+
+
+def import_named(given: list[str]) -> list[str]:
+    """Import the modules that ``--import`` names, in this process and in those of the stages; the other arguments.
+
+    Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
+
+    Raises:
+        PairError: a module cannot be imported.
+    """
+    from lightning_idc.errors import PairError
+
+    rest, named = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
+    arguments = iter(given)
+    for argument in arguments:
+        flag, equals, value = argument.partition("=")
+        if flag != "--import":
+            rest.append(argument)
+        elif name := value if equals else next(arguments, ""):
+            named.append(name)
+        else:
+            raise PairError("--import needs the name of a module, as in --import mine")
+    named = list(dict.fromkeys(named))
+    if named:
+        os.environ[IMPORTS] = ",".join(named)
+        if os.getcwd() not in sys.path:
+            sys.path.append(os.getcwd())
+    for name in named:
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise PairError(f"--import {name}: {error}; name a module that is installed or in this folder") from error
+    return rest
 
 
 def lightning(arguments: Sequence[str] | None = None) -> int:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
+from lightning_idc.arguments import accepted_arguments
 from lightning_idc.errors import PairError
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
@@ -55,17 +56,7 @@ def arguments_of(kind: Any) -> frozenset[str] | None:
     if not inspect.isclass(kind):
         known, passes_on = _names(list(inspect.signature(kind).parameters.values()))
         return None if passes_on else known
-    names: frozenset[str] = frozenset()
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        # Lightning decorates Trainer.__init__, so look through wrappers
-        parameters = list(inspect.signature(inspect.unwrap(vars(base)["__init__"])).parameters.values())[1:]
-        known, passes_on = _names(parameters)
-        names |= known
-        if not passes_on:
-            return names
-    return None
+    return accepted_arguments(kind)
 
 
 def _names(parameters: list[inspect.Parameter]) -> tuple[frozenset[str], bool]:

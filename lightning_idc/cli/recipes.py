@@ -19,6 +19,7 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
   --smallest     the size that the tests run: ends within a minute, and learns nothing
   --run_dir DIR  where results go; runs/RECIPE/DATE_TIME otherwise
   --resume DIR   continue a run that was stopped, with the keys it was started with; further keys win over those
+  --import MODULE  a module with classes of your own, installed or in this folder
   --traceback    where an error came from
 
 `lightning-idc recipes ls` lists the recipes."""

@@ -10,6 +10,7 @@ from argparse import ArgumentError
 from pathlib import Path
 from typing import Any
 
+from jsonargparse import set_parsing_settings
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
@@ -17,7 +18,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.selection import ValidationSelection
-from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.checkpoint import plain_hparams, read_checkpoint
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.memory import keep_freed_memory
@@ -87,6 +88,8 @@ class PairCLI(LightningCLI):
 
     def __init__(self, args: Any, explicit: dict[str, Any] | None = None) -> None:
         self.explicit = explicit or {}
+        # a value typed Any must never become an object of a class that it names
+        set_parsing_settings(instantiate_subclass_spec_in_any=False)
         errors: dict[str, Any] = {"exit_on_error": False}
         try:
             super().__init__(
@@ -116,20 +119,18 @@ class PairCLI(LightningCLI):
         path = self.config[verb].get("ckpt_path") if verb else None
         if not path or not Path(path).is_file():
             return
-        hparams = dict(read_checkpoint(path).get("hyper_parameters", {}))
+        checkpoint = read_checkpoint(path)
         model = self.config[verb].get("model")
+        stored = (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() leaves no class; then the keys alone decide
-        if model is None or hparams.get("_class_path", model.class_path) != model.class_path:
+        if model is None or (stored is not None and stored != model.class_path):
             return
         asked = (self.explicit.get("model") or {}).get("init_args") or {}
         known = arguments_of(class_of(model.class_path))
-        kept = {
-            name: value
-            for name, value in hparams.items()
-            if name not in asked and not name.startswith("_") and known is not None and name in known
-        }
-        model = {"class_path": model.class_path, "init_args": kept}
-        self.config = self.parser.parse_object({verb: {"model": model}}, self.config)
+        for name, value in plain_hparams(checkpoint, path).items():
+            if name not in asked and known is not None and name in known:
+                # set as they are: parsing would build whatever class a value names
+                model.init_args[name] = value
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer")

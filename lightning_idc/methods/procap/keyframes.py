@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.checkpoint import load_module
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
 from lightning_idc.pairs import PairError, PairSample
@@ -147,7 +148,7 @@ class VisualTextSimilarity(nn.Module):
         if isinstance(encoder, str):
             from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
-            encoder = Clip4IdcRetrieval.load_from_checkpoint(encoder, map_location="cpu", weights_only=True)
+            encoder = load_module(Clip4IdcRetrieval, encoder)
         if not isinstance(encoder, PairTextEncoder):
             raise PairError(
                 f"{type(encoder).__name__} embeds no pairs and captions; expected embed_pairs and embed_captions"
