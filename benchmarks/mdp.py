@@ -29,7 +29,7 @@ import torch
 from environment import describe
 from training import quiet_trainer
 
-from lightning_idc.nn.mdp import MultiScaleDifferentialPerception
+from lightning_idc.methods.m3diff.mdp import MultiScaleDifferentialPerception
 
 WIDTH, PLACES, DEPTHS = 1152, 729, 4
 RECIPE = Path(__file__).parents[1] / "recipes" / "m3diff.yaml"
@@ -109,9 +109,9 @@ def look(architecture: dict[str, Any], given: argparse.Namespace, folder: Path) 
     """Teach the tower to name what stands where; where its checkpoint lies."""
     from lightning.pytorch import seed_everything
 
+    from lightning_idc.core.schedules import WarmupLinear
     from lightning_idc.data.synthetic.cells import SyntheticCells
     from lightning_idc.methods.vlm.tower import TowerNaming
-    from lightning_idc.schedules import WarmupLinear
 
     seed_everything(0, verbose=False)
     data = SyntheticCells(mode="omnidiff", train_pairs=given.train, val_pairs=8, test_pairs=given.test, batch_size=64)
@@ -130,11 +130,11 @@ def train(seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given
     """Train once, test once."""
     from lightning.pytorch import seed_everything
 
-    from lightning_idc.callbacks.mdp_adapter import MDPAdapter
+    from lightning_idc.core.schedules import WarmupCosine
     from lightning_idc.data.synthetic import SyntheticPairs
     from lightning_idc.data.synthetic.facts import fact_scores
+    from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
     from lightning_idc.methods.vlm.module import VLMCaptioner
-    from lightning_idc.schedules import WarmupCosine
 
     seed_everything(seed, workers=True, verbose=False)
     data = SyntheticPairs(

@@ -27,9 +27,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.nn.decoding import greedy
-from lightning_idc.nn.vocabulary import SpecialIds, load_vocabulary
-from lightning_idc.pairs import PairFeatures
+from lightning_idc.core.decoding import greedy
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.core.vocabulary import SpecialIds, load_vocabulary
 
 NEVER = -1e4
 BERT_WORDS = 30522

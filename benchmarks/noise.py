@@ -31,30 +31,30 @@ import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.addon import addons_of  # noqa: E402
-from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction  # noqa: E402
-from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddon  # noqa: E402
-from lightning_idc.captioner import PairCaptioner  # noqa: E402
-from lightning_idc.data.implicit_change import component_spans, components  # noqa: E402
+from lightning_idc.core.addon import addons_of  # noqa: E402
+from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
+from lightning_idc.core.schedules import WarmupCosine, WarmupLinear  # noqa: E402
+from lightning_idc.core.vocabulary import words_of  # noqa: E402
+from lightning_idc.data.benchmarks.implicit_change import component_spans, components  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
 from lightning_idc.data.synthetic.facts import fact_scores  # noqa: E402
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS  # noqa: E402
+from lightning_idc.methods.namc.dual_encoder import DualEncoder, load_dual_encoder  # noqa: E402
+from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction  # noqa: E402
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
-from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc  # noqa: E402
-from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
-from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming  # noqa: E402
-from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
-from lightning_idc.nn.dual_encoder import DualEncoder, load_dual_encoder  # noqa: E402
-from lightning_idc.nn.noise import (  # noqa: E402
+from lightning_idc.methods.namc.noise import (  # noqa: E402
     noise_probabilities,
     per_word,
     random_probabilities,
     relevance,
     token_similarity,
 )
-from lightning_idc.nn.vocabulary import words_of  # noqa: E402
-from lightning_idc.schedules import WarmupCosine, WarmupLinear  # noqa: E402
+from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon  # noqa: E402
+from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc  # noqa: E402
+from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
 
 ARMS = ("neither", "random", "noise", "noise+reconstruction")
 IMAGE_SHARE, WORD_SHARE = 0.2, 0.15

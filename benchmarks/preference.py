@@ -33,10 +33,10 @@ import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
-from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever  # noqa: E402
-from lightning_idc.callbacks.preference import PreferenceOptimization  # noqa: E402
-from lightning_idc.callbacks.references import CachedScores, FrozenCopy  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticPairs  # noqa: E402
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
+from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
+from lightning_idc.methods.adpo.references import CachedScores, FrozenCopy  # noqa: E402
 from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
 
 ADPO_TIME, ADPO_MEMORY = 1.03, 1.02

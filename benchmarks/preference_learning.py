@@ -25,15 +25,15 @@ from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
 
-from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
 from lightning_idc.callbacks.forced_choice import ForcedChoice
-from lightning_idc.callbacks.negatives import Counterfactual
-from lightning_idc.callbacks.preference import PreferenceOptimization
+from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.negatives import Counterfactual
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming
-from lightning_idc.schedules import WarmupCosine
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 
 CANDIDATES = (16, 64, 128, 256)
 SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)

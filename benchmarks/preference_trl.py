@@ -284,16 +284,16 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     """Seconds of this library's training steps and its log-probabilities before the first."""
     from lightning.pytorch import Callback
 
-    from lightning_idc.callbacks.lora import LoRA
-    from lightning_idc.callbacks.negatives import NegativeSource
-    from lightning_idc.callbacks.preference import PreferenceOptimization
-    from lightning_idc.callbacks.references import AdaptersOff, CachedScores, FrozenCopy, ReferencePolicy
-    from lightning_idc.captioner import pad_captions
-    from lightning_idc.data.datamodule import PairDataModule
-    from lightning_idc.data.source import PairSource
+    from lightning_idc.core.captioner import pad_captions
+    from lightning_idc.core.types import PairSample
+    from lightning_idc.data.core.datamodule import PairDataModule
+    from lightning_idc.data.core.source import PairSource
+    from lightning_idc.methods.adpo.negatives import NegativeSource
+    from lightning_idc.methods.adpo.preference import PreferenceOptimization
+    from lightning_idc.methods.adpo.references import AdaptersOff, CachedScores, FrozenCopy, ReferencePolicy
+    from lightning_idc.methods.vlm.lora import LoRA
     from lightning_idc.methods.vlm.module import VLMCaptioner
     from lightning_idc.methods.vlm.net import VLMNet
-    from lightning_idc.pairs import PairSample
 
     images, told = pictures(batch * 2, size.side), answers(batch * 2)
 

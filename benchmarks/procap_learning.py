@@ -27,14 +27,14 @@ import torch
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
 
+from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
+from lightning_idc.methods.procap.flow import DISMidpoint
+from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
-from lightning_idc.schedules import WarmupCosine
-from lightning_idc.synthesis.flow import DISMidpoint
-from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator
 
 ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
 TOKENIZER: dict[str, Any] = {

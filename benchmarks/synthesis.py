@@ -59,8 +59,8 @@ def scenes(count: int, size: int, light: bool, jitter: float, seed: int) -> list
 
 
 def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lightning_idc.synthesis.img_diff.areas import DifferenceAreas, found_and_true
-    from lightning_idc.synthesis.img_diff.presets import filters_named
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, found_and_true
+    from lightning_idc.methods.img_diff.presets import filters_named
     from lightning_idc.synthesis.records import Record
     from lightning_idc.synthesis.slots.contours import DifferenceContours
 
@@ -103,9 +103,9 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lightning_idc.synthesis.img_diff.areas import DifferenceAreas, PairSimilarity
-    from lightning_idc.synthesis.img_diff.edits import PasteEdits
-    from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
+    from lightning_idc.methods.img_diff.edits import PasteEdits
+    from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
     from lightning_idc.synthesis.pipeline import run
     from lightning_idc.synthesis.sources import SamplePhotos
 
@@ -138,7 +138,7 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
     """
     from synthesis_models import build, stages
 
-    from lightning_idc.synthesis.img_diff.edits import PasteEdits
+    from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.synthesis.pipeline import run
     from lightning_idc.synthesis.slots.pretrained import Pretrained
     from lightning_idc.synthesis.sources import SamplePhotos
@@ -202,7 +202,7 @@ def told(record: Any) -> str:
 
 
 def mining(arguments: argparse.Namespace) -> dict[str, Any]:
-    from lightning_idc.synthesis.mining import Search
+    from lightning_idc.methods.namc.mining import Search
 
     count, width = arguments.count, arguments.width
     centres = np.random.default_rng(0).normal(size=(count // 20 + 1, width)).astype(np.float32)
@@ -279,9 +279,9 @@ def _digests(folder: Path) -> dict[str, str]:
 
 
 def made(folder: Path) -> None:
-    from lightning_idc.synthesis.img_diff.areas import DifferenceAreas, PairSimilarity
-    from lightning_idc.synthesis.img_diff.edits import PasteEdits
-    from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
+    from lightning_idc.methods.img_diff.edits import PasteEdits
+    from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
     from lightning_idc.synthesis.pipeline import run
     from lightning_idc.synthesis.sources import SamplePhotos
     from lightning_idc.synthesis.stages import Chain

@@ -7,10 +7,10 @@ from typing import Any
 
 import torch
 
-from lightning_idc.synthesis.img_diff.areas import DifferenceAreas, PairSimilarity
-from lightning_idc.synthesis.img_diff.captions import INSTRUCTION, PromptedEdits
-from lightning_idc.synthesis.img_diff.judging import NATURAL, NaturalImages
-from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
+from lightning_idc.methods.img_diff.captions import INSTRUCTION, PromptedEdits
+from lightning_idc.methods.img_diff.judging import NATURAL, NaturalImages
+from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, PromptedCaptioner, PromptedTeller
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, WordEncoder

@@ -31,15 +31,15 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from training import quiet_trainer
 
-from lightning_idc.data.deeppcb import DeepPCB
-from lightning_idc.data.deeppcb_cells import change_cells
-from lightning_idc.data.transforms import Flip
+from lightning_idc.core.schedules import WarmupCosine
+from lightning_idc.core.types import PairSample
+from lightning_idc.data.benchmarks.deeppcb import DeepPCB
+from lightning_idc.data.benchmarks.deeppcb_cells import change_cells
+from lightning_idc.data.transforms.pairs import Flip
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, kept
+from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.pair_transformer.pretrain import ChangeNaming
-from lightning_idc.pairs import PairSample
-from lightning_idc.schedules import WarmupCosine
-from lightning_idc.synthesis.img_diff.areas import DifferenceAreas, PairSimilarity, kept
-from lightning_idc.synthesis.img_diff.edits import PasteEdits
+from lightning_idc.methods.pretraining.cell_classification import ChangeNaming
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import PixelEncoder

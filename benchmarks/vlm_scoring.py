@@ -30,11 +30,11 @@ import torch
 from environment import describe
 from torch import Tensor
 
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.scoring import cached, packed
-from lightning_idc.pairs import PairBatch, PairFeatures, PairSample
 
 WAYS = ("plain", "looked", "packed", "cached")
 SMALL_TEXT = dict(

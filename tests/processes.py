@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.nn.gathering import leave_processes
+from lightning_idc.core.distributed import leave_processes
 
 HERE = Path(__file__).parent
 

@@ -1,1 +1,5 @@
-"""Callbacks that join any captioner or show what it does."""
+"""Callbacks: those that serve any captioner, and those of the methods."""
+
+from lightning_idc._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

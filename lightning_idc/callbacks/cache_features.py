@@ -11,8 +11,8 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from lightning_idc.data.feature_store import FeatureCache, FeatureStore, folder_of
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, folder_of
 
 
 class CacheFeatures(Callback):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.pairs import PairError
-from lightning_idc.report.files import save, save_json
+from lightning_idc.core.types import PairError
+from lightning_idc.files import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
 

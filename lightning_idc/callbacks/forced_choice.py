@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.captioner import PairCaptioner, pad_captions
-from lightning_idc.pairs import PairBatch, PairError
+from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.types import PairBatch, PairError
 
 WORDINGS = 5
 """Templates of every kind of change."""

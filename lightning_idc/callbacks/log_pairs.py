@@ -11,12 +11,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_idc.callbacks.show_results import results_of
-from lightning_idc.captioner import PairCaptioner
-from lightning_idc.pairs import PairError
-from lightning_idc.report.files import save
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.text import plain
+from lightning_idc.core.types import PairError
+from lightning_idc.files import save
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
-from lightning_idc.report.text import plain
 
 
 class LogPairs(Callback):

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.datamodule import PairDataModule, Split
+    from lightning_idc.data.core.datamodule import PairDataModule, Split
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
-    "folder": "lightning_idc.data.folder.FolderPairs",
-    "deeppcb": "lightning_idc.data.deeppcb.DeepPCB",
-    "birds_to_words": "lightning_idc.data.birds_to_words.BirdsToWords",
-    "clevr_change": "lightning_idc.data.clevr_change.CLEVRChange",
-    "clevr_dc": "lightning_idc.data.clevr_dc.CLEVRDC",
-    "hf_table": "lightning_idc.data.hf_table.HuggingFaceTable",
-    "image_editing_request": "lightning_idc.data.image_editing_request.ImageEditingRequest",
-    "img_diff": "lightning_idc.data.img_diff.ImgDiff",
-    "instructpix2pix": "lightning_idc.data.instructpix2pix.InstructPix2Pix",
-    "levir_cc": "lightning_idc.data.levir_cc.LEVIRCC",
-    "magicbrush": "lightning_idc.data.magicbrush.MagicBrush",
-    "omnidiff": "lightning_idc.data.omnidiff.OmniDiff",
-    "spot_the_diff": "lightning_idc.data.spot_the_diff.SpotTheDiff",
+    "folder": "lightning_idc.data.benchmarks.folder.FolderPairs",
+    "deeppcb": "lightning_idc.data.benchmarks.deeppcb.DeepPCB",
+    "birds_to_words": "lightning_idc.data.benchmarks.birds_to_words.BirdsToWords",
+    "clevr_change": "lightning_idc.data.benchmarks.clevr_change.CLEVRChange",
+    "clevr_dc": "lightning_idc.data.benchmarks.clevr_dc.CLEVRDC",
+    "hf_table": "lightning_idc.data.benchmarks.hf_table.HuggingFaceTable",
+    "image_editing_request": "lightning_idc.data.benchmarks.image_editing_request.ImageEditingRequest",
+    "img_diff": "lightning_idc.data.benchmarks.img_diff.ImgDiff",
+    "instructpix2pix": "lightning_idc.data.benchmarks.instructpix2pix.InstructPix2Pix",
+    "levir_cc": "lightning_idc.data.benchmarks.levir_cc.LEVIRCC",
+    "magicbrush": "lightning_idc.data.benchmarks.magicbrush.MagicBrush",
+    "omnidiff": "lightning_idc.data.benchmarks.omnidiff.OmniDiff",
+    "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _HELP = f"""usage: lightning-idc data ls
@@ -69,7 +69,7 @@ def _ls() -> int:
 
 def _check(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.recipe import parse_overrides
-    from lightning_idc.data.benchmark import Benchmark
+    from lightning_idc.data.core.benchmark import Benchmark
 
     data = _build(name, "check", parse_overrides(arguments))
     if not isinstance(data, Benchmark):  # whose check tells what is missing more fully
@@ -79,8 +79,8 @@ def _check(name: str, arguments: list[str]) -> int:
 
 def _prepare(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.recipe import parse_overrides
-    from lightning_idc.data.benchmark import Benchmark
-    from lightning_idc.data.prepare import prepare
+    from lightning_idc.data.core.benchmark import Benchmark
+    from lightning_idc.data.io.prepare import prepare
 
     given = parse_overrides(arguments)
     archive = given.pop("archive", None)
@@ -95,8 +95,8 @@ def _prepare(name: str, arguments: list[str]) -> int:
 
 def _count(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.recipe import parse_overrides
-    from lightning_idc.data.benchmark import Benchmark
-    from lightning_idc.data.statistics import split_statistics
+    from lightning_idc.data.core.benchmark import Benchmark
+    from lightning_idc.data.core.statistics import split_statistics
 
     given = parse_overrides(arguments)
     split = given.pop("split", None)
@@ -132,7 +132,7 @@ def _told(problems: list[str]) -> int:
 def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     """The data module of a name or class path with its arguments."""
     from lightning_idc.cli.keys import check_names, class_of, nearest
-    from lightning_idc.data.datamodule import PairDataModule
+    from lightning_idc.data.core.datamodule import PairDataModule
 
     if name not in MODULES and "." not in name:
         raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")

@@ -12,9 +12,9 @@ from lightning_idc.errors import PairError
 # method -> function(path of the official checkpoint, **options) -> module with save_pretrained
 CONVERTERS = {
     "clip4idc": "lightning_idc.methods.clip4idc.convert.convert",
-    "procap": "lightning_idc.methods.procap.convert.convert",
-    "procap_stage1": "lightning_idc.methods.procap.convert.convert_procedure",
-    "vqgan": "lightning_idc.methods.procap.convert.convert_tokenizer",
+    "procap": "lightning_idc.methods.procap.official.convert.convert",
+    "procap_stage1": "lightning_idc.methods.procap.official.convert.convert_procedure",
+    "vqgan": "lightning_idc.methods.procap.official.convert.convert_tokenizer",
 }
 _HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
 
@@ -33,9 +33,9 @@ def run(given: list[str]) -> int:
     if wants_help or len(rest) < 3 or any(argument.startswith("--") for argument in rest[:3]):
         print(_HELP, file=sys.stdout if wants_help else sys.stderr)
         return 0 if wants_help else 2
-    from lightning_idc.checkpoint import LoadsAndSaves
     from lightning_idc.cli.keys import check_names, class_of, nearest
     from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.core.checkpoint import LoadsAndSaves
 
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from functools import cache
 from typing import Any
 
-from lightning_idc.arguments import accepted_arguments
+from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.errors import PairError
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")

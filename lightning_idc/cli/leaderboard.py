@@ -19,7 +19,7 @@ def run(given: list[str]) -> int:
     arguments.add_argument("folder", help="with results; other JSON files in it are passed over")
     arguments.add_argument("--out", help="write Markdown there, and HTML beside it; without it Markdown is printed")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.report.files import save
+    from lightning_idc.files import save
     from lightning_idc.report.leaderboard import as_html, as_markdown, boards, read_results
 
     found = boards(read_results(Path(options.folder)))

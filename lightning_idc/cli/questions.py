@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.questions import Question
+    from lightning_idc.data.benchmarks.questions import Question
     from lightning_idc.methods.vlm.asking import Asker
 
 _ABOUT = """Questions about pairs of images, two about each, with answers to choose from.
@@ -50,7 +50,7 @@ def run(given: list[str]) -> int:
 
 
 def _ask(options: argparse.Namespace) -> int:
-    from lightning_idc.data.questions import read_questions
+    from lightning_idc.data.benchmarks.questions import read_questions
 
     if options.out is None:
         raise PairError("questions ask writes its answers; name a file with --out answers.jsonl")
@@ -87,7 +87,7 @@ def _answered(ask: Asker, images: tuple[Path, Path], about: list[Question], cont
 
 
 def _asker(options: argparse.Namespace) -> Asker:
-    from lightning_idc.checkpoint import load_captioner
+    from lightning_idc.core.checkpoint import load_captioner
     from lightning_idc.methods.vlm.asking import Asker
     from lightning_idc.methods.vlm.module import VLMCaptioner
 
@@ -105,8 +105,8 @@ def _asker(options: argparse.Namespace) -> Asker:
 
 
 def _score(options: argparse.Namespace, letters: str) -> int:
+    from lightning_idc.files import save
     from lightning_idc.metrics.paired_accuracy import paired_accuracy, read_answers
-    from lightning_idc.report.files import save
 
     found = paired_accuracy(read_answers(options.file), letters)
     text = json.dumps({"file": Path(options.file).name, "letters": letters, **found.as_dict()}, indent=1)

@@ -159,7 +159,7 @@ def _digest(path: str) -> str:
 
 
 def _write(target: Path, text: str) -> None:
-    from lightning_idc.report.files import save
+    from lightning_idc.files import save
 
     if not save(target, lambda path: path.write_text(text + "\n", encoding="utf-8")):
         raise PairError(f"the result was not written to {target}")
@@ -178,8 +178,8 @@ def _list_protocols() -> int:
 def _show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     from rich.console import Console
 
+    from lightning_idc.core.text import plain
     from lightning_idc.report.table import Summary, as_rich
-    from lightning_idc.report.text import plain
 
     protocol, headline = result["protocol"], result["counts"][result["headline"]]
     summary = Summary(

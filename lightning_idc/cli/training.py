@@ -18,13 +18,13 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.selection import ValidationSelection
-from lightning_idc.checkpoint import plain_hparams, read_checkpoint
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
+from lightning_idc.core.checkpoint import plain_hparams, read_checkpoint
+from lightning_idc.core.distributed import leave_processes
 from lightning_idc.errors import PairError
-from lightning_idc.nn.gathering import leave_processes
 
 RESULT = "LIGHTNING_IDC_RESULT"
 """Environment variable naming the file that a stage writes its best checkpoint and metrics to."""

@@ -1,1 +1,5 @@
-"""One folder per method."""
+"""The methods of the papers, one folder each."""
+
+from lightning_idc._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

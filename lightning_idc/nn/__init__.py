@@ -1,1 +1,5 @@
-"""Plain torch that methods share; imports no Lightning."""
+"""Torch blocks that at least two methods use; imports no Lightning."""
+
+from lightning_idc._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

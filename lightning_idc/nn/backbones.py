@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -131,7 +131,7 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     Raises:
         PairError: the checkpoint is missing or holds another backbone.
     """
-    from lightning_idc.checkpoint import read_checkpoint
+    from lightning_idc.core.checkpoint import read_checkpoint
 
     state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
     for prefix in ("backbone.", "net.backbone."):

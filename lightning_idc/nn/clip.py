@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.nn.vocabulary import ClipVocabulary, Vocabulary
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 

@@ -7,9 +7,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairFeatures
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.transformer import Decoder, DecoderState
-from lightning_idc.pairs import PairFeatures
 
 Net = TypeVar("Net", bound="GridCaptionNet")
 

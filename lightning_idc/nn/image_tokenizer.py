@@ -1,8 +1,8 @@
 """VQGAN's image tokenizer: a grid of codebook ids per image, and an image per grid (Esser et al. 2021).
 
-The layers are those of the public 16-fold model, so its weights load (``methods/procap/convert.py``). Two things are
-added for small machines: pixels may be folded into channels before the first convolution, and an entry of the codebook
-that nothing uses may be moved to where something is.
+The layers are those of the public 16-fold model, so its weights load (``methods/procap/official/convert.py``). Two
+things are added for small machines: pixels may be folded into channels before the first convolution, and an entry of
+the codebook that nothing uses may be moved to where something is.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 
 CONFIG_KEY = "image_tokenizer"
 WEIGHTS_PREFIXES = ("tokenizer.", "net.tokenizer.")
@@ -258,7 +258,7 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     Raises:
         PairError: there is no such checkpoint, or it holds something else.
     """
-    from lightning_idc.checkpoint import read_checkpoint
+    from lightning_idc.core.checkpoint import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     if CONFIG_KEY not in checkpoint:

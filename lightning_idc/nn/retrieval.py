@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 
 PLACES = (1, 5, 10)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:

@@ -1,1 +1,5 @@
-"""What a person sees of a captioner: tables, examples, contact sheets."""
+"""Tables, contact sheets and pages of what a captioner says."""
+
+from lightning_idc._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

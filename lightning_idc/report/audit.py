@@ -14,8 +14,8 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_idc.core.text import plain
 from lightning_idc.report.html import Page, data_uri
-from lightning_idc.report.text import plain
 
 
 @dataclass

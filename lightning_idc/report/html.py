@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_idc.core.text import plain
 from lightning_idc.metrics.confusion import Confusion
 from lightning_idc.report.table import Summary, remarks
-from lightning_idc.report.text import plain
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
 """What is shown for each pair, the first in bold: sentence BLEU says little."""

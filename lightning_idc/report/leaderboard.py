@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.text import plain
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.results import read_result
 from lightning_idc.report.table import HEADLINE, METRICS
-from lightning_idc.report.text import plain
 
 _RANKED = ("CIDEr-D", "ROUGE-L", "METEOR", "BLEU-4")
 _STYLE = (

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from lightning_idc.core.text import plain
 from lightning_idc.metrics.grouping import NO_CHANGE, quarters
-from lightning_idc.report.text import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

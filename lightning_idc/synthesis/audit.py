@@ -8,9 +8,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.text import plain
+from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
-from lightning_idc.report.files import save
-from lightning_idc.report.text import plain
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore

@@ -17,8 +17,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lightning_idc.nn.gathering import place
-from lightning_idc.pairs import PairError
+from lightning_idc.core.distributed import place
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import UNREADABLE, Record
 from lightning_idc.synthesis.stages import Feed, Pass, Work
 from lightning_idc.synthesis.store import (

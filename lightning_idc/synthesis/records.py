@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.images import from_pil, refuse_huge
-from lightning_idc.pairs import PairError
+from lightning_idc.core.images import from_pil, refuse_huge
+from lightning_idc.core.types import PairError
 
 UNREADABLE = "unreadable image"
 

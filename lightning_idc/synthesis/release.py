@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import Stage
 from lightning_idc.synthesis.store import RecordStore

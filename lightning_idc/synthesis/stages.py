@@ -14,7 +14,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import Record, counted
 from lightning_idc.synthesis.slots.base import Slot
 from lightning_idc.synthesis.store import RecordSource, RecordStore, write_shard

@@ -22,7 +22,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import Record
 
 FORMAT = 1

@@ -12,14 +12,14 @@ from lightning.pytorch import Trainer
 from preference_world import QUIET, Losses, fit
 from tiny import TinyCaptioner, TinyPairs
 
-from lightning_idc.addon import addons_of
-from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
-from lightning_idc.callbacks.lora import LoRA
-from lightning_idc.callbacks.mdp_adapter import MDPAdapter
-from lightning_idc.callbacks.preference import PreferenceOptimization
-from lightning_idc.callbacks.references import AdaptersOff, FrozenCopy, MovingAverage
-from lightning_idc.nn.retriever import EncoderHeads
-from lightning_idc.pairs import PairError
+from lightning_idc.core.addon import addons_of
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage
+from lightning_idc.methods.adpo.retriever import EncoderHeads
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.lora import LoRA
 
 CLIP: dict[str, Any] = {
     "embed_dim": 16,

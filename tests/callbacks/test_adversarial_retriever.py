@@ -13,15 +13,15 @@ from preference_world import Losses, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinySource
 from torch import Tensor, nn
 
-from lightning_idc.addon import TrainingStep, addons_of
-from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever, Retriever
-from lightning_idc.callbacks.negatives import RandomCaption
-from lightning_idc.callbacks.preference import PreferenceOptimization
-from lightning_idc.callbacks.references import ReferencePolicy
-from lightning_idc.nn.pool import CaptionPool, choose
-from lightning_idc.nn.reinforce import LeaveOneOut
-from lightning_idc.nn.retriever import EncoderHeads, FeatureHeads
-from lightning_idc.pairs import PairError, PairFeatures
+from lightning_idc.core.addon import TrainingStep, addons_of
+from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever, Retriever
+from lightning_idc.methods.adpo.negatives import RandomCaption
+from lightning_idc.methods.adpo.pool import CaptionPool, choose
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.references import ReferencePolicy
+from lightning_idc.methods.adpo.reinforce import LeaveOneOut
+from lightning_idc.methods.adpo.retriever import EncoderHeads, FeatureHeads
 
 FAST = {"addons.retriever": 30.0}
 

@@ -16,10 +16,10 @@ from test_addons import QUIET, fit
 from tiny import TinyPairs
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
-from lightning_idc.data import feature_store
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.io import feature_store
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import SmallCNN
-from lightning_idc.pairs import PairError, PairSample
 
 
 def captioner(**options: Any) -> PairTransformer:

@@ -14,13 +14,13 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from preference_world import QUIET, Losses, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyPairs, TinySource
 
-from lightning_idc.addon import TrainingStep, addons_of
-from lightning_idc.callbacks.negatives import NegativeSource, RandomCaption, SameScene
-from lightning_idc.callbacks.preference import Preference, PreferenceOptimization, beside
-from lightning_idc.callbacks.references import ReferencePolicy
-from lightning_idc.captioner import pad_captions
-from lightning_idc.nn.preference import SmoothedDPO, ipo
-from lightning_idc.pairs import PairBatch, PairError
+from lightning_idc.core.addon import TrainingStep, addons_of
+from lightning_idc.core.captioner import pad_captions
+from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.methods.adpo.losses import SmoothedDPO, ipo
+from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, SameScene
+from lightning_idc.methods.adpo.preference import Preference, PreferenceOptimization, beside
+from lightning_idc.methods.adpo.references import ReferencePolicy
 
 
 class Spy(RandomCaption):

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from lightning_idc.callbacks.compare_results import CompareResults, as_table
 from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import true_sentence
 from lightning_idc.data.synthetic.facts import change_accuracy
-from lightning_idc.pairs import PairError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>"]
 

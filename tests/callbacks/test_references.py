@@ -14,11 +14,11 @@ from preference_world import Losses, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyPairs, TinySource
 from torch import nn
 
-from lightning_idc.addon import TrainingStep, addons_of
-from lightning_idc.callbacks.negatives import NegativeSource
-from lightning_idc.callbacks.preference import PreferenceOptimization
-from lightning_idc.callbacks.references import AdaptersOff, CachedScores, FrozenCopy, MovingAverage, checksums
-from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.core.addon import TrainingStep, addons_of
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.methods.adpo.negatives import NegativeSource
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.references import AdaptersOff, CachedScores, FrozenCopy, MovingAverage, checksums
 
 
 @pytest.fixture(scope="module")

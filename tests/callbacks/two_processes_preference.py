@@ -13,11 +13,11 @@ from processes import gloo
 from tiny import TinyCaptioner, TinyPairs
 from torch.distributed.tensor import DTensor
 
-from lightning_idc.addon import TrainingStep
-from lightning_idc.callbacks.adversarial_retriever import AdversarialRetriever
-from lightning_idc.callbacks.negatives import NegativeSource
-from lightning_idc.callbacks.preference import PreferenceOptimization
-from lightning_idc.nn.gathering import of_all_processes
+from lightning_idc.core.addon import TrainingStep
+from lightning_idc.core.distributed import of_all_processes
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.negatives import NegativeSource
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
 
 
 class Fixed(NegativeSource):

@@ -15,9 +15,9 @@ import vlm_tiny
 from lightning.pytorch import Trainer
 
 from lightning_idc.cli import main
-from lightning_idc.data.questions import Question, read_questions
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.questions import Question, read_questions
 from lightning_idc.metrics.paired_accuracy import CONTRAST
-from lightning_idc.pairs import PairError
 
 
 def pictures(folder: Path, *names: str) -> None:

@@ -115,8 +115,8 @@ def test_doctor_finds_a_lightning_script_of_another_package(
 def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
+    from lightning_idc.core.vocabulary import Vocabulary
     from lightning_idc.methods.pair_transformer.module import PairTransformer
-    from lightning_idc.nn.vocabulary import Vocabulary
 
     words = Vocabulary.build(["the cube moved"]).words
     torch.manual_seed(0)

@@ -13,9 +13,9 @@ from test_addons import QUIET, assert_same, fit
 from tiny import Shift, TinyCaptioner, TinyPairs, TinySource
 from torch import Tensor
 
-from lightning_idc.adapter import AdapterCallback
-from lightning_idc.checkpoint import load_captioner
-from lightning_idc.pairs import PairBatch, PairError
+from lightning_idc.core.adapters import AdapterCallback
+from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.types import PairBatch, PairError
 
 
 def shift(name: str = "shift", **options: Any) -> AdapterCallback:

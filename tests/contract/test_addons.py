@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveragi
 from tiny import CrudeObjectiveCallback, GuessColorCallback, TinyCaptioner, TinyPairs
 from torch import Tensor, nn
 
-from lightning_idc.addon import Addon, AddonCallback, TrainingStep, addons_of, remove_addons
-from lightning_idc.pairs import PairError
+from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep, addons_of, remove_addons
+from lightning_idc.core.types import PairError
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0

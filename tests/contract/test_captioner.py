@@ -11,10 +11,10 @@ from lightning.pytorch import Trainer
 from test_addons import QUIET, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 
-from lightning_idc.captioner import chosen_captions, pad_captions
-from lightning_idc.checkpoint import strip_aux
+from lightning_idc.core.captioner import chosen_captions, pad_captions
+from lightning_idc.core.checkpoint import strip_aux
+from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.metrics.metric import CaptionScores
-from lightning_idc.pairs import PairError, PairSample
 
 
 @pytest.fixture(scope="module")

@@ -10,11 +10,12 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.checkpoint import load_captioner
 from lightning_idc.cli import main
+from lightning_idc.core.checkpoint import load_captioner
 from lightning_idc.errors import PairError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
+LORA = "lightning_idc.methods.vlm.lora_adapter.LowRank"
 MODEL = "lightning_idc.methods.pair_transformer.module.PairTransformer"
 
 
@@ -39,7 +40,9 @@ def gadgets(trace: Path) -> dict[str, dict[str, Any]]:
         "module in adapters": in_adapters(module),
         "adapter of a foreign class": {"adapters": {"a": {"class_path": "evil_mod.Evil", "init_args": {}}}},
         "adapter with a nested class": {
-            "adapters": {"a": {"class_path": "lightning_idc.nn.lora.LowRank", "init_args": {"targets": sympy}}}
+            "adapters": {
+                "a": {"class_path": "lightning_idc.methods.vlm.lora_adapter.LowRank", "init_args": {"targets": sympy}}
+            }
         },
         "optimizer beside the file": {"optimizer": module},
         "schedule beside the file": {"schedule": module},

@@ -11,18 +11,18 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.data.benchmark import Benchmark, Counts, LayoutError
-from lightning_idc.data.birds_to_words import BirdsToWords
-from lightning_idc.data.clevr_change import CLEVRChange
-from lightning_idc.data.clevr_dc import CLEVRDC
-from lightning_idc.data.image_editing_request import ImageEditingRequest
-from lightning_idc.data.img_diff import ImgDiff
-from lightning_idc.data.instructpix2pix import InstructPix2Pix, _bounds
-from lightning_idc.data.levir_cc import LEVIRCC
-from lightning_idc.data.magicbrush import MagicBrush
-from lightning_idc.data.omnidiff import OmniDiff
-from lightning_idc.data.spot_the_diff import SpotTheDiff
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
+from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
+from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC
+from lightning_idc.data.benchmarks.image_editing_request import ImageEditingRequest
+from lightning_idc.data.benchmarks.img_diff import ImgDiff
+from lightning_idc.data.benchmarks.instructpix2pix import InstructPix2Pix, _bounds
+from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
+from lightning_idc.data.benchmarks.magicbrush import MagicBrush
+from lightning_idc.data.benchmarks.omnidiff import OmniDiff
+from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
+from lightning_idc.data.core.benchmark import Benchmark, Counts, LayoutError
 
 
 def paint(path: Path, value: int) -> None:

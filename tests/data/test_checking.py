@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.data.folder import FolderPairs
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.folder import FolderPairs
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:

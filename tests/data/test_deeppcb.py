@@ -12,10 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_idc.data.deeppcb import DeepPCB
-from lightning_idc.data.defects import TYPES, Defect, captions_of, change_type_of, parse_defects, parse_places
-from lightning_idc.data.transforms import swap_sides
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.deeppcb import DeepPCB
+from lightning_idc.data.benchmarks.defects import (
+    TYPES,
+    Defect,
+    captions_of,
+    change_type_of,
+    parse_defects,
+    parse_places,
+)
+from lightning_idc.data.transforms.pairs import swap_sides
 
 LINES = {  # per pair: x1 y1 x2 y2 type
     "00001000": "10 20 40 60 1\n300 300 340 330 3\n310 20 330 50 3\n",

@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lightning_idc.data.feature_store import FeatureStore, weights_digest
-from lightning_idc.data.features import PREPROCESSING, CachedEncoder
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.io.feature_store import FeatureStore, weights_digest
+from lightning_idc.data.io.features import PREPROCESSING, CachedEncoder
 
 
 class Encoder(nn.Module):

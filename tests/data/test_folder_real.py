@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from lightning_idc.data.folder import FolderPairs
+from lightning_idc.data.benchmarks.folder import FolderPairs
 
 
 @pytest.mark.parametrize("name", ["mgie_qual", "clevr_change"])

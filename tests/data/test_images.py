@@ -11,8 +11,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.images import as_pair, as_tensor, inside, read_image, resize
-from lightning_idc.pairs import PairError
+from lightning_idc.core.images import as_pair, as_tensor, inside, read_image, resize
+from lightning_idc.core.types import PairError
 
 
 def png_header(width: int, height: int) -> bytes:

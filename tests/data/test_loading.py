@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_idc.data.datamodule import PairDataModule, Split
-from lightning_idc.data.loading import PairLoader
-from lightning_idc.data.sampling import PairSampler, sample_seed
-from lightning_idc.data.source import PairSource
-from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.loading import PairLoader
+from lightning_idc.data.core.sampling import PairSampler, sample_seed
+from lightning_idc.data.core.source import PairSource
 
 
 class Numbers(PairSource):

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.data.datamodule import PairDataModule
-from lightning_idc.data.folder import FolderPairs
-from lightning_idc.data.hf_table import HuggingFaceTable
-from lightning_idc.data.magicbrush import MagicBrush
-from lightning_idc.data.mixture import Mixture, MixtureSampler, largest_remainder
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
+from lightning_idc.data.benchmarks.magicbrush import MagicBrush
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.core.mixture import Mixture, MixtureSampler, largest_remainder
 
 
 def folder(root: Path, pairs: int, captions: int = 1) -> FolderPairs:

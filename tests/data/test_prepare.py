@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli import data as cli
-from lightning_idc.data.benchmark import Remote
-from lightning_idc.data.prepare import download, prepare, unpack, wrong_with
-from lightning_idc.data.spot_the_diff import SpotTheDiff
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
+from lightning_idc.data.core.benchmark import Remote
+from lightning_idc.data.io.prepare import download, prepare, unpack, wrong_with
 
 GOOD = b'[{"img_id": "1", "sentences": ["x"]}]'
 PAGE = b"\n<!doctype html><html>Sign in to continue</html>"

@@ -9,9 +9,9 @@ from importlib.util import find_spec
 import numpy as np
 import pytest
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, Thing
-from lightning_idc.pairs import PairError
 
 BACKENDS = [
     pytest.param("numba", marks=pytest.mark.skipif(find_spec("numba") is None, reason="numba is not installed")),

@@ -9,10 +9,19 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.data.folder import FolderPairs
-from lightning_idc.data.robustness import FOG, NOISE, Corrupted, Corruption, Fog, GaussianNoise, ReplaceWords, plasma
-from lightning_idc.data.source import PairSource
-from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.transforms.robustness import (
+    FOG,
+    NOISE,
+    Corrupted,
+    Corruption,
+    Fog,
+    GaussianNoise,
+    ReplaceWords,
+    plasma,
+)
 
 WORDS = [f"w{number}" for number in range(12)]
 

@@ -15,13 +15,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.data import shards
-from lightning_idc.data.deeppcb import DeepPCB
-from lightning_idc.data.folder import FolderPairs
-from lightning_idc.data.img_diff import ImgDiff
-from lightning_idc.data.shards import ShardedSource, decoded_once, ensure
-from lightning_idc.data.source import PairSource
-from lightning_idc.pairs import PairError, PairSample
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.benchmarks.deeppcb import DeepPCB
+from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.benchmarks.img_diff import ImgDiff
+from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.io import shards
+from lightning_idc.data.io.shards import ShardedSource, decoded_once, ensure
 
 PAIRS = 70
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.data.sides import swap_sides
+from lightning_idc.data.transforms.sides import swap_sides
 
 
 @pytest.mark.parametrize(

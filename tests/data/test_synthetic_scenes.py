@@ -8,6 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.cache import Key, draw_pair
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, footprint, offset, related, view_of
@@ -15,7 +16,6 @@ from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
 from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Thing
-from lightning_idc.pairs import PairError
 
 
 def draw_many(mode: str, count: int, seed: int = 3) -> list[ScenePair]:

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.data.tables import read_table
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.data.io.tables import read_table
 
 ROWS = [["before", "after", "captions"], ["a, b.png", "a;b.png", 'it says "a;b",\tthen\nleaves'], ["c", "d", "e"]]
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_idc.data.transforms import Compose, Flip, Jitter, PairTransform, RandomCrop, Resize, swap_sides
-from lightning_idc.pairs import PairSample
+from lightning_idc.core.types import PairSample
+from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, PairTransform, RandomCrop, Resize, swap_sides
 
 BOX = (8.0, 4.0, 24.0, 20.0)
 

@@ -16,20 +16,20 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_idc.checkpoint import load_captioner
 from lightning_idc.cli import main
-from lightning_idc.data.datamodule import PairDataModule
-from lightning_idc.data.source import PairSource
+from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.types import PairError, PairFeatures, PairSample
+from lightning_idc.core.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.methods.clip4idc.convert import from_official
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.methods.clip4idc.pretrain import PairNaming
-from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.nn.clip import build_clip
-from lightning_idc.nn.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
 from lightning_idc.nn.retrieval import PairTextEncoder, recall_at, symmetric_cross_entropy
-from lightning_idc.nn.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary
-from lightning_idc.pairs import PairError, PairFeatures, PairSample
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",

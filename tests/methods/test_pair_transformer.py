@@ -9,15 +9,15 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from lightning_idc.data.datamodule import PairDataModule
-from lightning_idc.data.source import PairSource
+from lightning_idc.core.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.vocabulary import EOS
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
-from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.nn.backbones import SmallCNN, TimmGrid
-from lightning_idc.nn.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
-from lightning_idc.nn.vocabulary import EOS
-from lightning_idc.pairs import PairError, PairSample
 
 QUIET = {
     "accelerator": "cpu",

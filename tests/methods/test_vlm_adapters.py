@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from vlm_tiny import ARCHITECTURES, captioner, samples
 
-from lightning_idc.callbacks.lora import LoRA
-from lightning_idc.callbacks.mdp_adapter import MDPAdapter
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.lora import LoRA
+from lightning_idc.methods.vlm.lora_adapter import LowRank
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.nn.lora import LowRank
-from lightning_idc.nn.mdp import MDP
-from lightning_idc.pairs import PairError
 
 PROJECTOR = "model.multi_modal_projector"
 

@@ -12,8 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
-from lightning_idc.checkpoint import load_captioner, read_checkpoint
-from lightning_idc.pairs import PairError
+from lightning_idc.core.checkpoint import load_captioner, read_checkpoint
+from lightning_idc.core.types import PairError
 
 HERE = Path(__file__).parent
 

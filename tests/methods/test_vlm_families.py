@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
 
+from lightning_idc.core.decoding import beam_search, greedy
+from lightning_idc.core.types import PairError, PairFeatures, PairSample
+from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.scoring import cached, packed
-from lightning_idc.nn.decoding import beam_search, greedy
-from lightning_idc.nn.mdp import MDP
-from lightning_idc.pairs import PairError, PairFeatures, PairSample
 
 FAMILIES = list(ARCHITECTURES)
 

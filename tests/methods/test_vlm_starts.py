@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 
-from lightning_idc.checkpoint import load_captioner
-from lightning_idc.methods.pair_transformer.pretrain import naming_loss
+from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.pretraining.cell_classification import naming_loss
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.tower import TowerNaming, VisionTower
-from lightning_idc.pairs import PairError
 
 GRIDS = ["llava_onevision", "internvl", "idefics3"]
 

@@ -15,11 +15,11 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vlm_tiny import ARCHITECTURES, ColorPairs, ColorSource, architecture, captioner, samples
 
-from lightning_idc.callbacks.lora import LoRA
-from lightning_idc.callbacks.mdp_adapter import MDPAdapter
-from lightning_idc.checkpoint import load_captioner
+from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.pairs import PairError
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
@@ -119,7 +119,7 @@ def test_one_step_in_bfloat16(precision: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["llava_onevision", "qwen2_5_vl", "internvl", "idefics3"])
 def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
-    from lightning_idc.nn.mdp import MDP
+    from lightning_idc.methods.m3diff.mdp import MDP
 
     def gradients(checkpointing: bool) -> list[Tensor]:
         model = captioner(kind, activation_checkpointing=checkpointing)

@@ -12,8 +12,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from processes import gloo
 from vlm_tiny import ColorPairs, architecture
 
-from lightning_idc.callbacks.lora import LoRA
-from lightning_idc.callbacks.mdp_adapter import MDPAdapter
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
 

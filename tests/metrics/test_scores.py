@@ -15,6 +15,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from lightning_idc.core.types import PairError
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.bleu import bleu
 from lightning_idc.metrics.captions import References, score_captions
@@ -22,7 +23,6 @@ from lightning_idc.metrics.cider import cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.metrics.rouge import rouge_l
-from lightning_idc.pairs import PairError
 
 WORDS = ["a", "the", "small", "red", "blue", "cube", "sphere", "moved", "left", "of", "is", "gone", "now", "there"]
 needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")

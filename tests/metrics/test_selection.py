@@ -16,9 +16,9 @@ from tiny import TinyCaptioner, TinyPairs, TinySource
 
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.show_results import ShowResults, selected_on
-from lightning_idc.data.source import PairSource
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.metrics.results import read_result
-from lightning_idc.pairs import PairError
 
 
 class OwnValidation(TinyPairs):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_idc.data.implicit_change import (
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import words_of
+from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
     component_spans,
     components,
@@ -15,8 +17,6 @@ from lightning_idc.data.implicit_change import (
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
-from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.pairs import PairError
 
 # the generation printed in the paper's Figure 8, without "the" before "two images"
 FIGURE_8 = (

@@ -9,17 +9,17 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
-from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc, word_relevance
-from lightning_idc.nn.dual_encoder import (
+from lightning_idc.methods.namc.dual_encoder import (
     MASK_WORD,
     ClipDualEncoder,
     SmallDualEncoder,
     load_dual_encoder,
     vocabulary_with_mask,
 )
-from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.pairs import PairError
+from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc, word_relevance
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0

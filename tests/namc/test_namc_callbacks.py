@@ -10,26 +10,26 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
-from lightning_idc.addon import TrainingStep, addons_of
-from lightning_idc.callbacks.masked_reconstruction import MaskedReconstruction, MaskedReconstructionAddon
-from lightning_idc.callbacks.noise_masking import NoiseMasking, NoiseMaskingAddon
-from lightning_idc.captioner import PairCaptioner
+from lightning_idc.core.addon import TrainingStep, addons_of
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.decoding import greedy, greedy_uncached
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures
+from lightning_idc.core.vocabulary import BERT_SPECIALS, UNK, BertVocabulary, ClipVocabulary, Vocabulary, words_of
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.methods.clip4idc.module import Clip4Idc
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.methods.namc.losses import info_nce, sdm
+from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
+from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction, MaskedReconstructionAddon
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
+from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
+from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.nn.backbones import GridBackbone, SmallCNN
-from lightning_idc.nn.decoding import greedy, greedy_uncached
-from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
-from lightning_idc.nn.masked_encoder import MaskedImageEncoder
-from lightning_idc.nn.matching import info_nce, sdm
-from lightning_idc.nn.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
-from lightning_idc.nn.vocabulary import BERT_SPECIALS, UNK, BertVocabulary, ClipVocabulary, Vocabulary, words_of
-from lightning_idc.pairs import PairBatch, PairError, PairFeatures
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
@@ -158,7 +158,7 @@ def test_masked_words_are_hidden_and_not_predicted(folder: Path, tmp_path: Path)
 
 
 def described_attribute(data: SyntheticDescriptions, name: str, place: int) -> bool:
-    from lightning_idc.data.implicit_change import component_spans
+    from lightning_idc.data.benchmarks.implicit_change import component_spans
 
     spans = component_spans(words_of(data.planted("train", name).text))
     assert spans is not None
@@ -226,7 +226,7 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
 
 
 def _spans(data: SyntheticDescriptions, name: str) -> tuple[range, range]:
-    from lightning_idc.data.implicit_change import component_spans
+    from lightning_idc.data.benchmarks.implicit_change import component_spans
 
     spans = component_spans(words_of(data.planted("train", name).text))
     assert spans is not None

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction, sdm
-from lightning_idc.nn.noise import (
+from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction, sdm
+from lightning_idc.methods.namc.noise import (
     noise_probabilities,
     on_grid,
     paint,

@@ -12,17 +12,17 @@ import torch
 from lightning.pytorch import Trainer
 from torch.nn import functional as F
 
-from lightning_idc.callbacks.log_relevance import LogRelevance
-from lightning_idc.callbacks.noise_masking import NoiseMasking
 from lightning_idc.cli import main
-from lightning_idc.data.implicit_change import compose
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.data.benchmarks.implicit_change import compose
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.methods.namc.log_relevance import LogRelevance
+from lightning_idc.methods.namc.noise_masking import NoiseMasking
 from lightning_idc.methods.namc.relevance import RelevancePretraining
+from lightning_idc.methods.namc.relevance_maps import Judged, judge, normalised, relevance_map
 from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
-from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.pairs import PairError
-from lightning_idc.report.relevance import Judged, judge, normalised, relevance_map
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0

@@ -7,10 +7,10 @@ import itertools
 import pytest
 import torch
 
-from lightning_idc.nn.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.core.vocabulary import BOS, EOS, SpecialIds
 from lightning_idc.nn.transformer import Decoder, DecoderState
-from lightning_idc.nn.vocabulary import BOS, EOS, SpecialIds
-from lightning_idc.pairs import PairFeatures
 
 
 class TextNet:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.vocabulary import SPECIALS
+from lightning_idc.methods.m3diff.mdp import MDP, Differential, MultiScaleDifferentialPerception, matching_layers
 from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.nn.mdp import MDP, Differential, MultiScaleDifferentialPerception, matching_layers
-from lightning_idc.nn.vocabulary import SPECIALS
-from lightning_idc.pairs import PairError, PairSample
 
 
 def features(scales: int = 3, width: int = 12, places: int = 5) -> list[Tensor]:

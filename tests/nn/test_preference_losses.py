@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.nn.preference import dpo, ipo, mean_of_means, per_token
+from lightning_idc.methods.adpo.losses import dpo, ipo, mean_of_means, per_token
 
 
 @pytest.mark.parametrize(("beta", "smoothing"), [(0.1, 0.0), (0.1, 0.1), (0.5, 0.0), (0.5, 0.1)])

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.nn.pool import CaptionPool, choose
-from lightning_idc.nn.reinforce import Baseline, LeaveOneOut, NoBaseline, RunningMean, entropy, reinforce
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.adpo.pool import CaptionPool, choose
+from lightning_idc.methods.adpo.reinforce import Baseline, LeaveOneOut, NoBaseline, RunningMean, entropy, reinforce
 
 PAIRS, CANDIDATES, WIDTH, DRAWS = 3, 6, 4, 4000
 

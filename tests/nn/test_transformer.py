@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from lightning_idc.core.types import PairError
 from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer, GridBias
-from lightning_idc.pairs import PairError
 
 
 def test_encoder_layer_equals_attention_written_out() -> None:

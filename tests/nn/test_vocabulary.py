@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.nn.vocabulary import (
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import (
     BOS,
     EOS,
     PAD,
@@ -19,7 +20,6 @@ from lightning_idc.nn.vocabulary import (
     load_vocabulary,
     words_of,
 )
-from lightning_idc.pairs import PairError
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
 

@@ -9,11 +9,11 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.methods.procap.flow import CrossFade
+from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
-from lightning_idc.synthesis.flow import CrossFade
-from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator
 
 QUIET: dict[str, Any] = {
     "accelerator": "cpu",

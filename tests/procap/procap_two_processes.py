@@ -10,9 +10,9 @@ from lightning.pytorch import Trainer, seed_everything
 from procap_tiny import QUIET, data, first_stage, second_stage
 from processes import gloo
 
+from lightning_idc.methods.procap.flow import CrossFade
+from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining
-from lightning_idc.synthesis.flow import CrossFade
-from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator
 
 
 def trainer() -> Trainer:

@@ -8,10 +8,10 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer, TokenizerTraining
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
-from lightning_idc.pairs import PairError
 
 SMALL = {"codebook_size": 24, "latent": 8, "width": 8, "multipliers": [1, 2], "blocks": 1, "fold": 4}
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
-from lightning_idc.synthesis.interpolation import EveryPair, FrameInterpolator, interpolate
-from lightning_idc.synthesis.procedures import ProcedureFolder
+from lightning_idc.methods.procap.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
+from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, interpolate
+from lightning_idc.methods.procap.procedures import ProcedureFolder
 
 pytest.importorskip("cv2", reason="OpenCV is not installed; it also sets environment variables when first imported")
 

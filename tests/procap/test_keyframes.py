@@ -9,6 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.methods.procap.flow import CrossFade
+from lightning_idc.methods.procap.interpolation import interpolate
 from lightning_idc.methods.procap.keyframes import (
     Keyframes,
     TokenizerSimilarity,
@@ -17,11 +20,8 @@ from lightning_idc.methods.procap.keyframes import (
     confidence,
     draw_keyframes,
 )
+from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels
-from lightning_idc.pairs import PairError, PairSample
-from lightning_idc.synthesis.flow import CrossFade
-from lightning_idc.synthesis.interpolation import interpolate
-from lightning_idc.synthesis.procedures import ProcedureFolder
 from lightning_idc.synthesis.slots.pretrained import DinoImages
 
 # cosines of a fade: the first frame is like before, the last like after

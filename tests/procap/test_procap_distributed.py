@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from processes import launch
 
-from lightning_idc.synthesis.procedures import ProcedureFolder
+from lightning_idc.methods.procap.procedures import ProcedureFolder
 
 HERE = Path(__file__).parent
 

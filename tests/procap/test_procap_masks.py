@@ -7,9 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.methods.procap import warps
-from lightning_idc.nn import masks
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.procap import masks, warps
 
 GRID = (4, 14, 14)
 

@@ -11,7 +11,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lightning_idc.cli.import_ import run
-from lightning_idc.methods.procap.convert import (
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.procap.module import ProCap
+from lightning_idc.methods.procap.official.convert import (
     below,
     convert,
     decoder_state,
@@ -19,10 +21,13 @@ from lightning_idc.methods.procap.convert import (
     tokenizer_state,
     word_order,
 )
-from lightning_idc.methods.procap.module import ProCap
-from lightning_idc.methods.procap.official import OfficialDecoder, OfficialEncoder, OfficialNet, smoothed_divergence
+from lightning_idc.methods.procap.official.encoder import (
+    OfficialDecoder,
+    OfficialEncoder,
+    OfficialNet,
+    smoothed_divergence,
+)
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
-from lightning_idc.pairs import PairError
 
 Fixture = tuple[dict[str, Tensor], dict[str, Tensor]]
 

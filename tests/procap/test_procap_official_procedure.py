@@ -13,9 +13,10 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from lightning_idc.cli.import_ import run
-from lightning_idc.methods.procap.bert_adam import BertAdam
-from lightning_idc.methods.procap.convert import below
-from lightning_idc.methods.procap.official_procedure import (
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.procap.official.bert_adam import BertAdam
+from lightning_idc.methods.procap.official.convert import below
+from lightning_idc.methods.procap.official.procedure import (
     MASK_RULES,
     LogarithmicWarmup,
     erased_mask,
@@ -27,7 +28,6 @@ from lightning_idc.methods.procap.official_procedure import (
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.procedure_net import discrimination_loss
 from lightning_idc.nn.image_tokenizer import as_pixels
-from lightning_idc.pairs import PairError
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "the", "cube", "moved", "left", "is", "gone"]
 

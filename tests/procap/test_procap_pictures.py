@@ -10,9 +10,9 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from procap_tiny import QUIET, data, first_stage, prepared
 
-from lightning_idc.data.sampling import Draw
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.sampling import Draw
 from lightning_idc.methods.procap.pictures import LogProcedures, Strip, blanked, procedure_sheet, strips_of
-from lightning_idc.pairs import PairError
 
 
 @pytest.fixture(scope="module")

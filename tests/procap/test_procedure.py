@@ -12,9 +12,9 @@ from procap_tiny import QUIET, data, first_stage, prepared
 from torch import Tensor
 from torch.nn import functional as F
 
+from lightning_idc.core.types import PairBatch, PairError, PairSample
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
 from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
-from lightning_idc.pairs import PairBatch, PairError, PairSample
 
 
 @pytest.fixture(scope="module")

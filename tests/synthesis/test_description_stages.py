@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.synthesis.descriptions import (
+from lightning_idc.methods.img_diff.edits import PasteEdits
+from lightning_idc.methods.img_diff.library import rendered_things
+from lightning_idc.methods.namc.descriptions import (
     INSTRUCTIONS,
     TEMPLATE,
     VERBS,
@@ -19,8 +21,6 @@ from lightning_idc.synthesis.descriptions import (
     says_something,
     take_apart,
 )
-from lightning_idc.synthesis.img_diff.edits import PasteEdits
-from lightning_idc.synthesis.img_diff.library import rendered_things
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import VisionLanguageModel

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from toy_stages import Canned
 
-from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
-from lightning_idc.synthesis.img_diff.lexicon import CATEGORIES, Lexicon
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
+from lightning_idc.methods.img_diff.lexicon import CATEGORIES, Lexicon
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.sources import Sentences
 

@@ -10,21 +10,21 @@ import pytest
 import torch
 from toy_stages import pair_of
 
-from lightning_idc.data.folder import FolderPairs
-from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.img_diff.areas import (
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
     found_and_true,
     kept,
     suppress_overlap,
 )
-from lightning_idc.synthesis.img_diff.edits import KINDS, PasteEdits
-from lightning_idc.synthesis.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
-from lightning_idc.synthesis.img_diff.presets import PAPER, PRESETS, filters_named
-from lightning_idc.synthesis.img_diff.release import Release
-from lightning_idc.synthesis.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
-from lightning_idc.synthesis.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
+from lightning_idc.methods.img_diff.edits import KINDS, PasteEdits
+from lightning_idc.methods.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
+from lightning_idc.methods.img_diff.presets import PAPER, PRESETS, filters_named
+from lightning_idc.methods.img_diff.release import Release
+from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
+from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel

@@ -8,7 +8,7 @@ import pytest
 import torch
 from toy_stages import Canned, pair_of
 
-from lightning_idc.synthesis.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
+from lightning_idc.methods.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import VisionLanguageModel

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.mining import Features, Search, SimilarPairs, Window, spectral_clusters
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import Apply

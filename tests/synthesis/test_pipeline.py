@@ -16,7 +16,7 @@ import pytest
 import torch
 from toy_stages import Numbers, Shade
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import Apply

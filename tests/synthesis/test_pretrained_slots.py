@@ -9,7 +9,7 @@ import lightning.pytorch  # noqa: F401 - sets environment variables, which must 
 import pytest
 import torch
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, OwnDraws, PromptedCaptioner, PromptedTeller
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
 from lightning_idc.synthesis.slots.sam import SamSegmenter

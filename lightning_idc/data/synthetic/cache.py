@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
-from lightning_idc.pairs import PairError
 
 VERSION = 1
 """Raise it when the same key would give other pictures, captions or truth."""

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_of
 from lightning_idc.data.synthetic.facts import change_accuracy
 from lightning_idc.data.synthetic.phrases import sentences
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES
-from lightning_idc.pairs import PairError
 
 BACKWARDS = {"add": "drop", "drop": "add"}
 OPPOSITE = {"left": "right", "right": "left", "front": "behind", "behind": "front"}

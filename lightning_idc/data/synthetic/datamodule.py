@@ -6,12 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.synthetic.cache import Key, default_cache_dir, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.source import SyntheticSource
-from lightning_idc.pairs import PairError
 
 
 class SyntheticPairs(PairDataModule):

@@ -14,17 +14,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_idc.data.datamodule import NO_CHANGE, Split
-from lightning_idc.data.implicit_change import component_spans, components, compose
-from lightning_idc.data.source import PairSource
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.vocabulary import words_of
+from lightning_idc.data.benchmarks.implicit_change import component_spans, components, compose
+from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
 from lightning_idc.data.synthetic.sampling import Dice
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
-from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.pairs import PairError, PairSample
 
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
 _KINDS = tuple(ATTRIBUTE_WORDS)

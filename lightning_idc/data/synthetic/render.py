@@ -15,8 +15,8 @@ from typing import Literal
 
 import numpy as np
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, Thing
-from lightning_idc.pairs import PairError
 
 DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 46.0)
 """CLEVR's place of the camera; everything within |x|, |y| <= 3 is in a square picture."""

@@ -12,15 +12,15 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
-from lightning_idc.checkpoint import LoadsAndSaves, read_checkpoint
+from lightning_idc.core.captioner import PairCaptioner, ProvidesCaptions
+from lightning_idc.core.checkpoint import LoadsAndSaves, read_checkpoint
+from lightning_idc.core.distributed import of_all_processes
+from lightning_idc.core.schedules import Constant, Schedule, scheduled
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.nn.clip import build_clip
-from lightning_idc.nn.gathering import of_all_processes
 from lightning_idc.nn.retrieval import recall_of_pairs, symmetric_cross_entropy
-from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
-from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Constant, Schedule, scheduled
 
 VIT_B_32 = "ViT-B-32-quickgelu"
 """OpenAI's weights were trained with QuickGELU."""
@@ -226,7 +226,7 @@ class Clip4Idc(PairCaptioner):
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
         max_length: most tokens of a generated caption; as many as CLIP's text tower takes when None and no captions
             were seen.
-        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

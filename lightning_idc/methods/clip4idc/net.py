@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.nn.backbones import IMAGENET_MEAN, IMAGENET_STD, SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, pad_texts, text_tokens
 from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
-from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.pairs import PairError, PairFeatures
 
 BERT_EPS = 1e-12
 LARGEST_SCALE = 100.0

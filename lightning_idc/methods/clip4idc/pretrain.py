@@ -15,13 +15,13 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
+from lightning_idc.core.schedules import Schedule, WarmupCosine, scheduled
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import SPECIALS, Vocabulary
 from lightning_idc.methods.clip4idc.net import PairClip
-from lightning_idc.methods.pair_transformer.pretrain import cells_named, naming_loss
+from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.clip import build_clip
-from lightning_idc.nn.vocabulary import SPECIALS, Vocabulary
-from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Schedule, WarmupCosine, scheduled
 
 
 class PairNaming(LightningModule):

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
+from lightning_idc.methods.namc.noise import on_grid
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
-from lightning_idc.nn.masked_encoder import MaskedImageEncoder
-from lightning_idc.nn.noise import on_grid
 from lightning_idc.nn.transformer import Decoder
-from lightning_idc.pairs import PairFeatures
 
 
 class NamcNet(GridCaptionNet):

@@ -14,16 +14,16 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.captioner import ProvidesCaptions
-from lightning_idc.data.implicit_change import component_spans
+from lightning_idc.core.captioner import ProvidesCaptions
+from lightning_idc.core.schedules import Schedule, WarmupCosine, scheduled
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import Vocabulary, words_of
+from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction
+from lightning_idc.methods.namc.noise import per_word, relevance, token_similarity
 from lightning_idc.nn.backbones import build_backbone, load_backbone
-from lightning_idc.nn.dual_encoder import SmallDualEncoder, vocabulary_with_mask
-from lightning_idc.nn.matching import info_nce, info_nce_of_similarity, late_interaction
-from lightning_idc.nn.noise import per_word, relevance, token_similarity
-from lightning_idc.nn.vocabulary import Vocabulary, words_of
-from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Schedule, WarmupCosine, scheduled
 
 
 class RelevancePretraining(LightningModule):

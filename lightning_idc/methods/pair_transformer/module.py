@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import nn
 
-from lightning_idc.captioner import PairCaptioner
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
-from lightning_idc.nn.vocabulary import Vocabulary
 
 
 class PairTransformer(PairCaptioner):
@@ -26,7 +26,7 @@ class PairTransformer(PairCaptioner):
         decoder_layers: layers that write.
         heads: attention heads.
         dropout: share of activations dropped in training.
-        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
     def __init__(

@@ -9,10 +9,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairFeatures
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.transformer import Decoder, EncoderLayer, GridBias
-from lightning_idc.pairs import PairFeatures
 
 
 class PairTransformerNet(GridCaptionNet):

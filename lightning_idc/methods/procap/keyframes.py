@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.checkpoint import load_module
+from lightning_idc.core.checkpoint import load_module
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
-from lightning_idc.pairs import PairError, PairSample
-from lightning_idc.synthesis.procedures import ProcedureFolder
 from lightning_idc.synthesis.slots.base import ImageEncoder
 from lightning_idc.synthesis.slots.pretrained import DinoImages
 
@@ -50,7 +50,7 @@ class Keyframes:
     """Takes k frames of the cached procedure of a pair and adds its two images (eq. 3).
 
     Args:
-        folder: what :class:`~lightning_idc.synthesis.interpolation.FrameInterpolator` wrote.
+        folder: what :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator` wrote.
         count: k.
         scale: of the similarities in eq. 2; where none were measured, every frame is as good as another.
 

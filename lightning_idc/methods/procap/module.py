@@ -9,11 +9,14 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.captioner import PairCaptioner
-from lightning_idc.checkpoint import read_checkpoint
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.checkpoint import read_checkpoint
+from lightning_idc.core.schedules import Constant, Schedule
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.official import (
+from lightning_idc.methods.procap.official.encoder import (
     OfficialDecoder,
     OfficialEncoder,
     OfficialNet,
@@ -22,9 +25,6 @@ from lightning_idc.methods.procap.official import (
 )
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.nn.transformer import Decoder
-from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
-from lightning_idc.schedules import Constant, Schedule
 
 Tokenizer = str | dict[str, Any] | None
 
@@ -61,7 +61,7 @@ class ProCap(PairCaptioner):
         decoder_heads: of the decoder.
         dropout: share of activations dropped in the decoder.
         encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
-        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

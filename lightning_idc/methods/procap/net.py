@@ -7,9 +7,9 @@ from typing import Protocol
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
 from lightning_idc.nn.transformer import DecoderState, EncoderLayer
-from lightning_idc.pairs import PairError, PairFeatures
 
 PLACE_SCALE = 0.3
 """Standard deviation of each of the three parts of a place: together they are as large as embedded features."""

@@ -13,12 +13,12 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
-from lightning_idc.data.sampling import Draw
+from lightning_idc.core.text import plain
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.sampling import Draw
+from lightning_idc.files import save
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
-from lightning_idc.pairs import PairError, PairSample
-from lightning_idc.report.files import save
-from lightning_idc.report.text import plain
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -10,12 +10,16 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_idc.captioner import PairCaptioner
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.schedules import Schedule
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
+from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.module import image_size_of, tokenizer_of
 from lightning_idc.methods.procap.net import ProcedureEncoder
-from lightning_idc.methods.procap.official import OfficialTrunk, read_weights, trunk_state
-from lightning_idc.methods.procap.official_procedure import (
+from lightning_idc.methods.procap.official.encoder import OfficialTrunk, read_weights, trunk_state
+from lightning_idc.methods.procap.official.procedure import (
     LOSS_WEIGHTS,
     MASK_RULES,
     OfficialProcedureNet,
@@ -26,10 +30,6 @@ from lightning_idc.methods.procap.official_procedure import (
 from lightning_idc.methods.procap.procedure_net import ProcedureNet, discrimination_loss, masked_sequence_loss
 from lightning_idc.methods.procap.warps import ColorShift, shifted_color, warp
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
-from lightning_idc.nn.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
-from lightning_idc.schedules import Schedule
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ class ProcedureModel(PairCaptioner):
         loss_weights: of masked sequence modelling, alignment and consistency; those of the variant when None.
         mask_probabilities: of entire, random patch, in-block and out-of-block masking.
         first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
-        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)

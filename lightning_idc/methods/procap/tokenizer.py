@@ -11,11 +11,11 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from lightning_idc.methods.pair_transformer.pretrain import cells_named, naming_loss
-from lightning_idc.nn.gathering import together
+from lightning_idc.core.distributed import together
+from lightning_idc.core.schedules import Constant, Schedule, scheduled
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
-from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Constant, Schedule, scheduled
 
 
 class TokenizerTraining(LightningModule):

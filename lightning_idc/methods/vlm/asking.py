@@ -8,9 +8,9 @@ from pathlib import Path
 
 import torch
 
-from lightning_idc.images import as_pair
+from lightning_idc.core.images import as_pair
+from lightning_idc.core.types import PairSample
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.pairs import PairSample
 
 
 @dataclass(frozen=True)

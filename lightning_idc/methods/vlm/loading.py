@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import SpecialIds, Vocabulary
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
-from lightning_idc.nn.vocabulary import SpecialIds, Vocabulary
-from lightning_idc.pairs import PairError
 
 PAD, END = "<pad>", "<end>"
 

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_idc.addon import shard
-from lightning_idc.captioner import PairCaptioner, ProvidesCaptions
+from lightning_idc.core.addon import shard
+from lightning_idc.core.captioner import PairCaptioner, ProvidesCaptions
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
 from lightning_idc.methods.vlm.loading import (
@@ -25,7 +26,6 @@ from lightning_idc.methods.vlm.loading import (
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.scoring import Scoring, cached, packed
 from lightning_idc.nn.backbones import load_backbone
-from lightning_idc.pairs import PairBatch, PairError, PairFeatures, PairSample
 
 PROMPT = "What changed from the first image to the second?"
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
@@ -49,7 +49,7 @@ class VLMCaptioner(PairCaptioner):
         text_config: configuration of that language part; read from ``language_model`` when None.
         tower_weights: checkpoint of :class:`~lightning_idc.methods.vlm.tower.TowerNaming` that the vision tower of
             ``architecture`` starts from.
-        options: of :class:`~lightning_idc.captioner.PairCaptioner`.
+        options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
 
     Raises:
         PairError: neither or both of ``model`` and ``architecture`` are given, or ``cached`` scoring meets

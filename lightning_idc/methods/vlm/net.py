@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.methods.m3diff.mdp import Rewrite
 from lightning_idc.methods.vlm.families.base import Family
 from lightning_idc.methods.vlm.scoring import Scoring, packed
-from lightning_idc.nn.mdp import Rewrite
-from lightning_idc.pairs import PairFeatures
 
 
 @dataclass

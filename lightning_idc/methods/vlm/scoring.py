@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_idc.pairs import PairFeatures
+from lightning_idc.core.types import PairFeatures
 
 if TYPE_CHECKING:
     from lightning_idc.methods.vlm.net import VLMNet

@@ -14,11 +14,11 @@ import torch
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
-from lightning_idc.methods.pair_transformer.pretrain import ObjectNaming
+from lightning_idc.core.schedules import Schedule, WarmupLinear
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.methods.vlm.loading import configured, train_tokenizer
 from lightning_idc.nn.backbones import GridBackbone
-from lightning_idc.pairs import PairError
-from lightning_idc.schedules import Schedule, WarmupLinear
 
 
 class VisionTower(GridBackbone):

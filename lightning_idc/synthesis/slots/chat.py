@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.images import resize
+from lightning_idc.core.images import resize
 from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
 
@@ -202,7 +202,7 @@ class PromptedTeller(DifferenceTeller):
         return {**self.model.settings(), "prompt": self.prompt}
 
     def tell(self, before: Sequence[Tensor], after: Sequence[Tensor], captions: Sequence[tuple[str, str]]) -> list[str]:
-        from lightning_idc.synthesis.img_diff.sentences import side_by_side
+        from lightning_idc.methods.img_diff.sentences import side_by_side
 
         prompts = [self.prompt.format(first=first, second=second) for first, second in captions]
         return self.model.answer([[side_by_side(*pair)] for pair in zip(before, after, strict=True)], prompts)

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.images import resize
-from lightning_idc.pairs import PairError
-from lightning_idc.synthesis.img_diff.painting import PairPainter
+from lightning_idc.core.images import resize
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.img_diff.painting import PairPainter
 from lightning_idc.synthesis.slots.base import Inpainter, Slot
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Slot, TextEncoder
 
 Answer = TypeVar("Answer")

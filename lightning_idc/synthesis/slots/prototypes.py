@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.images import resize
+from lightning_idc.core.images import resize
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent
 
@@ -60,7 +60,7 @@ class NearestPrototype(ImageCaptioner):
         self.outlines: list[Outline] = []
 
     def load(self) -> None:
-        from lightning_idc.synthesis.img_diff.library import Cutout, rendered_things
+        from lightning_idc.methods.img_diff.library import Cutout, rendered_things
 
         shapes: dict[bytes, list[Cutout]] = {}
         for thing in rendered_things():

@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from lightning_idc.pairs import PairError
+from lightning_idc.core.types import PairError
 
 MODES = ("clevr_change", "clevr_dc", "omnidiff")
 

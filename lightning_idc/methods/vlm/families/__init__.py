@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 
+from lightning_idc.core.types import PairError
 from lightning_idc.methods.vlm.families.base import Family
-from lightning_idc.pairs import PairError
 
 # transformers' model_type -> module and class; a module is imported when its family is used
 FAMILIES = {

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lightning_idc.core.types import PairError
 from lightning_idc.methods.vlm.families.llava_onevision import LlavaOnevision
-from lightning_idc.pairs import PairError
 
 BAR = 20  # pixels of black between the two images, as in Img-Diff
 

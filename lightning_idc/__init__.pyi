@@ -1,0 +1,12 @@
+from lightning_idc.core.addon import Addon as Addon
+from lightning_idc.core.addon import AddonCallback as AddonCallback
+from lightning_idc.core.addon import TrainingStep as TrainingStep
+from lightning_idc.core.captioner import PairCaptioner as PairCaptioner
+from lightning_idc.core.types import Caption as Caption
+from lightning_idc.core.types import PairBatch as PairBatch
+from lightning_idc.core.types import PairFeatures as PairFeatures
+from lightning_idc.core.types import PairSample as PairSample
+from lightning_idc.data.core.datamodule import PairDataModule as PairDataModule
+from lightning_idc.errors import PairError as PairError
+
+__version__: str

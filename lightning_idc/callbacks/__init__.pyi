@@ -1,0 +1,16 @@
+from lightning_idc.callbacks.cache_features import CacheFeatures as CacheFeatures
+from lightning_idc.callbacks.compare_results import CompareResults as CompareResults
+from lightning_idc.callbacks.forced_choice import ForcedChoice as ForcedChoice
+from lightning_idc.callbacks.interrupt import StopCleanly as StopCleanly
+from lightning_idc.callbacks.log_pairs import LogPairs as LogPairs
+from lightning_idc.callbacks.progress import PlainProgress as PlainProgress
+from lightning_idc.callbacks.selection import ValidationSelection as ValidationSelection
+from lightning_idc.callbacks.show_results import ShowResults as ShowResults
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever as AdversarialRetriever
+from lightning_idc.methods.adpo.preference import PreferenceOptimization as PreferenceOptimization
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter as MDPAdapter
+from lightning_idc.methods.namc.log_relevance import LogRelevance as LogRelevance
+from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction as MaskedReconstruction
+from lightning_idc.methods.namc.noise_masking import NoiseMasking as NoiseMasking
+from lightning_idc.methods.procap.pictures import LogProcedures as LogProcedures
+from lightning_idc.methods.vlm.lora import LoRA as LoRA

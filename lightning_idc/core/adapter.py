@@ -1,0 +1,73 @@
+"""Parts that are put onto a finished network and that inference needs too, such as LoRA or MDP."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+from torch import nn
+
+from lightning_idc.core.distributed import is_first, whole
+from lightning_idc.core.types import PairError
+
+WEIGHTS = "adapter.safetensors"
+
+
+class Adapter(nn.Module):
+    """Changes a network from outside; built from plain values, which a checkpoint keeps to build it again.
+
+    Freshly installed it must leave the network's output as it was.
+    """
+
+    settled: bool = False
+    """Part of the network for good: neither switched off nor trained any more."""
+
+    @abstractmethod
+    def install(self, net: nn.Module) -> None:
+        """Make the parameters and connect them with the network, whose layers exist.
+
+        Raises:
+            PairError: the network offers no place for this adapter.
+        """
+
+    @abstractmethod
+    def disabled(self) -> AbstractContextManager[None]:
+        """While it is open the network computes what it would without this adapter."""
+
+    def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
+        """Parameters that :meth:`disabled` takes out of play, wherever they are kept."""
+        return self.parameters()
+
+    def save(self, net: nn.Module, folder: Path) -> None:
+        """Write the weights into a folder of their own; all processes must call this, the first one writes."""
+        from safetensors.torch import save_file
+
+        state = whole(self.state_dict())
+        if is_first():
+            folder.mkdir(parents=True, exist_ok=True)
+            save_file(state, folder / WEIGHTS)
+
+    def load(self, net: nn.Module, folder: Path) -> None:
+        """Read what :meth:`save` wrote.
+
+        Raises:
+            PairError: the folder holds another adapter.
+        """
+        from safetensors.torch import load_file
+
+        try:
+            self.load_state_dict(load_file(folder / WEIGHTS))
+        except RuntimeError as error:
+            raise PairError(f"{str(folder)!r} holds another adapter: {error}") from error
+
+    def settle(self, net: nn.Module) -> bool:
+        """Become part of the network for good.
+
+        Returns:
+            True when the network now holds all of it, so that nothing is left to install again.
+        """
+        self.requires_grad_(False)
+        self.settled = True
+        return False

@@ -1,0 +1,110 @@
+"""Where classes that checkpoints name have moved to: every module path that was ever stored stays loadable."""
+
+from __future__ import annotations
+
+# module of an earlier edition -> module of this one, without the package name
+MOVED_MODULES = {
+    "adapter": "core.adapters",
+    "addon": "core.addon",
+    "arguments": "core.arguments",
+    "callbacks.adversarial_retriever": "methods.adpo.adversarial_retriever",
+    "callbacks.log_relevance": "methods.namc.log_relevance",
+    "callbacks.lora": "methods.vlm.lora",
+    "callbacks.masked_reconstruction": "methods.namc.masked_reconstruction",
+    "callbacks.mdp_adapter": "methods.m3diff.mdp_adapter",
+    "callbacks.negatives": "methods.adpo.negatives",
+    "callbacks.noise_masking": "methods.namc.noise_masking",
+    "callbacks.preference": "methods.adpo.preference",
+    "callbacks.references": "methods.adpo.references",
+    "captioner": "core.captioner",
+    "checkpoint": "core.checkpoint",
+    "data.benchmark": "data.core.benchmark",
+    "data.birds_to_words": "data.benchmarks.birds_to_words",
+    "data.checking": "data.core.checking",
+    "data.clevr_change": "data.benchmarks.clevr_change",
+    "data.clevr_dc": "data.benchmarks.clevr_dc",
+    "data.datamodule": "data.core.datamodule",
+    "data.deeppcb": "data.benchmarks.deeppcb",
+    "data.deeppcb_cells": "data.benchmarks.deeppcb_cells",
+    "data.defects": "data.benchmarks.defects",
+    "data.feature_store": "data.io.feature_store",
+    "data.features": "data.io.features",
+    "data.files": "data.io.files",
+    "data.folder": "data.benchmarks.folder",
+    "data.hf_table": "data.benchmarks.hf_table",
+    "data.image_editing_request": "data.benchmarks.image_editing_request",
+    "data.img_diff": "data.benchmarks.img_diff",
+    "data.implicit_change": "data.benchmarks.implicit_change",
+    "data.instructpix2pix": "data.benchmarks.instructpix2pix",
+    "data.jsonfiles": "data.io.jsonfiles",
+    "data.levir_cc": "data.benchmarks.levir_cc",
+    "data.loading": "data.core.loading",
+    "data.magicbrush": "data.benchmarks.magicbrush",
+    "data.mixture": "data.core.mixture",
+    "data.omnidiff": "data.benchmarks.omnidiff",
+    "data.prepare": "data.io.prepare",
+    "data.questions": "data.benchmarks.questions",
+    "data.robustness": "data.transforms.robustness",
+    "data.sampling": "data.core.sampling",
+    "data.shards": "data.io.shards",
+    "data.sides": "data.transforms.sides",
+    "data.source": "data.core.source",
+    "data.spot_the_diff": "data.benchmarks.spot_the_diff",
+    "data.statistics": "data.core.statistics",
+    "data.tables": "data.io.tables",
+    "data.transforms": "data.transforms.pairs",
+    "evaluation": "core.evaluation",
+    "images": "core.images",
+    "methods.pair_transformer.pretrain": "methods.pretraining.cell_classification",
+    "methods.procap.bert_adam": "methods.procap.official.bert_adam",
+    "methods.procap.convert": "methods.procap.official.convert",
+    "methods.procap.official": "methods.procap.official.encoder",
+    "methods.procap.official_procedure": "methods.procap.official.procedure",
+    "nn.adapter": "core.adapter",
+    "nn.decoding": "core.decoding",
+    "nn.dual_encoder": "methods.namc.dual_encoder",
+    "nn.gathering": "core.distributed",
+    "nn.lora": "methods.vlm.lora_adapter",
+    "nn.masked_encoder": "methods.namc.masked_encoder",
+    "nn.masks": "methods.procap.masks",
+    "nn.matching": "methods.namc.losses",
+    "nn.mdp": "methods.m3diff.mdp",
+    "nn.noise": "methods.namc.noise",
+    "nn.pool": "methods.adpo.pool",
+    "nn.preference": "methods.adpo.losses",
+    "nn.reinforce": "methods.adpo.reinforce",
+    "nn.retriever": "methods.adpo.retriever",
+    "nn.vocabulary": "core.vocabulary",
+    "pairs": "core.types",
+    "report.files": "files",
+    "report.relevance": "methods.namc.relevance_maps",
+    "report.text": "core.text",
+    "schedules": "core.schedules",
+    "synthesis.descriptions": "methods.namc.descriptions",
+    "synthesis.flow": "methods.procap.flow",
+    "synthesis.img_diff": "methods.img_diff",
+    "synthesis.interpolation": "methods.procap.interpolation",
+    "synthesis.mining": "methods.namc.mining",
+    "synthesis.procedures": "methods.procap.procedures",
+}
+
+
+def current_path(class_path: str) -> str:
+    """Class path of today for one that an earlier edition stored.
+
+    Example:
+        >>> current_path("lightning_idc.captioner.PairCaptioner")
+        'lightning_idc.core.captioner.PairCaptioner'
+    """
+    package, _, rest = class_path.partition(".")
+    if package != "lightning_idc":
+        return class_path
+    module, _, name = rest.rpartition(".")
+    # a module of a package that moved as one, such as synthesis.img_diff.areas, is found by the package
+    head, tail = module, ""
+    while head:
+        if head in MOVED_MODULES:
+            return ".".join(part for part in (package, MOVED_MODULES[head], tail, name) if part)
+        head, _, last = head.rpartition(".")
+        tail = f"{last}.{tail}" if tail else last
+    return class_path

@@ -1,0 +1,230 @@
+"""Batched greedy and beam search over any network that steps token by token.
+
+The network keeps what it has computed in a state of its own, so a step costs one token; rows that have said
+the end token leave the batch. :func:`greedy_uncached` recomputes every prefix and is the reference that the
+cached path must equal token for token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.core.vocabulary import SpecialIds
+
+OWN = SpecialIds()
+NEVER_SAID = OWN.never_said
+
+
+class DecodingState(Protocol):
+    """Everything a network remembers of the tokens so far, one row per caption in the making."""
+
+    def select(self, rows: Tensor) -> DecodingState:
+        """State of the given rows, ``(M,)`` int64; rows may repeat."""
+
+
+class CaptionNet(Protocol):
+    """What a network offers to be trained and decoded as a small captioner."""
+
+    def encode(self, images: Tensor) -> PairFeatures:
+        """Features of uint8 images ``(B, 2, 3, H, W)``."""
+
+    def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+
+    def start(self, features: PairFeatures) -> DecodingState:
+        """State before the first token, one row per pair."""
+
+    def step(self, state: DecodingState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after one more token ``(N,)`` per row; advances the state."""
+
+
+@dataclass(slots=True)
+class Decoded:
+    """Generated captions.
+
+    Args:
+        ids: token ids per pair, the end token included where it was said.
+        mean_log_probs: mean log-probability per token, per pair.
+    """
+
+    ids: list[list[int]]
+    mean_log_probs: list[float]
+
+
+def _next_log_probs(logits: Tensor, special: SpecialIds) -> Tensor:
+    """Log-probabilities over all tokens, with those that are never said set to minus infinity.
+
+    They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
+    """
+    log_probs = logits.float().log_softmax(-1)
+    log_probs[..., list(special.never_said)] = float("-inf")
+    return log_probs
+
+
+@torch.no_grad()
+def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
+    """Most likely next token each time, at most ``max_length`` tokens with the end token."""
+    state = net.start(features)
+    device = features.memory.device
+    count = len(features)
+    ids = torch.full((count, max_length), special.pad, dtype=torch.long, device=device)
+    sums = torch.zeros(count, device=device)
+    lengths = torch.zeros(count, dtype=torch.long, device=device)
+    rows = torch.arange(count, device=device)
+    tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
+    for position in range(max_length):
+        best = _next_log_probs(net.step(state, tokens), special).max(-1)
+        tokens = best.indices
+        ids[rows, position] = tokens
+        sums[rows] += best.values
+        lengths[rows] += 1
+        going = tokens != special.eos
+        if position + 1 == max_length or not bool(going.any()):
+            break
+        if not bool(going.all()):
+            rows, tokens = rows[going], tokens[going]
+            state = state.select(going.nonzero()[:, 0])
+    return _collect(ids, lengths, sums)
+
+
+@torch.no_grad()
+def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
+    """As :func:`greedy`, but every step runs the whole decoder over the whole prefix of all pairs."""
+    count, device = len(features), features.memory.device
+    tokens = torch.full((count, 1, 1), special.bos, dtype=torch.long, device=device)
+    sums = torch.zeros(count, device=device)
+    lengths = torch.zeros(count, dtype=torch.long, device=device)
+    going = torch.ones(count, dtype=torch.bool, device=device)
+    for _ in range(max_length):
+        best = _next_log_probs(net.logits(features, tokens)[:, 0, -1], special).max(-1)
+        chosen = torch.where(going, best.indices, special.pad)
+        sums += torch.where(going, best.values, 0.0)
+        lengths += going
+        tokens = torch.cat([tokens, chosen[:, None, None]], -1)
+        going = going & (chosen != special.eos)
+        if not bool(going.any()):
+            break
+    return _collect(tokens[:, 0, 1:], lengths, sums)
+
+
+def _collect(ids: Tensor, lengths: Tensor, sums: Tensor) -> Decoded:
+    counts = lengths.tolist()
+    return Decoded(
+        [row[:count] for row, count in zip(ids.tolist(), counts, strict=True)],
+        (sums / lengths.clamp(min=1)).tolist(),
+    )
+
+
+def beam_search(
+    net: CaptionNet,
+    features: PairFeatures,
+    max_length: int,
+    beams: int,
+    length_penalty: float = 1.0,
+    special: SpecialIds = OWN,
+) -> Decoded:
+    """Keep the ``beams`` most likely prefixes of every pair; the best finished one by normalised log-probability.
+
+    Args:
+        net: the network.
+        features: B pairs.
+        max_length: most tokens, the end token included.
+        beams: prefixes per pair.
+        length_penalty: power of the length that the summed log-probability is divided by.
+        special: ids of the vocabulary's special tokens.
+    """
+    state = net.start(features)
+
+    def advance(tokens: Tensor, origins: Tensor) -> Tensor:
+        nonlocal state
+        state = state.select(origins)
+        return net.step(state, tokens[:, -1])
+
+    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
+
+
+def beam_search_uncached(
+    net: CaptionNet,
+    features: PairFeatures,
+    max_length: int,
+    beams: int,
+    length_penalty: float = 1.0,
+    special: SpecialIds = OWN,
+) -> Decoded:
+    """As :func:`beam_search`, but every step runs the whole decoder over every prefix."""
+    pairs = torch.arange(len(features), device=features.memory.device)
+
+    def advance(tokens: Tensor, origins: Tensor) -> Tensor:
+        nonlocal pairs
+        pairs = pairs[origins]
+        chosen = PairFeatures(features.memory[pairs], None if features.mask is None else features.mask[pairs])
+        return net.logits(chosen, tokens[:, None])[:, 0, -1]
+
+    return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
+
+
+@torch.no_grad()
+def _beam_search(
+    advance: Callable[[Tensor, Tensor], Tensor],
+    pairs: int,
+    device: torch.device,
+    max_length: int,
+    beams: int,
+    length_penalty: float,
+    special: SpecialIds,
+) -> Decoded:
+    """Search; ``advance(prefixes (N, T), rows of the last call (N,))`` gives the next logits ``(N, V)``."""
+    finished: list[list[tuple[float, float, list[int]]]] = [[] for _ in range(pairs)]
+    prefixes = torch.full((pairs, 1), special.bos, dtype=torch.long, device=device)
+    owners = torch.arange(pairs, device=device)  # pair of each group of live prefixes
+    sums = torch.zeros(pairs, 1, device=device)  # (live pairs, prefixes per pair)
+    origins = torch.arange(pairs, device=device)
+    for length in range(1, max_length + 1):
+        log_probs = _next_log_probs(advance(prefixes, origins), special)
+        vocabulary = log_probs.shape[-1]
+        width = sums.shape[1]
+        totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
+        # twice as many as beams: at most `beams` of them can be end tokens, so enough stay alive
+        top = totals.topk(min(2 * beams, totals.shape[1]), -1)
+        parents, tokens = top.indices // vocabulary, top.indices % vocabulary
+        live_rows: list[int] = []
+        live_tokens: list[int] = []
+        live_sums: list[list[float]] = []
+        live_owners: list[int] = []
+        columns = zip(owners.tolist(), parents.tolist(), tokens.tolist(), top.values.tolist(), strict=True)
+        known = prefixes.tolist()
+        for group, (owner, parent, token, total) in enumerate(columns):
+            kept: list[tuple[int, int, float]] = []
+            for rank, (p, t, s) in enumerate(zip(parent, token, total, strict=True)):
+                if s == float("-inf"):
+                    continue
+                if t == special.eos or length == max_length:
+                    # an end token only counts among the best `beams` candidates, as if the beam held it
+                    if rank < beams:
+                        said = [*known[group * width + p][1:], t]
+                        finished[owner].append((s / length**length_penalty, s / length, said))
+                elif len(kept) < beams:
+                    kept.append((group * width + p, t, s))
+            best_open = kept[0][2] / length**length_penalty if kept else float("-inf")
+            done = len(finished[owner]) >= beams and max(finished[owner])[0] >= best_open
+            if kept and not done:
+                kept += [(kept[0][0], kept[0][1], float("-inf"))] * (beams - len(kept))
+                live_rows += [row for row, _, _ in kept]
+                live_tokens += [token for _, token, _ in kept]
+                live_sums.append([s for _, _, s in kept])
+                live_owners.append(owner)
+        if not live_owners:
+            break
+        origins = torch.tensor(live_rows, device=device)
+        appended = torch.tensor(live_tokens, device=device)[:, None]
+        prefixes = torch.cat([prefixes[origins], appended], 1)
+        sums = torch.tensor(live_sums, device=device)
+        owners = torch.tensor(live_owners, device=device)
+    best = [max(candidates, key=lambda c: c[0]) for candidates in finished]
+    return Decoded([ids for _, _, ids in best], [mean for _, mean, _ in best])

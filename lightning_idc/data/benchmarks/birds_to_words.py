@@ -1,0 +1,126 @@
+"""Birds-to-Words: two photographs of birds, and how they differ."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import find, read_objects, read_text, sentences
+from lightning_idc.data.io.tables import Row
+
+PAIRS = {"train": 2_685, "val": 325, "test": 337}
+SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
+"""Of the tokenised copy."""
+COLUMNS = (
+    *(f"img{side}{what}" for side in (1, 2) for what in ("ObservationURL", "ImgURL", "Species", "Selection")),
+    "split",
+    "annN",
+    "description",
+)
+"""Of the official table."""
+_TABLE = "birds-to-words-v1.0.tsv"
+_PHOTO = re.compile(r"/photos/(\d{1,15})")
+_LAST = re.compile(r"(\d{1,15})/?$")
+
+
+class BirdsToWords(Benchmark):
+    """Birds-to-Words: 3,347 pairs of photographs, each with four or five paragraphs on how the two birds differ.
+
+    Reads the official table, or the tokenised copy of it with one JSON object per line that other repositories hold.
+    Pairs are called ``LEFT_RIGHT`` by the numbers of their photographs.
+
+    Forbes, Kaeser-Chen, Sharma, Belongie: Neural Naturalist (EMNLP 2019).
+
+    Args:
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "birds_to_words"
+    title = "Birds-to-Words"
+    tree = """
+images/11924212.jpg                  a photograph by its number at iNaturalist
+birds-to-words-v1.0.tsv              the official table, with 11 columns
+train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img2", "description": [words or lists]}"""
+    steps = (
+        "`lightning-idc data prepare birds_to_words --root FOLDER` fetches the table; fetch the photographs from the "
+        "addresses in it by hand (their licences differ). Some are gone: on_missing: skip leaves those pairs out."
+    )
+    remotes = (
+        Remote(
+            _TABLE,
+            "https://raw.githubusercontent.com/google-research-datasets/birds-to-words/"
+            "dd1bd3c7939c955bb591f3622863fb8fda47e10e/birds-to-words-v1.0.tsv",
+        ),
+        Remote("images", "https://github.com/google-research-datasets/birds-to-words", page=True),
+    )
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [[_TABLE, f"{split}.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        if find(self.root, _TABLE):
+            return Counts(PAIRS[split])  # the sentences have been counted in the tokenised copy only
+        return Counts(PAIRS[split], SENTENCES[split], 0, 0)
+
+    def read(self, split: Split) -> list[Record]:
+        table = find(self.root, _TABLE)
+        rows = _official(table, split) if table else read_objects(self.file(f"{split}.json"))
+        pairs: dict[str, Record] = {}
+        for row in rows:
+            names = [_photo(row, side) for side in (1, 2)]
+            before, after = (self.files.file(f"images/{name}.jpg", row.where) for name in names)
+            description = row.values.get("description")
+            # one list of words is one paragraph, a list of such lists several
+            if isinstance(description, list) and all(isinstance(word, str) for word in description):
+                description = " ".join(description)
+            record = Record("_".join(names), row.where, before, after, sentences(description, row.where))
+            if pairs.setdefault(record.id, record) is not record:
+                pairs[record.id].captions += record.captions
+        return list(pairs.values())
+
+
+def _official(path: Path, split: str) -> list[Row]:
+    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
+    rows: list[Row] = []
+    header: list[str] = []
+    try:
+        for fields in reader:
+            where = f"{path}, line {reader.line_num}"
+            if not header:
+                header = [field.strip() for field in fields]
+                absent = [name for name in ("description", "split", "img1ImgURL", "img2ImgURL") if name not in header]
+                if absent:
+                    raise PairError(f"{where}: no column {absent[0]!r}; expected {', '.join(COLUMNS)}")
+            elif fields:
+                if len(fields) != len(header):
+                    raise PairError(f"{where}: {len(fields)} fields, expected {len(header)}")
+                row = Row(where, dict(zip(header, map(_unquoted, fields), strict=True)))
+                if row.text("split") == split:
+                    rows.append(row)
+    except csv.Error as error:
+        raise PairError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None
+    return rows
+
+
+def _unquoted(field: str) -> str:
+    # inches are written with quotation marks, which must not open a field that swallows the lines below
+    return field[1:-1].replace('""', '"') if len(field) > 1 and field[0] == field[-1] == '"' else field
+
+
+def _photo(row: Row, side: int) -> str:
+    """Number of a photograph, given as such or by its address."""
+    number = row.text(f"img{side}")
+    if number is not None and number.isascii() and number.isdecimal():
+        return number
+    addresses = [row.text(f"img{side}{what}") or "" for what in ("ImgURL", "ObservationURL")]
+    for pattern in (_PHOTO, _LAST):
+        for address in addresses:
+            if match := pattern.search(address):
+                return match.group(1)
+    raise PairError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")

@@ -1,0 +1,149 @@
+"""CLEVR-Change: rendered tables, each with a semantic change and with none but of camera and light."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import find, read_json, sentences
+from lightning_idc.data.io.tables import short
+
+Pairs = Literal["all", "change", "no_change"]
+IDS = {"train": 33_830, "val": 1_988, "test": 3_985}
+"""Scenes of each split; each gives a pair with a change and one without."""
+TYPES = {"color": 7_958, "material": 7_963, "add": 7_966, "drop": 7_961, "move": 7_955}
+"""Scenes of each type of change, over all splits."""
+_NAMES = {"material": "texture"}  # as the tables of the papers say it, and the rendered pairs of this library
+_IOU = "change_captions_by_IOU.json"
+
+
+class CLEVRChange(Benchmark):
+    """CLEVR-Change: 39,803 rendered scenes, each changed in one of five ways and not at all; 79,606 pairs.
+
+    Pairs are called as in the ground truth that everybody scores with: ``000000.png`` with a change and
+    ``000000.png_n`` without. Types are color, texture, add, drop, move and no_change. With the file
+    ``change_captions_by_IOU.json`` beside the captions, ``meta["iou"]`` of a changed pair is the overlap of its views.
+
+    Park, Darrell, Rohrbach: Robust Change Captioning (ICCV 2019).
+
+    Args:
+        pairs: those with a change, those without, or all.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "clevr_change"
+    title = "CLEVR-Change"
+    tree = """
+images/CLEVR_default_000000.png                before; numbers up to 039999
+sc_images/CLEVR_semantic_000000.png            after, with a change
+nsc_images/CLEVR_nonsemantic_000000.png        after, without one
+change_captions.json, no_change_captions.json  {"CLEVR_default_000000.png": [sentences], ...}
+splits.json                                    {"train": [numbers], "val": [...], "test": [...]}
+type_mapping.json                              {"color": ["000000.png", ...], "material", "add", "drop", "move"}
+change_captions_by_IOU.json                    optional: {"0": overlap of the views, ...}"""
+    steps = (
+        "fetch the archive data.tar.gz that the README of the repository Seth-Park/RobustChangeCaptioning links "
+        "(Google Drive, so by hand), unpack it, and give its folder data as root."
+    )
+    remotes = tuple(
+        Remote(path, "https://github.com/Seth-Park/RobustChangeCaptioning", page=True)
+        for path in ("images", "sc_images", "nsc_images", "change_captions.json", "no_change_captions.json")
+    )
+
+    def __init__(self, root: str | Path | None = None, pairs: Pairs = "all", **options: Any) -> None:
+        super().__init__(root, **options)
+        one_of("pairs", pairs, get_args(Pairs))
+        self.pairs: Pairs = pairs
+        self._tables: dict[str, Any] = {}
+
+    def heading(self) -> str:
+        return f"{self.title} ({self.pairs} pairs)"
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [[f"{name}.json"] for name in ("splits", "change_captions", "no_change_captions", "type_mapping")]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(pairs=IDS[split] * (2 if self.pairs == "all" else 1))
+
+    def miscount(self, split: Split) -> str | None:
+        found = Counter(self._types().values())
+        expected = {_NAMES.get(kind, kind): scenes for kind, scenes in TYPES.items()}
+        if found != expected:
+            return f"{self.title} type_mapping.json: expected {_scenes(expected)}; found {_scenes(found)}"
+        return super().miscount(split)
+
+    def read(self, split: Split) -> list[Record]:
+        numbers = numbers_of(self.file("splits.json"), split)
+        records: list[Record] = []
+        if self.pairs != "no_change":
+            kinds = self._types()
+            iou = find(self.root, _IOU)
+            overlaps = read_json(iou, dict) if iou else {}
+            for number in numbers:
+                overlap = overlaps.get(str(number))
+                if overlap is not None and (type(overlap) not in (int, float) or not 0 <= overlap <= 1):
+                    raise PairError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
+                meta = {} if overlap is None else {"iou": float(overlap)}
+                records.append(self._record(number, "", kinds.get(number), meta))
+        if self.pairs != "change":
+            records += [self._record(number, "_n", NO_CHANGE, {}) for number in numbers]
+        return records
+
+    def _record(self, number: int, ending: str, kind: str | None, meta: dict[str, Any]) -> Record:
+        where = f"{self.title} scene {number}"
+        table = self._table("no_change_captions.json" if ending else "change_captions.json")
+        key = f"CLEVR_default_{number:06d}.png"
+        if key not in table:
+            raise PairError(f"{where}: the captions hold no {key!r}")
+        folder, label = ("nsc_images", "nonsemantic") if ending else ("sc_images", "semantic")
+        return Record(
+            f"{number:06d}.png{ending}",
+            where,
+            self.files.file(f"images/CLEVR_default_{number:06d}.png", where),
+            self.files.file(f"{folder}/CLEVR_{label}_{number:06d}.png", where),
+            sentences(table[key], where),
+            change_type=kind,
+            meta=meta,
+        )
+
+    def _table(self, name: str) -> dict[str, Any]:
+        if name not in self._tables:
+            self._tables[name] = read_json(self.file(name), dict)
+        return self._tables[name]
+
+    def _types(self) -> dict[int, str]:
+        """Type of change by scene."""
+        path = self.file("type_mapping.json")
+        found: dict[int, str] = {}
+        for kind, names in read_json(path, dict).items():
+            for name in names if isinstance(names, list) else [names]:
+                number = name.removesuffix(".png") if isinstance(name, str) else ""
+                if not (number.isascii() and number.isdecimal() and len(number) <= 9):
+                    raise PairError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
+                found[int(number)] = _NAMES.get(kind, kind)
+        return found
+
+
+def _scenes(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{scenes:,} of {kind}" for kind, scenes in sorted(kinds.items())) or "nothing"
+
+
+def numbers_of(path: Path, split: str) -> list[int]:
+    """Scenes of a split in a file ``{"train": [numbers], ...}``.
+
+    Raises:
+        PairError: the split is absent, or what it lists are no whole numbers.
+    """
+    splits = read_json(path, dict)
+    numbers = splits.get(split)
+    if not isinstance(numbers, list) or any(type(number) is not int or not 0 <= number < 10**9 for number in numbers):
+        raise PairError(
+            f"{path}: {split!r} must be a list of whole numbers; the file has {', '.join(splits) or 'none'}"
+        )
+    return numbers

@@ -1,0 +1,246 @@
+"""DeepPCB: real pairs of circuit boards, captioned from the official boxes and types of their defects."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.core.images import inside, read_image, resize
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.benchmarks.defects import (
+    BOARD,
+    TYPES,
+    Defect,
+    captions_of,
+    change_type_of,
+    parse_defects,
+    parse_places,
+)
+from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.source import PairSource
+
+LISTED = {"trainval": 1000, "test": 500}
+
+
+class BoardPairs(PairSource):
+    """Pairs of one list of DeepPCB.
+
+    Args:
+        root: folder of the lists.
+        entries: image and annotation of each pair, relative to the root, as the lists name them.
+        size: height and width that boards are scaled to; None leaves them at 640 x 640.
+        long: say of every defect where it is.
+        cache: keep scaled boards in memory, one byte per pixel and image.
+    """
+
+    def __init__(
+        self, root: Path, entries: Sequence[tuple[str, str]], size: tuple[int, int] | None, long: bool, cache: bool
+    ) -> None:
+        self.root, self.size, self.entries = root, size, list(entries)
+        self.ids = [Path(image).stem for image, _ in entries]
+        self.defects = [read_defects(root, annotation) for _, annotation in entries]
+        self._captions = [captions_of(defects, long) for defects in self.defects]
+        self._kept: dict[int, tuple[Tensor, Tensor]] | None = {} if cache and size is not None else None
+
+    def captions(self, index: int) -> list[str]:
+        return self._captions[index]
+
+    def change_type(self, index: int) -> str:
+        return change_type_of(self.defects[index])
+
+    def load(self, index: int) -> PairSample:
+        kept = self._kept.get(index) if self._kept is not None else None
+        images, masks = kept or self._read(index)
+        if self._kept is not None:
+            self._kept[index] = images, masks
+        # boards are black and white: one channel is kept, three are shown
+        before, after = images[:, None].expand(-1, 3, -1, -1).contiguous()
+        boxes = torch.tensor([defect.box for defect in self.defects[index]], dtype=torch.float32).reshape(-1, 1, 4)
+        height, width = images.shape[1:]
+        boxes = (boxes * torch.tensor([width / BOARD, height / BOARD] * 2)).repeat(1, 2, 1)
+        kinds = [defect.kind for defect in self.defects[index]]
+        return PairSample(
+            self.ids[index],
+            before,
+            after,
+            list(self._captions[index]),
+            self.change_type(index),
+            boxes,
+            masks.clone(),
+            {"kinds": kinds},
+        )
+
+    def _read(self, index: int) -> tuple[Tensor, Tensor]:
+        """Both boards ``(2, H, W)`` and what differs within the official boxes, scaled."""
+        sides = []
+        for path in find_images(self.root, self.entries[index][0]):
+            image = read_image(path, f"pair {self.ids[index]!r}")
+            if tuple(image.shape[1:]) != (BOARD, BOARD):
+                raise PairError(
+                    f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "
+                    f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
+                )
+            sides.append(image)
+        # JPEG blurs the edges of boards that are black and white
+        differs = (sides[0][0].short() - sides[1][0].short()).abs() > 127
+        boxed = torch.zeros_like(differs)
+        for defect in self.defects[index]:
+            x1, y1, x2, y2 = defect.box
+            boxed[y1:y2, x1:x2] = True
+        mask = differs & boxed
+        if self.size is None:
+            return torch.stack([side[0] for side in sides]), mask.expand(2, -1, -1)
+        small = F.adaptive_max_pool2d(mask[None].float(), self.size)[0] > 0
+        return torch.stack([resize(side[:1], self.size)[0] for side in sides]), small.expand(2, -1, -1)
+
+
+def read_defects(root: Path, annotation: str) -> list[Defect]:
+    """Defects of an annotation file: lines of x1 y1 x2 y2 type.
+
+    Raises:
+        PairError: the file is missing or a line is something else.
+    """
+    path = inside(root, annotation, "DeepPCB")
+    if not path.is_file():
+        raise PairError(f"there is no annotation {str(path)!r}; is the download complete?")
+    found = []
+    for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+        fields = re.split(r"[\s,]+", line.strip())
+        if fields == [""]:
+            continue
+        values = [int(field) for field in fields if re.fullmatch(r"[0-9]{1,4}", field)]
+        if len(fields) != 5 or len(values) != 5:
+            raise PairError(f"{path}, line {number}: expected x1 y1 x2 y2 type, found {line!r}")
+        x1, y1, x2, y2, kind = values
+        if not 1 <= kind <= len(TYPES):
+            raise PairError(f"{path}, line {number}: type {kind} is unknown; expected 1 to {len(TYPES)}")
+        if not (x1 < x2 <= BOARD and y1 < y2 <= BOARD):
+            raise PairError(
+                f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board"
+            )
+        found.append(Defect(kind - 1, (x1, y1, x2, y2)))
+    return found
+
+
+def find_images(root: Path, listed: str) -> tuple[Path, Path]:
+    """Files of the template and the tested board for a name in a list, as JPEG or PNG.
+
+    Raises:
+        PairError: one is missing.
+    """
+    stem, extension = listed.rsplit(".", 1) if "." in listed else (listed, "jpg")
+    paths = []
+    for side in ("temp", "test"):
+        options = [inside(root, f"{stem}_{side}.{kind}", "DeepPCB") for kind in (extension, "png")]
+        paths.append(next((path for path in options if path.is_file()), options[0]))
+    absent = [str(path) for path in paths if not path.is_file()]
+    if absent:
+        raise PairError(f"pair {Path(listed).stem!r}: there is no {absent[0]!r} (nor a PNG); is the download complete?")
+    return paths[0], paths[1]
+
+
+class DeepPCB(PairDataModule):
+    """Circuit boards with six types of defect: template before, tested board after; 900 / 100 / 500 pairs.
+
+    The official test list is the test split. Of the official 1,000 pairs of ``trainval.txt`` every tenth one is the
+    validation split, so that all boards are in it. Captions are made from the official boxes and types; masks are what
+    differs within the boxes.
+
+    Tang, He, Huang, Yang: Online PCB Defect Detector On A New PCB Defect Dataset (2019).
+
+    Args:
+        root: folder that holds ``trainval.txt``, ``test.txt`` and the folders ``group*``.
+        long: captions that say of every defect where it is.
+        cache: keep scaled boards in memory; with ``image_size`` only.
+        official: insist on the numbers of pairs that the official lists have.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+    """
+
+    def __init__(
+        self,
+        root: str | Path = "data/deeppcb",
+        long: bool = False,
+        cache: bool = True,
+        official: bool = True,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
+        self._boards: dict[str, BoardPairs] = {}
+
+    def prepare_data(self) -> None:
+        self._entries("trainval"), self._entries("test")
+
+    def source(self, split: Split) -> BoardPairs:
+        name = "test" if split == "predict" else split
+        if name not in self._boards:
+            entries = self._entries("test" if name == "test" else "trainval")
+            if name != "test":
+                entries = [entry for number, entry in enumerate(entries) if (number % 10 == 9) == (name == "val")]
+            self._boards[name] = BoardPairs(self.root, entries, self.image_size, self.long, self.cache)
+        return self._boards[name]
+
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """Whether a caption names the right types, numbers, total, and places of the commonest type."""
+        board = self.source(split)
+        defects = board.defects[board.ids.index(id)]
+        true = Counter(TYPES[defect.kind] for defect in defects)
+        told = parse_defects(caption)
+        reference = parse_places(captions_of(defects, self.long)[0])
+        places = parse_places(caption)
+        return {
+            "types": set(told) == set(true),
+            "counts": told == true,
+            "total": sum(told.values()) == len(defects),
+            "places": all(places.get(kind) == names for kind, names in reference.items()) if reference else None,
+        }
+
+    def _entries(self, name: str) -> list[tuple[str, str]]:
+        """Images and annotations of an official list."""
+        path = self.root / f"{name}.txt"
+        folders = sorted(self.root.glob("group*")) if self.root.is_dir() else []
+        missing = [f"{other}.txt" for other in LISTED if not (self.root / f"{other}.txt").is_file()]
+        if missing or not folders:
+            raise PairError(_layout(self.root, [*missing, *([] if folders else ["group*/"])]))
+        entries = []
+        for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
+            fields = line.split()
+            if not fields:
+                continue
+            if len(fields) != 2:
+                raise PairError(f"{path}, line {number}: expected an image and an annotation, found {line!r}")
+            entries.append((fields[0], fields[1]))
+        if self.official and len(entries) != LISTED[name]:
+            raise PairError(
+                f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Fetch it again, or set "
+                "official: false if the list is your own"
+            )
+        # a whole folder that is absent is told at once, single files when they are read
+        absent = sorted({image.rsplit("/", 1)[0] for image, _ in entries if "/" in image})
+        absent = [folder for folder in absent if not inside(self.root, folder, str(path)).is_dir()]
+        if absent:
+            raise PairError(_layout(self.root, [f"{folder}/" for folder in absent]))
+        return entries
+
+
+def _layout(root: Path, missing: Sequence[str]) -> str:
+    return f"""{str(root)!r} does not hold DeepPCB; missing: {", ".join(missing)}. Expected:
+
+  {root}/
+    trainval.txt                       1,000 lines: group20085/20085/20085000.jpg group20085/20085_not/20085000.txt
+    test.txt                           500 lines
+    group20085/
+      20085/20085000_temp.jpg          the template; PNG will do as well
+      20085/20085000_test.jpg          the tested board
+      20085_not/20085000.txt           lines of x1 y1 x2 y2 type
+    ... ten more folders group*
+
+What to do: clone the repository tangsanli5201/DeepPCB from GitHub by hand (MIT licence), and give its inner folder
+PCBData as root: on the command line --data.root FOLDER, or `lightning-idc data check deeppcb --root FOLDER`."""

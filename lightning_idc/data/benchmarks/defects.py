@@ -1,0 +1,119 @@
+"""Defects of circuit boards: their captions, and reading captions back."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from lightning_idc.data.core.datamodule import NO_CHANGE
+
+TYPES = ("open", "short", "mousebite", "spur", "copper", "pinhole")
+"""Names of the official types 1 to 6."""
+MIXED = "mixed"
+BOARD = 640
+"""Height and width of the official images, in which the boxes are given; pixels."""
+
+# one noun for each type, and every phrasing for each pair: a type with a word of its own to share would be favoured
+_NOUNS = ("open", "short", "mousebite", "spur", "copper spot", "pinhole")
+_NUMBERS = ("no", *["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"])
+_FRAMES = (
+    "the board has {}",
+    "inspection finds {}",
+    "the tested board shows {}",
+    "the second image adds {}",
+    "{} can be seen",
+)
+_UNCHANGED = (
+    "the board has no defect",
+    "inspection finds nothing",
+    "the tested board shows no flaw",
+    "the second image adds nothing",
+    "no defect can be seen",
+)
+_ROWS, _COLUMNS = ("top", "", "bottom"), ("left", "", "right")
+_COUNTED = re.compile(rf"\b({'|'.join(_NUMBERS)}|\d{{1,9}}|an?)\s+({'|'.join(_NOUNS)})s?\b")
+_PLACE = r"the (?:(?:top|bottom)(?: (?:left|right))?|left|right|centre)"
+_PLACED = re.compile(rf"\b({'|'.join(_NOUNS)})s? at ({_PLACE}(?:,? (?:and )?{_PLACE})*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Defect:
+    """One official annotation.
+
+    Args:
+        kind: index into :data:`TYPES`.
+        box: x1 y1 x2 y2, pixels of the 640 x 640 image.
+    """
+
+    kind: int
+    box: tuple[int, int, int, int]
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Row and column of the box's centre on a 3 x 3 grid."""
+        x1, y1, x2, y2 = self.box
+        return min(2, 3 * (y1 + y2) // (2 * BOARD)), min(2, 3 * (x1 + x2) // (2 * BOARD))
+
+
+def captions_of(defects: Sequence[Defect], long: bool = False) -> list[str]:
+    """Five sentences on the same facts, each type with its number, in the order of :data:`TYPES`.
+
+    Args:
+        defects: of one pair.
+        long: say of every defect where it is; otherwise only of the commonest type (the first one of a tie).
+    """
+    if not defects:
+        return list(_UNCHANGED)
+    counts = Counter(defect.kind for defect in defects)
+    commonest = min(counts, key=lambda kind: (-counts[kind], kind))
+    parts = []
+    for kind in sorted(counts):
+        places = Counter(defect.place for defect in defects if defect.kind == kind)
+        if long:
+            parts += [f"{_counted(kind, places[place])} at {_place_name(place)}" for place in sorted(places)]
+        elif kind == commonest:
+            parts.append(f"{_counted(kind, counts[kind])} at {_join([_place_name(place) for place in sorted(places)])}")
+        else:
+            parts.append(_counted(kind, counts[kind]))
+    return [frame.format(_join(parts)) for frame in _FRAMES]
+
+
+def parse_defects(caption: str) -> dict[str, int]:
+    """Number of defects of each type that a caption speaks of; the inverse of :func:`captions_of`."""
+    counts: Counter[str] = Counter()
+    for number, noun in _COUNTED.findall(caption.lower()):
+        named = int(number) if number.isdecimal() else 1 if number in ("a", "an") else _NUMBERS.index(number)
+        counts[TYPES[_NOUNS.index(noun)]] += named
+    return {kind: count for kind, count in counts.items() if count}
+
+
+def parse_places(caption: str) -> dict[str, set[str]]:
+    """Places that a caption names for each type, such as ``{"open": {"top left", "centre"}}``."""
+    found: dict[str, set[str]] = {}
+    for noun, places in _PLACED.findall(caption.lower()):
+        names = {place.removeprefix("the ") for place in re.findall(_PLACE, places)}
+        found.setdefault(TYPES[_NOUNS.index(noun)], set()).update(names)
+    return found
+
+
+def change_type_of(defects: Sequence[Defect]) -> str:
+    """The one commonest type, ``mixed`` where several are equally common, ``no_change`` without any."""
+    ranked = Counter(TYPES[defect.kind] for defect in defects).most_common(2)
+    if not ranked:
+        return NO_CHANGE
+    return MIXED if len(ranked) == 2 and ranked[0][1] == ranked[1][1] else ranked[0][0]
+
+
+def _counted(kind: int, count: int) -> str:
+    number = _NUMBERS[count] if count < len(_NUMBERS) else str(count)
+    return f"{number} {_NOUNS[kind]}{'s' if count > 1 else ''}"
+
+
+def _place_name(place: tuple[int, int]) -> str:
+    return f"the {' '.join(filter(None, (_ROWS[place[0]], _COLUMNS[place[1]]))) or 'centre'}"
+
+
+def _join(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))

@@ -1,0 +1,220 @@
+"""HuggingFaceTable: any table of Hugging Face `datasets` with two columns of images."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.core.images import Interpolation, inside, read_image, read_image_bytes, resize
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.io.jsonfiles import sentences
+from lightning_idc.data.io.tables import require, short
+
+SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
+_ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
+_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+
+
+class TableSource(PairSource):
+    """Pairs of one split of a table; images are decoded when they are asked for.
+
+    Args:
+        table: a `datasets.Dataset`.
+        where: what the table is, for messages.
+        before: column of images.
+        after: column of images.
+        captions: column of texts or lists of texts.
+        id: columns whose values, joined by "-", name a pair; () for its place.
+        change_type: column of labels.
+        size: height and width of the images; None leaves them.
+        interpolation: how images are scaled.
+        folder: that paths in image columns are relative to; None refuses paths.
+
+    Raises:
+        PairError: a column is missing, or does not hold what it should.
+    """
+
+    def __init__(
+        self,
+        table: Any,
+        where: str,
+        before: str,
+        after: str,
+        captions: str | None,
+        id: Sequence[str] = (),
+        change_type: str | None = None,
+        size: tuple[int, int] | None = None,
+        interpolation: Interpolation = "bilinear",
+        folder: Path | None = None,
+    ) -> None:
+        from datasets import Image as ImageFeature
+
+        columns = [before, after, *([captions] if captions else []), *id, *([change_type] if change_type else [])]
+        for column in columns:
+            if column not in table.column_names:
+                raise PairError(require(table.column_names, column, Path(where), "named in the settings"))
+        for column in (before, after):
+            if isinstance(table.features[column], ImageFeature):
+                table = table.cast_column(column, ImageFeature(decode=False))
+        self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
+        self._images = table.select_columns([before, after])
+        self._columns = before, after
+        texts = table.select_columns([name for name in columns if name not in (before, after)])
+        self._captions: list[list[str]] = [[] for _ in range(len(table))]
+        if captions:
+            given = list(texts[captions])
+            self._captions = [
+                list(filter(None, sentences(text, self._row(row)))) if text is not None else []
+                for row, text in enumerate(given)
+            ]
+        kinds = list(texts[change_type]) if change_type else [None] * len(table)
+        self._kinds = [None if kind is None else str(kind) for kind in kinds]
+        named = [list(texts[column]) for column in id]
+        self.ids = ["-".join(map(str, parts)) for parts in zip(*named, strict=True)] if id else self._places(len(table))
+
+    @staticmethod
+    def _places(count: int) -> list[str]:
+        return [f"{place:06d}" for place in range(count)]
+
+    def _row(self, index: int) -> str:
+        return f"{self.where}, row {index}"
+
+    def captions(self, index: int) -> list[str]:
+        return self._captions[index]
+
+    def change_type(self, index: int) -> str | None:
+        return self._kinds[index]
+
+    def fingerprint(self) -> str:
+        # of the columns of images alone, which `datasets` derives from its files and everything done to them
+        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}"
+
+    def load(self, index: int) -> PairSample:
+        row = self._images[index]
+        images = [self._image(row[column], f"{self._row(index)}, {column}") for column in self._columns]
+        if self.size is not None:
+            images = [resize(image, self.size, self.interpolation) for image in images]
+        return PairSample(self.ids[index], images[0], images[1], list(self._captions[index]), self._kinds[index])
+
+    def _image(self, value: Any, where: str) -> Any:
+        data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
+        if isinstance(data, bytes):
+            return read_image_bytes(data, where)
+        if isinstance(path, str) and self._folder is not None:
+            base = self._folder.resolve()
+            relative = path[len(str(base)) + 1 :] if path.startswith(f"{base}/") else path
+            return read_image(inside(base, relative, where), where)
+        raise PairError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
+
+
+class HuggingFaceTable(PairDataModule):
+    """Any table of Hugging Face `datasets` with two columns of images: on disk, or on the hub.
+
+    Empty captions are left out; pairs without any are trained on by nobody and are left out, too.
+
+    Args:
+        path: a file or folder of tables (parquet, arrow, JSON, CSV), a folder written by ``save_to_disk``, or a name
+            on the hub.
+        before: column of images.
+        after: column of images.
+        captions: column of texts or of lists of texts.
+        id: columns whose values together name a pair; none for its place in the split.
+        change_type: column of labels.
+        config: of a data set on the hub that has several.
+        splits: the table's name of each split; one that is left out does not exist.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        before: str,
+        after: str,
+        captions: str,
+        id: Sequence[str] = (),
+        change_type: str | None = None,
+        config: str | None = None,
+        splits: Mapping[str, str] = SPLITS,
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        self.path, self.config = str(path), config
+        self.columns = {"before": before, "after": after, "captions": captions, "change_type": change_type}
+        self.id_columns = [id] if isinstance(id, str) else list(id)
+        for split in splits:
+            if split not in ("train", "val", "test", "predict"):
+                raise PairError(f"splits names {split!r}; expected train, val, test or predict")
+        self.splits = dict(splits)
+        self._tables: Any = None
+
+    def source(self, split: Split) -> PairSource:
+        name = self.splits.get(split) or (self.splits.get("test") if split == "predict" else None)
+        tables = self._load()
+        if name not in tables:
+            raise PairError(
+                f"{self.path} has no split {name!r} for {split!r}; found {', '.join(map(repr, tables))}. Say which "
+                "with splits: {train: ..., val: ..., test: ...}"
+            )
+        local = Path(self.path).expanduser()
+        folder = (local if local.is_dir() else local.parent) if local.exists() else None
+        where = f"{self.path} ({name})"
+        source = TableSource(
+            tables[name],
+            where,
+            id=self.id_columns,
+            size=self.image_size,
+            interpolation=self.interpolation,
+            folder=folder,
+            **self.columns,  # type: ignore[arg-type]
+        )
+        return Captioned(source) if split != "predict" else source
+
+    def _load(self) -> Any:
+        """All splits by name."""
+        if self._tables is None:
+            self._tables = load_tables(self.path, self.config)
+        return self._tables
+
+
+class Captioned(View):
+    """The pairs of another source that have a caption."""
+
+    def __init__(self, source: PairSource) -> None:
+        super().__init__(source, [index for index in range(len(source)) if source.captions(index)])
+
+    def fingerprint(self) -> str | None:
+        whole = self.source.fingerprint()
+        return whole and f"{whole}/{hashlib.sha256(str(self.places).encode()).hexdigest()}"
+
+
+def load_tables(path: str, config: str | None = None) -> Any:
+    """Tables of a path or a name on the hub, by split.
+
+    Files are told apart by their names as `datasets` does: ``train-00000.parquet``, ``data/test/0.parquet``.
+
+    Raises:
+        PairError: there is nothing to load, or it cannot be loaded.
+    """
+    try:
+        import datasets
+    except ImportError as error:
+        raise PairError("tables of Hugging Face need the package datasets: pip install datasets") from error
+    local = Path(path).expanduser()
+    try:
+        if local.is_file():
+            if local.suffix not in _BUILDERS:
+                raise PairError(f"{path} is no table; expected one of {', '.join(_ENDINGS)}")
+            return datasets.load_dataset(_BUILDERS[local.suffix], data_files=str(local))
+        if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
+            found = datasets.load_from_disk(str(local))
+            return found if isinstance(found, datasets.DatasetDict) else {"train": found}
+        return datasets.load_dataset(str(local) if local.is_dir() else path, config)
+    except PairError:
+        raise
+    except Exception as error:  # datasets raises errors of half a dozen packages
+        hint = "" if local.exists() else "; there is no such file or folder either"
+        raise PairError(f"the table {path!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error

@@ -1,0 +1,72 @@
+"""Image-Editing-Request: photographs, their edits, and what the edit was asked for in."""
+
+from __future__ import annotations
+
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+
+PAIRS = {"train": 3_061, "val": 383, "test": 495}
+SENTENCES = {"train": 3_061, "val": 1_149, "test": 1_485}
+"""One per training pair, three per pair to evaluate on."""
+
+
+class ImageEditingRequest(Benchmark):
+    """Image-Editing-Request: 3,939 photographs with their edits, and requests that people wrote for them.
+
+    Pairs are called by their ``uid``; a photograph can be in several pairs of a split.
+
+    Tan, Dernoncourt, Lin, Bui, Bansal: Expressing Visual Relationships via Language (ACL 2019).
+
+    Args:
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "image_editing_request"
+    title = "Image-Editing-Request"
+    tree = """
+images/*.jpg                         before and after, as the annotations name them
+train.json, valid.json, test.json    [{"uid", "img0", "img1", "sents": [...]}, ...]"""
+    steps = (
+        "the annotations are dataset/adobe/*.json of the repository airsplay/VisualRelationships; the images come from "
+        "the link in its README, by hand."
+    )
+    remotes = (
+        Remote(
+            "train.json",
+            "https://github.com/airsplay/VisualRelationships",
+            695_320,
+            "a3d4a84ece2128355714cc0894d78b7cc408c70c64488e58ac24193e26132a2f",
+            page=True,
+        ),
+        Remote(
+            "valid.json",
+            "https://raw.githubusercontent.com/airsplay/VisualRelationships/"
+            "c5f70f0daba6102811c0aafe52916210abc94126/dataset/adobe/valid.json",
+            132_264,
+            "e76516f850015a7d6d27209a476141e8e34881dd207f2f71acc8ea471e3af7aa",
+        ),
+        Remote(
+            "test.json",
+            "https://raw.githubusercontent.com/airsplay/VisualRelationships/"
+            "c5f70f0daba6102811c0aafe52916210abc94126/dataset/adobe/test.json",
+            173_213,
+            "703c322534d94990e8af42d061094c3f9fb69a1e0030d6a6389c3865aafeaf93",
+        ),
+        Remote("images", "https://github.com/airsplay/VisualRelationships", page=True),
+    )
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [["valid.json", "val.json"] if split == "val" else [f"{split}.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(PAIRS[split], SENTENCES[split], 0, 0)
+
+    def read(self, split: Split) -> list[Record]:
+        records = []
+        for row in read_objects(self.file(*self.annotations(split)[0])):
+            before, after = (self.files.file(f"images/{needed(row, side)}", row.where) for side in ("img0", "img1"))
+            texts = sentences(row.values.get("sents"), row.where)
+            records.append(Record(needed(row, "uid"), row.where, before, after, texts))
+        return records

@@ -1,0 +1,161 @@
+"""Img-Diff: generated pairs of similar images in which one object differs."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import FileSource, Record, split_by_hash
+from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+from lightning_idc.data.io.tables import Row, short
+
+Part = Literal["replacement", "removal"]
+REMOVAL = 5_773
+"""Records of the removal part; of the replacement part only "13K" is told."""
+
+
+class ImgDiff(Benchmark):
+    """Img-Diff: pairs made by a diffusion model, each with a box and a description of what differs in it.
+
+    The release has no splits; they are drawn by a hash of the images' name with ``shares``, so that all boxes of a pair
+    of images are in one. A record is one box; pairs are called ``PATH#2`` where images have several. The caption
+    is the last answer of the record's conversation; ``meta`` holds ``question``, ``captions1`` and ``captions2``.
+
+    Jiao et al.: Img-Diff: Contrastive Data Synthesis for Multimodal Large Language Models (CVPR 2025).
+
+    Args:
+        part: replaced objects, or removed ones, whose captions answer which image has the object.
+        shares: of train, val and test.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "img_diff"
+    title = "Img-Diff"
+    tree = """
+img_diff_object_replacement.json                   [{"path", "bbox", "captions1", "captions2", "conversations"}, ...]
+img_diff_object_removal.json
+object_replacement/filtered_new_edit_data/PATH_0.jpg   before; folders in between may be absent
+object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_removal"""
+    steps = (
+        "fetch the two JSON files and object_replacement.zip, object_removal.zip from the Hugging Face dataset "
+        "datajuicer/Img-Diff, and unpack the archives below the root."
+    )
+    remotes = tuple(
+        Remote(name, f"https://huggingface.co/datasets/datajuicer/Img-Diff/resolve/main/{name}")
+        for name in (
+            "img_diff_object_replacement.json",
+            "img_diff_object_removal.json",
+            "object_replacement.zip",
+            "object_removal.zip",
+        )
+    )
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        part: Part = "replacement",
+        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        one_of("part", part, get_args(Part))
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+        self.part: Part = part
+        self.shares = tuple(shares)
+        self._all: list[Record] | None = None
+
+    def heading(self) -> str:
+        return f"{self.title} ({self.part})"
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [[f"img_diff_object_{self.part}.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(records=REMOVAL if self.part == "removal" else None)
+
+    def found(self, split: Split) -> Counts:
+        own = self.records(split)
+        return Counts(len(own), sum(len(record.captions) for record in own), records=len(self._everything()))
+
+    def read(self, split: Split) -> list[Record]:
+        return [
+            record for record in self._everything() if split_by_hash(record.id.partition("#")[0], self.shares) == split
+        ]
+
+    def source_of(self, records: Any) -> BoxedSource:
+        return BoxedSource(records, self.image_size, self.interpolation)
+
+    def _everything(self) -> list[Record]:
+        if self._all is None:
+            records: list[Record] = []
+            times: dict[str, int] = {}
+            folder = None
+            for row in read_objects(self.file(*self.annotations("train")[0])):
+                path = needed(row, "path").removeprefix("./")
+                if folder is None:
+                    folder = self._folder(path, row.where)
+                times[path] = times.get(path, 0) + 1
+                before, after = (self.files.file(f"{folder}{path}_{side}.jpg", row.where) for side in (0, 1))
+                question, answer = _conversation(row)
+                meta = {"question": question, "box": box_of(row)}
+                meta |= {key: row.values[key] for key in ("captions1", "captions2") if key in row.values}
+                name = path if times[path] == 1 else f"{path}#{times[path]}"
+                records.append(Record(name, row.where, before, after, sentences(answer, row.where), meta=meta))
+            self._all = records
+        return self._all
+
+    def _folder(self, path: str, where: str) -> str:
+        """Where the archive was unpacked, found by the first image."""
+        top = f"object_{self.part}/"
+        options = (f"{top}filtered_new_edit_data/", top, "")
+        return next((o for o in options if self.files.file(f"{o}{path}_0.jpg", where).is_file()), options[0])
+
+
+class BoxedSource(FileSource):
+    """Pairs with one box on both sides, in shares of the image."""
+
+    def load(self, index: int) -> PairSample:
+        sample = super().load(index)
+        box = torch.tensor(sample.meta["box"])
+        height, width = sample.before.shape[1:]
+        sample.boxes = (box * torch.tensor([width, height] * 2)).expand(1, 2, 4).clone()
+        return sample
+
+
+def box_of(row: Row) -> list[float]:
+    """Box of a record, x1 y1 x2 y2 in shares of the image; the release writes it as a list or as the text of one.
+
+    Raises:
+        PairError: it is no such list.
+    """
+    value = row.values.get("bbox")
+    if isinstance(value, str) and len(value) < 200:
+        try:
+            value = ast.literal_eval(value)
+        except (ValueError, SyntaxError, RecursionError, MemoryError):
+            value = row.values["bbox"]
+    if isinstance(value, list) and len(value) == 4 and all(type(part) in (int, float) for part in value):
+        x1, y1, x2, y2 = value
+        if 0 <= x1 <= x2 <= 1 and 0 <= y1 <= y2 <= 1:
+            return [float(part) for part in value]
+    raise PairError(f"{row.where}: bbox is {short(row.values.get('bbox'))}; expected x1, y1, x2, y2 in [0, 1]")
+
+
+def _conversation(row: Row) -> tuple[str, str]:
+    """Question and last answer."""
+    turns = row.values.get("conversations")
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise PairError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
+    said = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
+    questions = [text for who, text in said if who == "human"]
+    answers = [text for who, text in said if who == "gpt"]
+    if not questions or not answers:
+        raise PairError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
+    return questions[-1], answers[-1]

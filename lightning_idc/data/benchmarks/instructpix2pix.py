@@ -1,0 +1,155 @@
+"""InstructPix2Pix: generated images, edited as generated instructions say."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_idc.core.images import Interpolation
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import FileSource, Record, Root
+from lightning_idc.data.io.jsonfiles import read_json, read_text, sentences
+from lightning_idc.data.io.tables import short
+
+Seeds = Literal["first", "all"]
+PROMPTS = 313_010
+"""Folders of the clip-filtered release."""
+SHARES = (0.9, 0.95)
+"""Where the reference loader cuts the list of folders: train, then val, then test."""
+_LOOKED_AT = 32
+
+
+class InstructPix2Pix(Benchmark):
+    """InstructPix2Pix, clip-filtered: 313,010 instructions, each with one to four generated pairs.
+
+    Splits go by the place of a folder in ``seeds.json``, 90, 5 and 5 %, as in the reference loader, which then draws
+    one of its seeds at random. Pairs are called ``FOLDER/SEED``. Instructions are read from the folders when they are
+    asked for, since there are so many; of the images only a sample is looked for at the start.
+
+    Brooks, Holynski, Efros: InstructPix2Pix (CVPR 2023).
+
+    Args:
+        seeds: one pair per instruction, or all.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "instructpix2pix"
+    title = "InstructPix2Pix"
+    tree = """
+seeds.json                           [["0000132", ["127380018", "1818564940"]], ...]
+0000132/prompt.json                  {"edit": "Make it look like a painting", ...}
+0000132/127380018_0.jpg              before
+0000132/127380018_1.jpg              after"""
+    steps = (
+        "fetch the set clip-filtered-dataset as the README of the repository timothybrooks/instruct-pix2pix says, by "
+        "hand (about 430 GB), and unpack all shards below one folder, or use the same data as a table of Hugging Face: "
+        "`hf_table` with path timbrooks/instructpix2pix-clip-filtered, before original_image, after edited_image, "
+        "captions edit_prompt."
+    )
+    remotes = (Remote("seeds.json", "https://github.com/timothybrooks/instruct-pix2pix", page=True),)
+
+    def __init__(self, root: str | Path | None = None, seeds: Seeds = "first", **options: Any) -> None:
+        super().__init__(root, **options)
+        one_of("seeds", seeds, get_args(Seeds))
+        self.seeds: Seeds = seeds
+        self._listed: list[tuple[str, list[str]]] | None = None
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [["seeds.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        first, last = _bounds(PROMPTS, split)
+        # how many seeds the folders have in all is not published
+        return Counts(pairs=last - first if self.seeds == "first" else None, records=last - first)
+
+    def found(self, split: Split) -> Counts:
+        first, last = _bounds(len(self._prompts()), split)
+        return Counts(pairs=len(self.records(split)), records=last - first)
+
+    def read(self, split: Split) -> list[Record]:
+        prompts = self._prompts()
+        first, last = _bounds(len(prompts), split)
+        records = []
+        for folder, seeds in prompts[first:last]:
+            for seed in seeds if self.seeds == "all" else seeds[:1]:
+                name = f"{folder}/{seed}"
+                before, after = (self.files.file(f"{name}_{side}.jpg", name) for side in (0, 1))
+                records.append(Record(name, f"{self.title} {name}", before, after))
+        return records
+
+    def source(self, split: Split) -> PromptSource:
+        records = self.records(split)
+        problem = self.miscount(split) if self.official else None
+        if problem:
+            raise PairError(f"{problem}. Fetch seeds.json again, or set official: false if it is your own")
+        some = records[:: max(1, len(records) // _LOOKED_AT)]
+        absent = [path for record in some for path in (record.before, record.after) if not path.is_file()]
+        if absent and self.on_missing == "raise":
+            raise self.images_error(split, set(absent))
+        if self.on_missing == "skip":
+            gone = set(self.files.absent(path for record in records for path in (record.before, record.after)))
+            records = [record for record in records if gone.isdisjoint((record.before, record.after))]
+        return PromptSource(records, self.image_size, self.interpolation, self.files)
+
+    def _prompts(self) -> list[tuple[str, list[str]]]:
+        """Folders with their seeds, in the order of ``seeds.json``."""
+        if self._listed is None:
+            path = self.file("seeds.json")
+            listed = []
+            for number, entry in enumerate(read_json(path, list), 1):
+                right = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
+                if not right or not isinstance(entry[1], list) or not entry[1]:
+                    raise PairError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
+                if not all(isinstance(seed, (str, int)) for seed in entry[1]):
+                    raise PairError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
+                listed.append((entry[0], [str(seed) for seed in entry[1]]))
+            self._listed = listed
+        return self._listed
+
+
+class PromptSource(FileSource):
+    """Pairs whose instruction lies in a file beside them.
+
+    Args:
+        records: one per pair, without captions.
+        size: height and width of the images; None leaves them.
+        interpolation: how images are scaled.
+        files: where the folders are.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], size: tuple[int, int] | None, interpolation: Interpolation, files: Root
+    ) -> None:
+        super().__init__(records, size, interpolation)
+        self._files = files
+
+    def captions(self, index: int) -> list[str]:
+        record = self.records[index]
+        if not record.captions:
+            path = self._files.file(f"{record.id.rpartition('/')[0]}/prompt.json", record.where)
+            try:
+                prompt = json.loads(read_text(path))
+            except (ValueError, RecursionError) as error:
+                if isinstance(error, PairError):
+                    raise
+                raise PairError(f"{path} is not readable as JSON ({error})") from None
+            if not isinstance(prompt, dict) or "edit" not in prompt:
+                raise PairError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
+            record.captions = sentences(prompt["edit"], str(path))
+        return record.captions
+
+    def load(self, index: int) -> PairSample:
+        self.captions(index)
+        return super().load(index)
+
+
+def _bounds(number: int, split: str) -> tuple[int, int]:
+    """First and last place of a split in a list, rounded down as the reference loader does."""
+    cuts = [0, *(math.floor(share * number) for share in SHARES), number]
+    place = {"train": 0, "val": 1, "test": 2}["test" if split == "predict" else split]
+    return cuts[place], cuts[place + 1]

@@ -1,0 +1,98 @@
+"""LEVIR-CC: places seen from above, years apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
+from lightning_idc.data.io.tables import Row, short
+
+PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
+UNCHANGED = frozenset(
+    {
+        "almost nothing has changed",
+        "no change has occurred",
+        "the scene is the same as before",
+        "the two scenes seem identical",
+        "there is no difference",
+    }
+)
+"""The five sentences of every unchanged pair, 5,038 in the paper and 5,039 in the files; no other pair has one."""
+
+
+class LEVIRCC(Benchmark):
+    """LEVIR-CC: 10,077 pairs of satellite images, 256 x 256 pixels, with five sentences each.
+
+    About half of the pairs are unchanged and say so in the same five sentences; they are labelled ``no_change``.
+
+    Liu, Zhao, Chen, Zou, Shi: Remote Sensing Image Change Captioning With Dual-Branch Transformers (TGRS 2022).
+
+    Args:
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "levir_cc"
+    title = "LEVIR-CC"
+    tree = """
+images/train/A/train_000001.png      before; likewise val and test
+images/train/B/train_000001.png      after
+LevirCCcaptions.json                 {"images": [{"filename", "split", "sentences": [{"raw", ...}]}, ...]}
+levir_cc_captions.json               instead, as token files give it back: {"train_000001.png": [sentences], ...}"""
+    steps = (
+        "fetch Levir-CC-dataset.zip from the links in the README of the repository Chen-Yang-Liu/LEVIR-CC-Dataset (by "
+        "hand; academic use), unpack it, and give the folder with images as root."
+    )
+    remotes = tuple(
+        Remote(path, "https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset", page=True)
+        for path in ("images", "LevirCCcaptions.json")
+    )
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [["LevirCCcaptions.json", "levir_cc_captions.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(PAIRS[split], 5 * PAIRS[split], 0, 0)
+
+    def read(self, split: Split) -> list[Record]:
+        path = self.file(*self.annotations(split)[0])
+        value = read_json(path, dict)
+        listed = _official(path, value["images"]) if "images" in value else _plain(path, value)
+        records = []
+        for where, name, own, texts in listed:
+            if own == split:
+                before, after = (self.files.file(f"images/{own}/{side}/{name}", where) for side in "AB")
+                same = bool(texts) and UNCHANGED.issuperset(texts)
+                records.append(Record(name, where, before, after, texts, change_type=NO_CHANGE if same else None))
+        return records
+
+
+_Listed = list[tuple[str, str, str, list[str]]]
+
+
+def _official(path: Path, images: Any) -> _Listed:
+    if not isinstance(images, list):
+        raise PairError(f"{path}: images is {short(images)}; expected a list")
+    found: _Listed = []
+    for number, image in enumerate(images, 1):
+        where = f"{path}, image {number}"
+        if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
+            raise PairError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
+        row = Row(where, image)
+        raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
+        # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
+        texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]
+        found.append((where, needed(row, "filename"), needed(row, "split"), texts))
+    return found
+
+
+def _plain(path: Path, table: dict[str, Any]) -> _Listed:
+    found: _Listed = []
+    for name, texts in table.items():
+        where = f"{path}, {name}"
+        found.append((where, name, name.partition("_")[0], sentences(texts, where)))
+    return found

@@ -1,0 +1,104 @@
+"""MagicBrush: photographs, edited by a model as people instructed it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import find, needed, read_objects, sentences
+
+TURNS = {"train": 8_807, "val": 528, "test": 1_053}
+"""Edits of each split."""
+_FOLDERS = {"train": "train", "val": "dev", "test": "test"}
+_AURORA = {"train": "data_magicbrush_train.json", "test": "test.json"}
+
+
+class MagicBrush(Benchmark):
+    """MagicBrush: 10,388 edits of photographs with the instruction for each; an edit may follow upon another.
+
+    Three layouts are understood: folders with ``edit_turns.json`` as in the release, its parquet tables from Hugging
+    Face, and the copy of AURORA, whose training part is complete and whose ``test.json`` has 50 edits of the test
+    split. Pairs are called by the name of the edited image, in tables by image and turn.
+
+    Zhang, Mo, Chen, Sun, Su: MagicBrush (NeurIPS 2023).
+
+    Args:
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "magicbrush"
+    title = "MagicBrush"
+    tree = """
+train/edit_turns.json                        [{"input": "1-input.png", "output": "1-output1.png", "instruction"}, ...]
+train/images/1/1-input.png, 1-output1.png    before and after; likewise dev and test
+data/train-*.parquet, data/dev-*.parquet     instead: source_img, target_img, instruction, img_id, turn_index
+data_magicbrush_train.json, test.json        instead: AURORA's lists, whose paths are relative to the root"""
+    steps = (
+        "fetch the Hugging Face dataset osunlp/MagicBrush; its test split is an archive with a password, behind the "
+        "link in the README of the repository OSU-NLP-Group/MagicBrush, by hand."
+    )
+    remotes = (
+        Remote("train", "https://huggingface.co/datasets/osunlp/MagicBrush", page=True),
+        Remote("test", "https://github.com/OSU-NLP-Group/MagicBrush", page=True),
+    )
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        if self._tables(split):
+            return []
+        return [[f"{_FOLDERS[split]}/edit_turns.json", *([_AURORA[split]] if split in _AURORA else [])]]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(TURNS[split], TURNS[split], 0, 0)
+
+    def found(self, split: Split) -> Counts:
+        if self._tables(split):
+            table = self._table(split)
+            texts = [text for index in range(len(table)) for text in table.captions(index)]
+            return Counts(len(table), len(texts), 0, sum(not table.captions(index) for index in range(len(table))))
+        return super().found(split)
+
+    def read(self, split: Split) -> list[Record]:
+        if self._tables(split):
+            return []  # what tables hold is read by their own source
+        folder = _FOLDERS[split]
+        turns = find(self.root, f"{folder}/edit_turns.json")
+        rows = read_objects(turns or self.file(_AURORA[split]))
+        records = []
+        for row in rows:
+            if row.values.get("task", "magicbrush") != "magicbrush":
+                continue  # AURORA's test list holds seven other sets
+            sides = [needed(row, side) for side in ("input", "output")]
+            if turns is not None:
+                sides = [f"{folder}/images/{side.partition('-')[0]}/{side}" for side in sides]
+            before, after = (self.files.file(side, row.where) for side in sides)
+            name = sides[1].rpartition("/")[2].rpartition(".")[0]
+            records.append(Record(name, row.where, before, after, sentences(needed(row, "instruction"), row.where)))
+        return records
+
+    def source(self, split: Split) -> PairSource:
+        name: Split = "test" if split == "predict" else split
+        if not self._tables(name):
+            return super().source(split)
+        problem = self.miscount(split) if self.official else None
+        if problem:
+            raise PairError(f"{problem}. Fetch the tables again, or set official: false if they are your own")
+        return self._table(name)
+
+    def _tables(self, split: Split) -> Sequence[str]:
+        """Parquet files of a split."""
+        folder = self.root / "data"
+        return sorted(map(str, folder.glob(f"{_FOLDERS[split]}-*.parquet"))) if folder.is_dir() else []
+
+    def _table(self, split: Split) -> TableSource:
+        name = _FOLDERS[split]
+        tables: Any = load_tables(str(self.root / "data"))
+        columns = ("source_img", "target_img", "instruction", ("img_id", "turn_index"))
+        where = f"{self.root}/data ({name})"
+        found = tables["validation" if name == "dev" and name not in tables else name]
+        return TableSource(found, where, *columns, size=self.image_size, interpolation=self.interpolation)

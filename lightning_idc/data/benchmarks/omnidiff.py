@@ -1,0 +1,132 @@
+"""OmniDiff: photographs and renders of real scenes with long descriptions of all that changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import read_objects, sentences
+from lightning_idc.data.io.tables import Row, short
+
+Subset = Literal["real", "render"]
+PAIRS = {
+    "real": {"train": 7_007, "val": 799, "test": 803},
+    "render": {"train": 5_445, "val": 777, "test": 767},
+}
+"""8,609 + 6,989 = 15,598 pairs with one description each (Table 2 and Section 5.1)."""
+CHANGES = (
+    *("viewpoint", "illumination", "addition", "disappearance", "removal", "substitution"),
+    *("size", "color", "orientation", "pose", "OCR", "counting"),
+)
+"""The twelve types of the paper (Section 3)."""
+FIELDS = {"id": "id", "before": "image1", "after": "image2", "caption": "caption", "types": "types"}
+"""Where a record says what, unless told otherwise: our own reading, as the public files are not documented."""
+
+
+class OmniDiff(Benchmark):
+    """OmniDiff: 15,598 pairs of 324 scenes, 60 words of description each; twelve types of change, often several.
+
+    The layout of the public files is not known. This one has what the paper speaks of, and ``fields`` adapts it: each
+    value is the path of a field in a record, with dots and places in lists, as in ``{"before": "image.0", "after":
+    "image.1", "caption": "conversations.1.value"}`` for the conversations that M3Diff is trained on. A field that is
+    given as "" is not read: pairs without an id are called by their images. ``change_type`` is the one type of a
+    pair, ``mixed`` for several.
+
+    Liu et al.: OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning (2025).
+
+    Args:
+        subset: photographs or renders; the paper evaluates them apart.
+        fields: where records say what, over :data:`FIELDS`.
+        annotations_file: name of the annotation files, with ``{subset}`` and ``{split}``.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "omnidiff"
+    title = "OmniDiff"
+    tree = """
+real/train.json          [{"id", "image1", "image2", "caption", "types": ["addition", ...]}, ...] or one object per line
+real/val.json, real/test.json, render/train.json, ...
+*                        images, as the records name them, relative to the root"""
+    steps = (
+        "fetch OmniDiff from its authors (yuan-liu-omnidiff.github.io; the Hugging Face dataset IVC-liuyuan/"
+        "training_m3diff holds what M3Diff is trained on), by hand. Where its fields have other names, say so with "
+        "`fields` and `annotations_file`."
+    )
+    remotes = (Remote("real", "https://yuan-liu-omnidiff.github.io", page=True),)
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        subset: Subset = "real",
+        fields: Mapping[str, str] | None = None,
+        annotations_file: str = "{subset}/{split}.json",
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        one_of("subset", subset, get_args(Subset))
+        for key in fields or {}:
+            one_of("a key of fields", key, FIELDS)
+        self.subset: Subset = subset
+        self.fields = {**FIELDS, **(fields or {})}
+        self.annotations_file = annotations_file
+
+    def heading(self) -> str:
+        return f"{self.title} ({self.subset})"
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        # not str.format, which would follow attributes that a name spells out
+        return [[self.annotations_file.replace("{subset}", self.subset).replace("{split}", split)]]
+
+    def expected(self, split: Split) -> Counts:
+        pairs = PAIRS[self.subset][split]
+        return Counts(pairs, pairs, 0, 0)
+
+    def read(self, split: Split) -> list[Record]:
+        name = self.annotations(split)[0][0]
+        self.files.file(name, "annotations_file")
+        records = []
+        for row in read_objects(self.file(name)):
+            sides = [str(self._value(row, side)).strip() for side in ("before", "after")]
+            before, after = (self.files.file(side, row.where) for side in sides)
+            own = self._value(row, "id") if self.fields["id"] else f"{sides[0]}..{sides[1]}"
+            if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
+                raise PairError(f"{row.where}: {self.fields['id']} is {short(own)}; expected a name")
+            texts = sentences(self._value(row, "caption"), row.where)
+            records.append(Record(str(own), row.where, before, after, texts, change_type=self._type(row)))
+        return records
+
+    def _value(self, row: Row, what: str) -> Any:
+        """Value at the path of a field.
+
+        Raises:
+            PairError: the record has none.
+        """
+        path = self.fields[what]
+        value: Any = row.values
+        for step in path.split("."):
+            if isinstance(value, dict) and step in value:
+                value = value[step]
+            elif isinstance(value, list) and step.isascii() and step.isdecimal() and int(step[:9]) < len(value):
+                value = value[int(step[:9])]
+            else:
+                raise PairError(
+                    f"{row.where}: no field {path!r} for {what}; the record has "
+                    f"{', '.join(map(repr, row.values)) or 'nothing'}. Say where it is with fields: {{{what}: ...}}"
+                )
+        return value
+
+    def _type(self, row: Row) -> str | None:
+        """The one type of change, ``mixed`` for several, None where the record names none."""
+        top = self.fields["types"].split(".")[0]
+        if not top or top not in row.values:
+            return None
+        value = self._value(row, "types")
+        types = value if isinstance(value, list) else [value]
+        if not all(isinstance(kind, str) for kind in types):
+            raise PairError(f"{row.where}: {self.fields['types']} is {short(value)}; expected names of types")
+        return types[0] if len(types) == 1 else "mixed" if types else None

@@ -1,0 +1,157 @@
+"""Spot-the-Diff: frames of surveillance cameras, and what people see that differs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count, one_of
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import Record
+from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+
+Grouping = Literal["grouped", "entry", "multi"]
+Silent = Literal["leave_out", "keep"]
+RECORDS = {"train": 9_524, "val": 1_634, "test": 1_404}
+PAIRS = {"train": 8_566, "val": 1_493, "test": 1_270}
+SENTENCES = {"train": 17_676, "val": 3_310, "test": 2_107}
+EMPTY = {"train": 53, "val": 6, "test": 7}
+SILENT_RECORDS = {"train": 47, "val": 6, "test": 7}
+SILENT_PAIRS = {"train": 37, "val": 4, "test": 7}
+
+_RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246355a503c3f8f1def9295dda2/data"
+
+
+class SpotTheDiff(Benchmark):
+    """Spot-the-Diff: 12,562 annotation records on 11,329 pairs of frames from fixed cameras.
+
+    A pair was shown to one to three people, each of whom wrote one record of several sentences. The literature groups
+    them in three ways, whose numbers cannot be compared:
+
+    - ``grouped``: one pair per image, with the sentences of all records as its references (the single-sentence
+      protocol; 1,263 test pairs with a sentence);
+    - ``entry``: one pair per record, called ``ID``, ``ID#2``, ... (1,397 test pairs with a sentence);
+    - ``multi``: one pair per image, with all sentences joined to one paragraph as its only reference (1,263).
+
+    Empty sentences, 66 in all, are left out, and pairs without any other. Published numbers are of 1,270 pairs (1,404
+    records) all the same: seven of them have nothing but an empty sentence, against which every caption scores 0. With
+    ``silent: keep`` these pairs stay in validation and test; protocols of the name ``spot-the-diff/...`` take them.
+
+    Jhamtani, Berg-Kirkpatrick: Learning to Describe Differences Between Pairs of Similar Images (EMNLP 2018).
+
+    Args:
+        grouping: one of the three.
+        max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
+        silent: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "spot_the_diff"
+    title = "Spot-the-Diff"
+    tree = """
+resized_images/76.png, 76_2.png      before and after
+annotations/train.json               [{"img_id": "76", "sentences": ["there are no differences"]}, ...]
+annotations/val.json, test.json"""
+    steps = (
+        "`lightning-idc data prepare spot_the_diff --root FOLDER` fetches the annotations from the repository "
+        "harsh19/spot-the-diff; the images come from the Google Drive link in its data/get_images.txt, by hand."
+    )
+    remotes = (
+        Remote(
+            "annotations/train.json",
+            f"{_RAW}/annotations/train.json",
+            1_327_514,
+            "a9b6f0ac21694bf733aae6a345e9552700948ae065a61c0eb68e5d2f82a0962e",
+        ),
+        Remote(
+            "annotations/val.json",
+            f"{_RAW}/annotations/val.json",
+            245_863,
+            "8d5518e3a6eabb5207e20c8c16323f9440a22ce725cc5a8d66e5bd58ec2c7df5",
+        ),
+        Remote(
+            "annotations/test.json",
+            f"{_RAW}/annotations/test.json",
+            161_451,
+            "72e8e9fd50553a132ee97e401f0586a4bbd75458ee322168787aca565d980e1f",
+        ),
+        Remote("resized_images", f"{_RAW}/get_images.txt", page=True),
+    )
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        grouping: Grouping = "grouped",
+        max_words: int | None = None,
+        silent: Silent = "leave_out",
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        one_of("grouping", grouping, get_args(Grouping))
+        one_of("silent", silent, get_args(Silent))
+        self.grouping: Grouping = grouping
+        self.silent: Silent = silent
+        self.max_words = max_words
+        self._found: dict[str, Counts] = {}
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [[f"annotations/{split}.json", f"{split}.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        entry = self.grouping == "entry"
+        silent = SILENT_RECORDS if entry else SILENT_PAIRS
+        pairs = RECORDS if entry else PAIRS
+        return Counts(pairs[split], SENTENCES[split], EMPTY[split], silent[split], RECORDS[split])
+
+    def heading(self) -> str:
+        return f"{self.title} ({self.grouping})"
+
+    def remarks(self) -> list[str]:
+        what = {
+            "grouped": "one pair per image, with the sentences of all its records as references",
+            "entry": "one pair per record",
+            "multi": "one pair per image, with all sentences of its records joined to one reference",
+        }
+        entry = self.grouping == "entry"
+        there, silent = (RECORDS, SILENT_RECORDS) if entry else (PAIRS, SILENT_PAIRS)
+        kept = f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
+        left = (
+            f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
+            "have no sentence and are left out (silent: keep takes them)"
+        )
+        others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
+        return [
+            f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
+            kept if self.silent == "keep" else left,
+        ]
+
+    def keeps(self, split: Split) -> bool:
+        return self.silent == "keep" and split != "train"
+
+    def found(self, split: Split) -> Counts:
+        self.records(split)
+        return self._found[split]
+
+    def read(self, split: Split) -> list[Record]:
+        rows = read_objects(self.file(*self.annotations(split)[0]))
+        pairs: dict[str, Record] = {}
+        times: dict[str, int] = {}
+        for row in rows:
+            name = needed(row, "img_id")
+            times[name] = times.get(name, 0) + 1
+            before, after = (self.files.file(f"resized_images/{name}{ending}.png", row.where) for ending in ("", "_2"))
+            key = f"{name}#{times[name]}" if self.grouping == "entry" and times[name] > 1 else name
+            record = Record(key, row.where, before, after, sentences(row.values.get("sentences"), row.where))
+            if pairs.setdefault(key, record) is not record:
+                pairs[key].captions += record.captions
+        records = list(pairs.values())
+        self._found[split] = count(records, len(rows))
+        return [replace(r, captions=[self._paragraph(r.captions)]) for r in records] if self._joins else records
+
+    @property
+    def _joins(self) -> bool:
+        return self.grouping == "multi"
+
+    def _paragraph(self, captions: list[str]) -> str:
+        return " ".join(". ".join(filter(None, captions)).split()[: self.max_words])

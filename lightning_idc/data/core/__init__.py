@@ -1,0 +1,1 @@
+"""Data modules, data sets, samplers and loaders of pairs."""

@@ -1,0 +1,259 @@
+"""Benchmark: official annotation files with known counts, images in a known layout, pairs found by id."""
+
+from __future__ import annotations
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.io.files import FileSource, Record, Root
+from lightning_idc.data.io.jsonfiles import find
+
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+_SHOWN = 5
+
+
+class LayoutError(PairError):
+    """A folder that does not hold a benchmark as its authors lay it out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What a split holds; None for what nobody has counted.
+
+    Args:
+        pairs: in the annotation file.
+        sentences: of all pairs, empty ones included.
+        empty: sentences without a word.
+        silent: pairs without any sentence that has one; they are left out.
+        records: entries of the annotation file, where several may speak of one pair.
+    """
+
+    pairs: int | None = None
+    sentences: int | None = None
+    empty: int | None = None
+    silent: int | None = None
+    records: int | None = None
+
+    def __str__(self) -> str:
+        words = {"empty": "empty sentences", "silent": "pairs without a sentence"}
+        told = [(words.get(f.name, f.name), getattr(self, f.name)) for f in fields(self)]
+        return ", ".join(f"{number:,} {name}" for name, number in told if number is not None)
+
+    def differs(self, found: Counts) -> bool:
+        """Whether anything that is known here is otherwise there."""
+        own = [(getattr(self, f.name), getattr(found, f.name)) for f in fields(self)]
+        return any(known is not None and known != other for known, other in own)
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """A file of a benchmark that can be had from the net, or has to be fetched by hand.
+
+    Args:
+        path: where it belongs below the root.
+        url: where it is; for a page that must be visited, ``page`` is True.
+        size: bytes, where known.
+        sha256: digest, where known.
+        page: no direct download: a web page with a login, a form or a licence.
+    """
+
+    path: str
+    url: str
+    size: int | None = None
+    sha256: str | None = None
+    page: bool = False
+
+
+class Benchmark(PairDataModule):
+    """Base of the data modules that read a published benchmark.
+
+    A subclass names its layout and writes :meth:`annotations` and :meth:`read`. What annotation files hold is
+    compared with what is known of the official ones. Sentences without a word are left out, and pairs without
+    any other; both are counted. Images are found by id, never by their place in a listing, so a folder that is
+    incomplete cannot shift pairs.
+
+    Args:
+        root: folder of the benchmark, outside of which nothing is read; None for ``data/`` and its name.
+        official: insist on the official counts.
+        on_missing: what happens to pairs whose images are not there; ``skip`` leaves them out and counts them.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Raises:
+        PairError: an argument is not one of its choices.
+    """
+
+    folder: ClassVar[str]
+    """Where it lies below ``data`` unless told otherwise, and its name on the command line."""
+    title: ClassVar[str]
+    """Name that people know it by."""
+    tree: ClassVar[str]
+    """The official layout below the root, one path with its explanation per line."""
+    steps: ClassVar[str]
+    """What to do to get it."""
+    remotes: ClassVar[tuple[Remote, ...]] = ()
+    """Files that `lightning-idc data prepare` fetches or asks for."""
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        official: bool = True,
+        on_missing: Literal["raise", "skip"] = "raise",
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        one_of("on_missing", on_missing, ("raise", "skip"))
+        self.files = Root(Path("data") / self.folder if root is None else root)
+        self.root, self.official, self.on_missing = self.files.path, official, on_missing
+        self._read: dict[str, list[Record]] = {}
+
+    # ---- what a benchmark writes ------------------------------------------------------------------------
+
+    @abstractmethod
+    def annotations(self, split: Split) -> Sequence[Sequence[str]]:
+        """Files that :meth:`read` needs for a split, each as the names that it may have below the root."""
+
+    @abstractmethod
+    def read(self, split: Split) -> list[Record]:
+        """All pairs of a split as the annotation files tell them, empty sentences as ""."""
+
+    def expected(self, split: Split) -> Counts:
+        """What the official annotation files hold, with these arguments."""
+        return Counts()
+
+    def found(self, split: Split) -> Counts:
+        """What the annotation files hold."""
+        return count(self.records(split))
+
+    # ---- pairs ------------------------------------------------------------------------------------------
+
+    def records(self, split: Split) -> list[Record]:
+        """All pairs of a split, read once.
+
+        Raises:
+            LayoutError: an annotation file is missing.
+            PairError: one cannot be understood.
+        """
+        name: Split = "test" if split == "predict" else split
+        if name not in self._read:
+            missing = [names[0] for names in self.annotations(name) if find(self.root, *names) is None]
+            if missing:
+                raise self.layout_error(missing)
+            self._read[name] = self.read(name)
+        return self._read[name]
+
+    def file(self, *names: str) -> Path:
+        """The annotation file of the first of these names that is there, perhaps with ``.gz``."""
+        path = find(self.root, *names)
+        if path is None:
+            raise self.layout_error([names[0]])
+        return path
+
+    def source(self, split: Split) -> PairSource:
+        records = self.records(split)
+        problem = self.miscount(split) if self.official else None
+        if problem:
+            raise PairError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
+        told = records if self.keeps(split) else [record for record in records if any(record.captions)]
+        absent = set(self.files.absent(path for record in told for path in (record.before, record.after)))
+        present = [record for record in told if absent.isdisjoint((record.before, record.after))] if absent else told
+        if absent and (self.on_missing == "raise" or not present):
+            raise self.images_error(split, absent)
+        if absent:
+            left = len(told) - len(present)
+            warnings.warn(
+                f"{self.title} {split}: left out {left} of {len(told)} pairs whose images are missing", stacklevel=2
+            )
+        return self.source_of(present)
+
+    def source_of(self, records: Sequence[Record]) -> PairSource:
+        """Pairs of records, without their empty sentences."""
+        kept = [
+            replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
+            for record in records
+        ]
+        return FileSource(kept, self.image_size, self.interpolation)
+
+    def prepare_data(self) -> None:
+        """Tell what is missing before anything else is built."""
+        missing = [names[0] for names in self.annotations("train") if find(self.root, *names) is None]
+        if missing:
+            raise self.layout_error(missing)
+
+    def check(self) -> list[str]:
+        from lightning_idc.data.core.checking import look_through_benchmark
+
+        return look_through_benchmark(self)
+
+    # ---- what is wrong ----------------------------------------------------------------------------------
+
+    def miscount(self, split: Split) -> str | None:
+        """What differs from the official counts; None where nothing does."""
+        name: Split = "test" if split == "predict" else split
+        expected, found = self.expected(name), self.found(name)
+        if not expected.differs(found):
+            return None
+        return f"{self.heading()} {name}: expected {expected}; found {found}"
+
+    def heading(self) -> str:
+        """Name of the benchmark, and what of it these arguments choose."""
+        return self.title
+
+    def remarks(self) -> list[str]:
+        """What else a reader of its counts has to know, for ``data check``."""
+        return []
+
+    def keeps(self, split: Split) -> bool:
+        """Whether pairs of a split without any sentence stay, with an empty one."""
+        return False
+
+    def layout_error(self, missing: Sequence[str]) -> LayoutError:
+        """The error that shows the layout, what of it is missing, and what to do."""
+        shown = ", ".join(missing[:_SHOWN]) + (", ..." if len(missing) > _SHOWN else "")
+        return LayoutError(f"{str(self.root)!r} does not hold {self.title}; missing: {shown}.{self.layout()}")
+
+    def images_error(self, split: Split, absent: set[Path]) -> LayoutError:
+        """The error for images that are not there."""
+        return LayoutError(
+            f"{self.missing_images(split, absent)}. With on_missing: skip their pairs are left out.{self.layout()}"
+        )
+
+    def missing_images(self, split: Split, absent: set[Path]) -> str:
+        """How many images are not there, and the first of them."""
+        base = self.root.resolve()
+        names = sorted(str(path.relative_to(base)) for path in absent)
+        shown = ", ".join(names[:_SHOWN]) + (", ..." if len(names) > _SHOWN else "")
+        return f"{len(names):,} images of the {split} split of {self.title} are missing in {str(self.root)!r}: {shown}"
+
+    def layout(self) -> str:
+        """The official layout and the manual steps, for messages."""
+        lines = "\n".join(f"    {line}" for line in self.tree.strip("\n").splitlines())
+        return f" Expected:\n\n  {self.root}/\n{lines}\n\nWhat to do: {self.steps}"
+
+
+def count(records: Sequence[Record], entries: int | None = None) -> Counts:
+    """Counts of some pairs.
+
+    Args:
+        records: with their empty sentences.
+        entries: records of the annotation file.
+    """
+    texts = [caption for record in records for caption in record.captions]
+    silent = sum(not any(record.captions) for record in records)
+    return Counts(len(records), len(texts), sum(not text for text in texts), silent, entries)
+
+
+def one_of(name: str, value: str, options: Sequence[str] | Mapping[str, Any]) -> None:
+    """Refuse an argument that is none of its choices.
+
+    Raises:
+        PairError: it is not.
+    """
+    if value not in options:
+        raise PairError(f"{name} is {value!r}; expected one of {', '.join(options)}")

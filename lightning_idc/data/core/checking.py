@@ -1,0 +1,128 @@
+"""Looking through all pairs of a data module: what is there, and what is wrong with it."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from copy import copy
+from typing import TYPE_CHECKING
+
+from lightning_idc.core.types import PairError, PairSample
+
+if TYPE_CHECKING:
+    from lightning_idc.data.core.benchmark import Benchmark
+    from lightning_idc.data.core.datamodule import PairDataModule, Split
+
+LABELLED: tuple[Split, ...] = ("train", "val", "test")
+_SHOWN = 5
+
+
+def look_through_benchmark(data: Benchmark) -> list[str]:
+    """Compare annotations with the official counts, name missing images, then look through the pairs that are there."""
+    problems: dict[str, None] = {}
+    readable: list[Split] = []
+    incomplete = False
+    print("\n".join([data.heading(), *data.remarks()]), flush=True)
+    for split in LABELLED:
+        try:
+            records, expected = data.records(split), data.expected(split)
+        except PairError as error:
+            problems[str(error)] = None
+            continue
+        print(f"{split}: expected {expected}; found {data.found(split)}", flush=True)
+        if problem := data.miscount(split):
+            problems[problem] = None
+        wanted = {path for record in records for path in (record.before, record.after)}
+        absent = set(data.files.absent(wanted))
+        if absent:
+            incomplete = True
+            problems[data.missing_images(split, absent)] = None
+        if not absent or absent < wanted:
+            readable.append(split)
+    if incomplete:
+        print(data.layout().lstrip(), flush=True)
+    rest = copy(data)
+    rest.official, rest.on_missing = False, "skip"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # what is left out has been told
+        problems |= dict.fromkeys(look_through(rest, readable, data.keeps))
+    return list(problems)
+
+
+def look_through(
+    data: PairDataModule, splits: Sequence[Split] = LABELLED, silent: Callable[[Split], bool] = lambda split: False
+) -> list[str]:
+    """Read every pair of every split once, print what there is of each split, and return all that is wrong.
+
+    Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
+    or images that two splits share.
+
+    Args:
+        data: whose pairs.
+        splits: that are read.
+        silent: whether a split may hold pairs that have no caption.
+    """
+    from tqdm.auto import tqdm
+
+    problems: dict[str, None] = {}  # one table may fail all splits in the same words
+    home: dict[str, str] = {}
+    looks: dict[bytes, tuple[str, str]] = {}
+    sizes: Counter[str] = Counter()
+    for split in splits:
+        try:
+            source = data.pairs_of(split)
+        except PairError as error:
+            problems[str(error)] = None
+            continue
+        found: dict[str, list[str]] = {}
+        own_sizes: Counter[str] = Counter()
+        repeats: list[str] = []
+        for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
+            name = source.ids[index]
+            if home.setdefault(name, split) != split:
+                found.setdefault(f"ids are also in {home[name]}", []).append(name)
+            if not any(map(str.strip, source.captions(index))) and not silent(split):
+                found.setdefault("pairs have no caption", []).append(name)
+            try:
+                sample = source.load(index)
+            except PairError as error:
+                found.setdefault("pairs cannot be read", []).append(str(error))
+                continue
+            own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
+            twin, place = looks.setdefault(_look(sample), (name, split))
+            if place == split and twin != name:
+                repeats.append(f"{name} = {twin}")
+            if place != split and home[name] == split:  # a pair whose id is shared has been told
+                found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
+        for what, names in found.items():
+            told = _some(names, "; " if what.endswith("read") else ", ")
+            problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
+        captions = sum(len(source.captions(index)) for index in range(len(source)))
+        print(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}", flush=True)
+        if repeats:
+            print(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}", flush=True)
+        sizes += own_sizes
+    if len(sizes) > 1 and data.image_size is None:
+        problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
+    return list(problems)
+
+
+def _look(sample: PairSample) -> bytes:
+    """Digest of both images."""
+    digest = hashlib.blake2b(repr(tuple(sample.before.shape)).encode(), digest_size=16)
+    for image in (sample.before, sample.after):
+        digest.update(image.contiguous().numpy().data)
+    return digest.digest()
+
+
+def _counted(sizes: Counter[str]) -> str:
+    if len(sizes) == 1:
+        return next(iter(sizes))
+    shown = ", ".join(f"{size} ({count:,})" for size, count in sizes.most_common(_SHOWN))
+    return (shown or "unknown size") + (", ..." if len(sizes) > _SHOWN else "")
+
+
+def _some(names: Sequence[str], between: str) -> str:
+    return between.join(names[:_SHOWN]) + (f"{between}..." if len(names) > _SHOWN else "")

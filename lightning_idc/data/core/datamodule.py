@@ -1,0 +1,194 @@
+"""PairDataModule: splits of pairs as loaders. A benchmark subclasses it and writes :meth:`source`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.utilities import rank_zero_info
+
+from lightning_idc.core.images import Interpolation
+from lightning_idc.core.types import PairError, PairSample, stack_images
+from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Transform
+from lightning_idc.data.core.sampling import PairSampler
+from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.io.shards import decoded_once
+from lightning_idc.data.transforms.robustness import Corrupted, Corruption
+
+Split = Literal["train", "val", "test", "predict"]
+NO_CHANGE = "no_change"
+MOST_NO_CHANGE_SENTENCES = 64
+
+
+class PairDataModule(LightningDataModule):
+    """Base of all data modules.
+
+    Args:
+        batch_size: pairs per process and step.
+        num_workers: loader processes; 0 loads in the training process. Never changes what is loaded.
+        image_size: height and width, or one number for both, that every image is resized to; None leaves them.
+        transform: applied to training pairs after resizing.
+        seed: of order, transforms and drawn captions.
+        limit: keep only the first pairs of every split.
+        interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
+        corruption: of the captions or images of some splits, to test robustness with.
+        decode_once: folder for decoded images of ``image_size``, which are used where they are faster to read.
+    """
+
+    def __init__(
+        self,
+        batch_size: int = 32,
+        num_workers: int = 0,
+        image_size: int | tuple[int, int] | None = None,
+        transform: Transform | None = None,
+        seed: int = 0,
+        limit: int | None = None,
+        interpolation: Interpolation = "bilinear",
+        corruption: Corruption | None = None,
+        decode_once: str | Path | None = None,
+    ) -> None:
+        super().__init__()
+        if interpolation not in get_args(Interpolation):
+            raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
+        self.interpolation: Interpolation = interpolation
+        self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
+        self.image_size: tuple[int, int] | None = (
+            (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
+        )
+        self.transform, self.corruption = transform, corruption
+        self.decode_once = Path(decode_once).expanduser() if decode_once is not None else None
+        if self.decode_once is not None and self.image_size is None:
+            raise PairError("decode_once keeps images of one size; set image_size, too")
+        self._sources: dict[str, PairSource] = {}
+        self._training: PairLoader | None = None
+        self._position: dict[str, int] = {}
+
+    @abstractmethod
+    def source(self, split: Split) -> PairSource:
+        """Pairs of a split; called once per split."""
+
+    def pairs_of(self, split: Split) -> PairSource:
+        """Pairs of a split, cut to ``limit``.
+
+        Raises:
+            PairError: the split is empty or names a pair twice.
+        """
+        if split not in self._sources:
+            source = self.source(split)
+            if not len(source):
+                raise PairError(f"{type(self).__name__}: the split {split!r} has no pairs")
+            seen: set[str] = set()
+            twice = [name for name in source.ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
+            if twice:
+                raise PairError(
+                    f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
+                )
+            if self.limit is not None:
+                source = FirstPairs(source, self.limit)
+            if self.decode_once is not None and self.image_size is not None:
+                source = decoded_once(source, self.decode_once, self.image_size, self.interpolation, rank_zero_info)
+            if self.corruption is not None and split in self.corruption.splits:
+                source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
+            self._sources[split] = source
+        return self._sources[split]
+
+    def train_captions(self) -> list[str]:
+        """All captions of the training split."""
+        source = self.pairs_of("train")
+        return [caption for index in range(len(source)) for caption in source.captions(index)]
+
+    def no_change_captions(self) -> list[str]:
+        """Distinct captions of unchanged training pairs, at most 64; [] where the data labels none."""
+        source = self.pairs_of("train")
+        unchanged = (index for index in range(len(source)) if source.change_type(index) == NO_CHANGE)
+        distinct = dict.fromkeys(caption for index in unchanged for caption in source.captions(index))
+        return list(distinct)[:MOST_NO_CHANGE_SENTENCES]
+
+    def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
+        """What a generated caption gets right, by name of the fact; None where it does not apply."""
+        return {}
+
+    def check(self) -> list[str]:
+        """Read every pair of every split once, print what there is, and return all that is wrong."""
+        from lightning_idc.data.core.checking import look_through
+
+        return look_through(self)
+
+    def loader(self, split: Split) -> PairLoader:
+        """Loader of a split; batches come from the captioner's ``collate``."""
+        from lightning_idc.data.transforms.pairs import Resize
+
+        training = split == "train"
+        transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
+        if training and self.transform is not None:
+            transforms.append(self.transform)
+        source = self.pairs_of(split)
+        return PairLoader(
+            PairDataset(source, transforms, self.seed, drawn=training),
+            self.sampler(split, source),
+            self.batch_size,
+            num_workers=self.num_workers,
+            collate_fn=self._collate(),
+            persistent_workers=self.num_workers > 0,
+            pin_memory=self.trainer is not None and self.trainer.strategy.root_device.type == "cuda",
+        )
+
+    def sampler(self, split: Split, source: PairSource) -> PairSampler:
+        """Order of the pairs of a split."""
+        return PairSampler(len(source), shuffle=split == "train", seed=self.seed)
+
+    def _collate(self) -> Any:
+        from lightning_idc.core.captioner import PairCaptioner
+
+        model = self.trainer.lightning_module if self.trainer is not None else None
+        return model.collate if isinstance(model, PairCaptioner) else stack_samples
+
+    def train_dataloader(self) -> PairLoader:
+        self._training = self.loader("train")
+        if self._position:
+            self._training.load_state_dict(self._position)
+            self._position = {}
+        return self._training
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands.
+
+        Lightning asks the loader too, but gives it its state back only when nobody has asked for the number of steps
+        before, and every schedule does.
+        """
+        return {} if self._training is None else self._training.state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._position = dict(state_dict)
+
+    def val_dataloader(self) -> PairLoader:
+        return self.loader("val")
+
+    def test_dataloader(self) -> PairLoader:
+        return self.loader("test")
+
+    def predict_dataloader(self) -> Batches:
+        return Batches(self.loader("predict"))
+
+
+class FirstPairs(View):
+    """The first pairs of another source."""
+
+    def __init__(self, source: PairSource, limit: int) -> None:
+        super().__init__(source, range(min(limit, len(source))))
+
+    def fingerprint(self) -> str | None:
+        whole = self.source.fingerprint()
+        return whole and f"{whole}/{len(self)}"
+
+
+def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:
+    """Batch for modules that are not captioners: uint8 ``images (B, 2, 3, H, W)``, ``ids``, ``captions``."""
+    return {
+        "images": stack_images(samples),
+        "ids": [sample.id for sample in samples],
+        "captions": [sample.captions for sample in samples],
+    }

@@ -1,0 +1,103 @@
+"""The data loader of pairs: seeded samples, and a position that a checkpoint can keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_idc.core.types import PairSample
+from lightning_idc.data.core.sampling import Draw, PairSampler, sample_seed
+from lightning_idc.data.core.source import PairSource
+
+Transform = Callable[[PairSample, torch.Generator], PairSample]
+
+
+class PairDataset(Dataset[PairSample]):
+    """Reads and transforms the pair of a draw.
+
+    Args:
+        source: where pairs come from.
+        transforms: applied in order, each with the sample's own generator.
+        seed: of the samples.
+        drawn: let captions be drawn by the sample's seed, as in training; otherwise the first ones are taken.
+    """
+
+    def __init__(self, source: PairSource, transforms: Sequence[Transform], seed: int, drawn: bool) -> None:
+        self.source, self.transforms, self.seed, self.drawn = source, list(transforms), seed, drawn
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, draw: Draw) -> PairSample:
+        sample = self.source.load(draw.index)
+        seed = sample_seed(self.seed, draw.epoch, draw.index)
+        generator = torch.Generator().manual_seed(seed)
+        for transform in self.transforms:
+            sample = transform(sample, generator)
+        if self.drawn:
+            # a copy: what a source keeps must not be drawn in evaluation
+            sample = replace(sample, meta={**sample.meta, "seed": seed})
+        return sample
+
+
+class PairLoader(DataLoader[Any]):
+    """Loads batches of pairs; draws nothing from torch's global random numbers.
+
+    Args:
+        dataset: gives samples.
+        sampler: gives their order.
+        batch_size: pairs per batch.
+        drop_last: leave out a last, smaller batch.
+        options: of torch's DataLoader.
+    """
+
+    def __init__(
+        self, dataset: PairDataset, sampler: PairSampler, batch_size: int, drop_last: bool = False, **options: Any
+    ) -> None:
+        generator = torch.Generator().manual_seed(dataset.seed)
+        super().__init__(
+            dataset, batch_size=batch_size, sampler=sampler, drop_last=drop_last, generator=generator, **options
+        )
+        self.pair_sampler = sampler
+        self._start = 0
+        self._served = 0
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        # a generator: nothing below runs before the first batch is asked for, when the epoch has been set
+        self._served, self._start = self._start, 0
+        self.pair_sampler.skip = self._served * (self.batch_size or 1)
+        for batch in super().__iter__():
+            self._served += 1
+            yield batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the epoch stands, for Lightning's checkpoints."""
+        return {"epoch": self.pair_sampler.epoch, "served": self._served}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue after the batches that were served already; at a finished epoch the next one starts whole."""
+        self.pair_sampler.set_epoch(state["epoch"])
+        self._start = state["served"] if state["served"] < len(self) else 0
+
+
+class Batches:
+    """The batches of a loader, which Lightning takes as they come.
+
+    To predict it would make a DataLoader anew around a sampler of its own, and so lose the order and the epoch.
+
+    Args:
+        loader: gives the batches.
+    """
+
+    def __init__(self, loader: PairLoader) -> None:
+        self.loader = loader
+
+    def __len__(self) -> int:
+        return len(self.loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.loader)

@@ -1,0 +1,76 @@
+"""Which pairs come when: an order that depends on seed and epoch alone, not on workers or processes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch.utils.data import DistributedSampler
+
+from lightning_idc.core.distributed import place
+
+
+class Draw(NamedTuple):
+    """One visit to a pair.
+
+    Args:
+        epoch: epoch of the visit, so that workers which outlive an epoch know it.
+        index: position of the pair in its source.
+    """
+
+    epoch: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nothing here needs
+
+
+class PairSampler(DistributedSampler[Draw]):
+    """Deals one permutation per epoch to the processes, card by card, so that together they see what one would see.
+
+    Being a DistributedSampler it is left alone by Lightning, which also tells it the epoch. The last round is
+    filled up with pairs from the start, since all processes must take equally many steps; evaluation drops the
+    duplicates by id.
+
+    Args:
+        size: number of pairs.
+        shuffle: draw a new order each epoch.
+        seed: of the order.
+        rank: of this process; taken from torch.distributed when None.
+        world_size: number of processes; taken from torch.distributed when None.
+    """
+
+    def __init__(
+        self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
+    ) -> None:
+        own, self.world = place()
+        self.world = self.world if world_size is None else world_size
+        own = own if rank is None else rank
+        super().__init__(range(size), num_replicas=self.world, rank=own, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]
+        self.size = size
+        self.skip = 0
+        """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
+
+    def __len__(self) -> int:
+        return math.ceil(self.size / self.world)
+
+    def __iter__(self) -> Iterator[Draw]:
+        order = self.order()
+        total = len(self) * self.world
+        order = (order * math.ceil(total / max(len(order), 1)))[:total]
+        skip, self.skip = self.skip, 0
+        return iter([Draw(self.epoch, index) for index in order[self.rank : total : self.world]][skip:])
+
+    def order(self) -> list[int]:
+        """Pairs of this epoch over all processes, ``size`` of them."""
+        if not self.shuffle:
+            return list(range(self.size))
+        generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
+        return torch.randperm(self.size, generator=generator).tolist()
+
+
+def sample_seed(seed: int, epoch: int, index: int) -> int:
+    """Seed of all random choices about one visit to a pair; a 63-bit mix of the three numbers."""
+    mixed = (seed * 0x9E3779B97F4A7C15 + epoch * 0xBF58476D1CE4E5B9 + index * 0x94D049BB133111EB + 1) & (2**64 - 1)
+    mixed ^= mixed >> 31
+    mixed = (mixed * 0xD6E8FEB86659FD93) & (2**64 - 1)
+    return (mixed ^ (mixed >> 32)) & (2**63 - 1)

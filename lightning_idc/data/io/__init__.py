@@ -1,0 +1,1 @@
+"""Readers and stores of annotations, images and features."""

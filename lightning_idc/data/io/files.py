@@ -1,0 +1,180 @@
+"""Pairs whose images are files: one record per pair, read when asked for."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.core.images import LONGEST_NAME, Interpolation, fits, inside, read_image, resize
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.io.tables import short
+
+_Seen = tuple[int, int] | str
+# (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
+_scanned: dict[tuple[str, int, int], _Seen] = {}
+
+
+@dataclass(slots=True)
+class Record:
+    """One pair as a table or a folder names it.
+
+    Args:
+        id: of the pair.
+        where: file and line, for messages.
+        before: path of the image.
+        after: path of the image.
+        captions: all of them, "" for an empty one.
+        split: as named; None where nothing names it.
+        change_type: label of the change.
+        meta: whatever else the benchmark says of the pair.
+    """
+
+    id: str
+    where: str
+    before: Path
+    after: Path
+    captions: list[str] = field(default_factory=list)
+    split: str | None = None
+    change_type: str | None = None
+    meta: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"pair {self.id!r} ({self.where})"
+
+
+class FileSource(PairSource):
+    """Pairs whose images are files.
+
+    Args:
+        records: one per pair.
+        size: height and width of the images; None leaves them.
+        interpolation: how images are scaled.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], size: tuple[int, int] | None, interpolation: Interpolation = "bilinear"
+    ) -> None:
+        self.records, self.size, self.interpolation = list(records), size, interpolation
+        self.ids = [record.id for record in self.records]
+
+    def captions(self, index: int) -> list[str]:
+        return self.records[index].captions
+
+    def change_type(self, index: int) -> str | None:
+        return self.records[index].change_type
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return self.records[index].meta
+
+    def fingerprint(self) -> str:
+        digest = hashlib.sha256(f"{type(self).__qualname__}/{self.size}/{self.interpolation}".encode())
+        for record in self.records:
+            for path in (record.before, record.after):
+                try:
+                    seen = os.stat(path)
+                except OSError as error:
+                    raise PairError(f"{record.name}: {str(path)!r} cannot be read ({error})") from error
+                told = f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_size}"
+                digest.update(told.encode(errors="surrogatepass"))
+        return digest.hexdigest()
+
+    def load(self, index: int) -> PairSample:
+        record = self.records[index]
+        images = [read_image(path, record.name) for path in (record.before, record.after)]
+        if self.size is not None:
+            images = [resize(image, self.size, self.interpolation) for image in images]
+        return PairSample(record.id, images[0], images[1], list(record.captions), record.change_type, meta=record.meta)
+
+
+class Root:
+    """Files below one folder; each folder below it is resolved once, however many files it holds.
+
+    Args:
+        path: the folder; nothing outside it is read, not through a link either.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        self.path = Path(path).expanduser()
+        self._folders: dict[str, Path] = {}
+
+    def file(self, relative: str, record: str) -> Path:
+        """Path of a file that may or may not be there.
+
+        Raises:
+            PairError: the path is absolute, leaves the root or cannot be one.
+        """
+        folder, _, name = relative.replace("\\", "/").rpartition("/")
+        if name in ("", ".", "..") or "\0" in name or not fits(name, LONGEST_NAME):
+            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
+        if folder not in self._folders:
+            self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record)
+        return self._folders[folder] / name
+
+    def absent(self, paths: Iterable[Path]) -> list[Path]:
+        """Those of the paths where no file is; every folder is listed once.
+
+        Raises:
+            PairError: a file is a link that leaves the root.
+        """
+        base = self.path.resolve()
+        listed: dict[Path, set[str]] = {}
+        missing = []
+        for path in paths:
+            folder = path.parent
+            if folder not in listed:
+                listed[folder] = set()
+                if folder.is_dir():
+                    with os.scandir(folder) as entries:
+                        for entry in entries:
+                            if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(base):
+                                raise PairError(f"{entry.path!r} is a link that leaves the data folder {self.path}")
+                            if entry.is_file():
+                                listed[folder].add(entry.name)
+            if path.name not in listed[folder]:
+                missing.append(path)
+        return missing
+
+
+def split_by_hash(name: str, shares: Sequence[float]) -> str:
+    """Split of an id, from its hash alone."""
+    point = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+    return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
+
+
+def progress(records: list[Record], title: str) -> Sequence[Record]:
+    from tqdm.auto import tqdm
+
+    return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
+
+
+def fault_of(record: Record, sized: bool) -> str | None:
+    """What is wrong with the images of a pair; they may differ in size where both are resized."""
+    before, after = _scan(record.before), _scan(record.after)
+    for told in (before, after):
+        if isinstance(told, str):
+            return told
+    if before == after or sized:
+        return None
+    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; image_size would mend it"
+
+
+def _scan(path: Path) -> _Seen:
+    """Height and width of an image, or what is wrong with it."""
+    try:
+        stat = os.stat(path)
+    except OSError:
+        return f"there is no image {str(path)!r}"
+    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    if key not in _scanned:
+        try:
+            height, width = read_image(path).shape[1:]
+            _scanned[key] = height, width
+        except PairError as error:
+            _scanned[key] = str(error)
+    return _scanned[key]

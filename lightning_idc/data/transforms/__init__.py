@@ -1,0 +1,1 @@
+"""Transforms and corruptions of pairs."""

@@ -1,0 +1,17 @@
+from lightning_idc.methods.clip4idc.module import Clip4Idc as Clip4Idc
+from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval as Clip4IdcRetrieval
+from lightning_idc.methods.clip4idc.pretrain import PairNaming as PairNaming
+from lightning_idc.methods.m3diff.mdp import MDP as MDP
+from lightning_idc.methods.namc.module import NAMC as NAMC
+from lightning_idc.methods.namc.relevance import RelevancePretraining as RelevancePretraining
+from lightning_idc.methods.pair_transformer.module import PairTransformer as PairTransformer
+from lightning_idc.methods.pretraining.cell_classification import ChangeNaming as ChangeNaming
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming as ObjectNaming
+from lightning_idc.methods.procap.interpolation import EveryPair as EveryPair
+from lightning_idc.methods.procap.interpolation import FrameInterpolator as FrameInterpolator
+from lightning_idc.methods.procap.module import ProCap as ProCap
+from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureModel
+from lightning_idc.methods.procap.tokenizer import NamingTokenizer as NamingTokenizer
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining as TokenizerTraining
+from lightning_idc.methods.vlm.module import VLMCaptioner as VLMCaptioner
+from lightning_idc.methods.vlm.tower import TowerNaming as TowerNaming

@@ -1,0 +1,1 @@
+"""ADPO: adversarial direct preference optimization."""

@@ -1,0 +1,290 @@
+"""The reference policy of preference optimisation: adapters off, a frozen copy, a moving average, cached scores."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from abc import abstractmethod
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.core.addon import AUX, TrainingStep
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import is_first, of_all_processes
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures
+from lightning_idc.files import save
+
+Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
+"""Checksum of the pixels and summed log-probability, by pair and token ids."""
+Row = tuple[str, list[int], int, float]
+"""One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
+
+
+class ReferencePolicy(nn.Module):
+    """What the trained policy is compared with."""
+
+    def connect(self, host: PairCaptioner) -> None:
+        """Remember the policy as it is; called once, when its layers exist."""
+
+    def advance(self, step: TrainingStep) -> None:
+        """Follow the policy; called at the start of every step."""
+
+    def save(self) -> None:
+        """Keep what shall outlast the run; called on all processes at every checkpoint and at the end."""
+
+    def beyond_weights(self) -> dict[str, Any]:
+        """What a checkpoint must hold besides weights, plain types only; called on all processes."""
+        return {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        """Take over what :meth:`beyond_weights` gave to the checkpoint that a run resumes from."""
+
+    @abstractmethod
+    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        """Summed log-probability ``(B, K)`` of ``tokens (B, K, T)`` without a gradient."""
+
+
+def encoding_is_trained(features: PairFeatures) -> bool:
+    """Whether anything that made these features is trained; if not, policy and reference see the same ones."""
+    return any(tensor.requires_grad for tensor in (features.memory, *features.extras.values()))
+
+
+@runtime_checkable
+class SwitchesAdaptersOff(Protocol):
+    """What :class:`AdaptersOff` asks of a captioner."""
+
+    def without_adapters(self) -> AbstractContextManager[None]: ...
+
+    def trained_besides_adapters(self) -> list[str]: ...
+
+
+class AdaptersOff(ReferencePolicy):
+    """The policy with all its adapters (LoRA, MDP) switched off; costs no memory.
+
+    After supervised training with adapters these must first become part of the network, or the reference would be the
+    network before that training.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checked = False
+
+    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        host: Any = step.host
+        if not self._checked:
+            self._check(host)
+        with torch.no_grad(), host.without_adapters():
+            features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
+            return host.score(features, tokens, mask)
+
+    def _check(self, host: Any) -> None:
+        if not isinstance(host, SwitchesAdaptersOff):
+            raise PairError(f"{type(host).__name__} has no adapters to switch off; use FrozenCopy as the reference")
+        leaking = host.trained_besides_adapters()
+        if leaking:
+            raise PairError(
+                f"{len(leaking)} parameters are trained that switching off the adapters does not undo, such as "
+                f"{', '.join(leaking[:3])}; the reference would move with them. Freeze them, or use FrozenCopy"
+            )
+        self._checked = True
+
+
+class FrozenCopy(ReferencePolicy):
+    """A copy of the policy as it was at the start; costs its memory once more, in checkpoints too."""
+
+    twin: PairCaptioner
+
+    def connect(self, host: PairCaptioner) -> None:
+        if host.net is None:
+            raise PairError(f"{type(host).__name__} has no network yet, so there is nothing to copy")
+        trainer, host._trainer = host._trainer, None
+        addons = host._modules.pop(AUX, None)
+        try:
+            self.twin = copy.deepcopy(host)
+        finally:
+            host._trainer = trainer
+            if addons is not None:
+                host._modules[AUX] = addons
+        self.twin.requires_grad_(False)
+
+    @torch.no_grad()
+    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        self.twin.eval()  # Lightning sets everything to training
+        features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
+        return self.twin.score(features, tokens, mask)
+
+
+class MovingAverage(FrozenCopy):
+    """A copy that follows the policy slowly, so that the policy may go farther than its start allows.
+
+    Args:
+        decay: share of the copy that an optimizer step leaves as it was.
+
+    Raises:
+        PairError: the share is not between 0 and 1.
+    """
+
+    steps: Tensor
+
+    def __init__(self, decay: float = 0.999) -> None:
+        super().__init__()
+        if not 0 <= decay <= 1:
+            raise PairError(f"decay is {decay}; expected a share between 0 and 1")
+        self.decay = decay
+        self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+
+    @torch.no_grad()
+    def advance(self, step: TrainingStep) -> None:
+        taken = step.host.trainer.global_step
+        if taken == int(self.steps):
+            return
+        self.steps.fill_(taken)
+        policy = dict(step.host.named_parameters())
+        for path, parameter in self.twin.named_parameters():
+            if policy[path].requires_grad:
+                if parameter.dtype in (torch.bfloat16, torch.float16):
+                    raise PairError(
+                        f"a MovingAverage of weights in {parameter.dtype} stands still, since steps of 1 - decay are "
+                        "rounded away; train with precision bf16-mixed, or use another reference"
+                    )
+                parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
+
+
+class CachedScores(ReferencePolicy):
+    """Scores of another reference policy, computed once per pair and caption and kept on disk.
+
+    An entry belongs to the reference's weights, the pair's id, its pixels and the caption's tokens. Other weights
+    refuse the whole file; other pixels (a transform, another size, an edited file) make the entry stale: it is computed
+    anew. ``stale`` and ``computed`` count what was.
+
+    Args:
+        reference: computes what is missing; None to refuse instead, which saves its memory.
+        path: file to start from and to keep the scores in, written at every checkpoint and at the end; None keeps
+            them in memory and in checkpoints. Either way a run that was killed goes on with the very numbers that it
+            had: computed anew in another batch they could differ in their last digits.
+    """
+
+    def __init__(self, reference: ReferencePolicy | None = None, path: str | None = None) -> None:
+        super().__init__()
+        if reference is None and path is None:
+            raise PairError(
+                "CachedScores needs a reference that computes scores, or the path of scores computed before"
+            )
+        if isinstance(reference, MovingAverage):
+            raise PairError("the scores of a MovingAverage change at every step and cannot be kept; use FrozenCopy")
+        self.reference = reference
+        self.path = None if path is None else Path(path)
+        self.stale = self.computed = 0
+        self._scores: Scores = {}
+        self._weights = ""
+        self._read = False
+
+    def connect(self, host: PairCaptioner) -> None:
+        self._weights = fingerprint(host)
+        if self.reference is not None:
+            self.reference.connect(host)
+        elif not (self.path is not None and self.path.is_file()):
+            raise PairError(f"there are no scores at {str(self.path)!r}; give CachedScores a reference to compute them")
+
+    def advance(self, step: TrainingStep) -> None:
+        # not in connect: a checkpoint that a run resumes from says later whose scores they shall be
+        if not self._read and self.path is not None and self.path.is_file():
+            self._scores = {**read_scores(self.path, self._weights), **self._scores}
+        self._read = True
+
+    @torch.no_grad()
+    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        batch: PairBatch = step.batch
+        sums = checksums(batch.images)
+        keys = [
+            [(id, tuple(row[: 1 + int(kept.sum())])) for row, kept in zip(rows, of_pair, strict=True)]
+            for id, rows, of_pair in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
+        ]
+        stale = {key for row, pixels in zip(keys, sums, strict=True) for key in row if self._differs(key, pixels)}
+        fresh = [all(key in self._scores and key not in stale for key in row) for row in keys]
+        if not all(fresh):
+            self.stale += len(stale)
+            self.computed += len({key for row in keys for key in row} - self._scores.keys())
+            missing = [row for row, whole in enumerate(fresh) if not whole]
+            if self.reference is None:
+                raise PairError(
+                    f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
+                    f"{str(self.path)!r} for these captions and pixels; give CachedScores a reference to compute them"
+                )
+            found = self.reference.score(step, tokens, mask).tolist()
+            for row in missing:
+                self._scores |= {key: (sums[row], value) for key, value in zip(keys[row], found[row], strict=True)}
+        values = [[self._scores[key][1] for key in row] for row in keys]
+        return torch.tensor(values, device=tokens.device)
+
+    def _differs(self, key: tuple[str, tuple[int, ...]], pixels: int) -> bool:
+        return key in self._scores and self._scores[key][0] != pixels
+
+    def get_extra_state(self) -> dict[str, str]:
+        return {"weights": self._weights}
+
+    def set_extra_state(self, state: dict[str, str]) -> None:
+        self._weights = state["weights"]
+
+    def save(self) -> None:
+        if self.path is None:
+            return
+        content = {"weights": self._weights, "scores": self._rows()}
+        if is_first():
+            save(self.path, lambda path: torch.save(content, path))
+
+    def beyond_weights(self) -> dict[str, Any]:
+        return {"scores": self._rows()} if self.path is None else {}
+
+    def restore(self, kept: dict[str, Any]) -> None:
+        self._scores = from_rows(kept.get("scores", []))
+
+    def _rows(self) -> list[Row]:
+        self._scores = {key: entry for part in of_all_processes(self._scores) for key, entry in part.items()}
+        return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
+
+
+def from_rows(rows: list[Row]) -> Scores:
+    """Scores as they were before they became plain types."""
+    return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in rows}
+
+
+def read_scores(path: Path, weights: str) -> Scores:
+    """Scores that :class:`CachedScores` kept.
+
+    Raises:
+        PairError: the file cannot be read, or holds the scores of other weights.
+    """
+    try:
+        found = torch.load(path, weights_only=True)
+    except Exception as error:
+        raise PairError(f"{str(path)!r} is no file of CachedScores: {error}; remove it") from error
+    if found["weights"] != weights:
+        raise PairError(
+            f"the scores in {str(path)!r} are stale: they come from weights {found['weights'][:8]}, the reference "
+            f"policy has {weights[:8]}; name another file, or remove this one to have them computed"
+        )
+    return from_rows(found["scores"])
+
+
+def fingerprint(host: PairCaptioner) -> str:
+    """Digest of the weights of a captioner, without its add-ons."""
+    digest = hashlib.blake2b(digest_size=16)
+    for name, tensor in host.state_dict().items():
+        if not name.startswith(f"{AUX}."):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    return digest.hexdigest()
+
+
+def checksums(images: Tensor) -> list[int]:
+    """One number per pair of uint8 ``(B, 2, 3, H, W)``, the same on every device; one changed byte changes it."""
+    places = torch.arange(images[0].numel(), device=images.device)
+    # integers wrap around alike everywhere, and odd weights let no change of a single byte vanish
+    weights = (places * 2654435761 + 97531) ^ (places << 7) | 1
+    shape = images.shape[-2] * 1_000_003 + images.shape[-1] * 998_244_353
+    return ((images.flatten(1).long() * weights).sum(1) + shape).tolist()

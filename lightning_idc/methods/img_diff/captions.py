@@ -1,0 +1,159 @@
+"""Caption editing: a caption and a twin in which one object has another name, by lexicon or by a language model."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.methods.img_diff.lexicon import Lexicon
+from lightning_idc.synthesis.records import Record, record_seed
+from lightning_idc.synthesis.slots.base import TextModel
+from lightning_idc.synthesis.stages import Stage
+
+_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
+_TALK = ("replac", "modified", "become")
+"""Signs of an answer that talks about the edit instead of making it (ImgDiff scripts)."""
+INSTRUCTION = (
+    "Replace one object in the sentence by another object and change nothing else. Answer with the new sentence.\n"
+    "Sentence: A dog sleeps on the sofa.\nNew sentence: A cat sleeps on the sofa.\n"
+    "Sentence: {caption}\nNew sentence:"
+)
+
+
+class LexiconEdits(Stage):
+    """Replaces a noun by a random one of its category (section 11).
+
+    Reads the fact ``caption``; writes ``captions`` (the original and the twin) and ``nouns``.
+
+    Args:
+        wordnet: folder of WordNet's database; None for our own small list.
+        seed: see `Stage`.
+    """
+
+    def __init__(self, wordnet: str | None = None, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.wordnet = wordnet
+        self.lexicon = Lexicon.own() if wordnet is None else Lexicon.wordnet(wordnet)
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "lexicon", "nouns": len(self.lexicon)}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            edit = replace_noun(record.facts["caption"], self.lexicon, record_seed(self.seed, record.id))
+            if edit is None:
+                record.drop("no known noun", record.facts["caption"], f"one of {len(self.lexicon)}")
+            else:
+                record.facts["captions"], record.facts["nouns"] = edit
+        return records
+
+
+class PromptedEdits(Stage):
+    """Lets a language model replace an object; answers that do anything else are dropped, never fatal.
+
+    Args:
+        model: follows the instruction; the paper's is Vicuna-1.5-13B.
+        seed: see `Stage`.
+    """
+
+    def __init__(self, model: TextModel, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.model = model
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": self.model.settings(), "instruction": INSTRUCTION}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        prompts = [INSTRUCTION.format(caption=record.facts["caption"]) for record in records]
+        seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
+        for record, answer in zip(records, self.model.answer(prompts, seeds), strict=True):
+            self._take(record, answer)
+        return records
+
+    def _take(self, record: Record, answer: str) -> None:
+        lines = [line.strip().strip('"') for line in answer.strip().splitlines() if line.strip()]
+        twin = lines[0].removeprefix("New sentence:").strip() if lines else ""
+        caption = record.facts["caption"]
+        nouns = changed_words(caption, twin)
+        if not twin:
+            record.drop("empty answer", "", "a sentence")
+        elif any(sign in twin.lower() and sign not in caption.lower() for sign in _TALK):
+            record.drop("answer talks about the edit", twin, f"none of {', '.join(_TALK)}")
+        elif not nouns[0] or not nouns[1]:
+            record.drop("nothing replaced", twin, "another object")
+        elif len(nouns[0].split()) + len(nouns[1].split()) > 6:
+            record.drop("too much changed", f"{nouns[0]} / {nouns[1]}", "one object")
+        else:
+            record.facts["captions"], record.facts["nouns"] = [caption, twin], list(nouns)
+
+
+def replace_noun(caption: str, lexicon: Lexicon, rng: np.random.Generator) -> tuple[list[str], list[str]] | None:
+    """A caption and its twin, and the two nouns; None where no noun of the lexicon occurs.
+
+    Args:
+        caption: one sentence.
+        lexicon: of nouns by category; a plural is replaced by a plural.
+        rng: draws the noun that goes and the noun that comes.
+    """
+    words = ((match, _singular(match.group(), lexicon)) for match in _WORD.finditer(caption))
+    found = [(match, form) for match, form in words if form is not None]
+    if not found:
+        return None
+    match, (old, plural) = found[int(rng.integers(len(found)))]
+    others = [noun for noun in lexicon.nouns[lexicon.category[old]] if noun != old]
+    new = others[int(rng.integers(len(others)))]
+    written = _plural(new) if plural else new
+    start, end = match.span()
+    before = caption[:start]
+    if not plural:
+        before = re.sub(r"\b(a|an)\s+$", lambda m: _article(m.group(1), new) + " ", before, flags=re.IGNORECASE)
+    written = written.capitalize() if match.group()[0].isupper() else written
+    return [caption, before + written + caption[end:]], [old, new]
+
+
+def _singular(word: str, lexicon: Lexicon) -> tuple[str, bool] | None:
+    """The lexicon's form of a word, and whether the word is its plural."""
+    low = word.lower()
+    if low in lexicon.category:
+        return low, False
+    for ending, instead in (("ies", "y"), ("ves", "f"), ("es", ""), ("s", "")):
+        if low.endswith(ending) and low[: -len(ending)] + instead in lexicon.category:
+            return low[: -len(ending)] + instead, True
+    return None
+
+
+def _plural(noun: str) -> str:
+    if noun.endswith("y") and noun[-2:-1] not in "aeiou":
+        return noun[:-1] + "ies"
+    return noun + ("es" if noun.endswith(("s", "x", "z", "ch", "sh")) else "s")
+
+
+def _article(old: str, noun: str) -> str:
+    new = "an" if noun[0] in "aeiou" else "a"
+    return new.capitalize() if old[0].isupper() else new
+
+
+def changed_words(first: str, second: str) -> tuple[str, str]:
+    """The words that either sentence has in place of the other's, without articles.
+
+    Args:
+        first: a caption.
+        second: its twin.
+    """
+    words: list[list[str]] = [_WORD.findall(text.lower()) for text in (first, second)]
+    matcher = difflib.SequenceMatcher(None, words[0], words[1], autojunk=False)
+    gone: list[str] = []
+    come: list[str] = []
+    for kind, a, b, c, d in matcher.get_opcodes():
+        if kind != "equal":
+            gone += words[0][a:b]
+            come += words[1][c:d]
+    return _listed(gone), _listed(come)
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " ".join(word for word in words if word not in ("a", "an", "the"))

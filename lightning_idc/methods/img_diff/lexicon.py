@@ -1,0 +1,138 @@
+"""Names of objects by category, from WordNet's files or from a small list of our own (section 11)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from lightning_idc.core.types import PairError
+
+CATEGORIES = (
+    "machine", "living_thing", "natural_object", "fruit", "vehicle", "container", "clothing", "fixture", "appliance",
+    "furniture", "food",
+)  # fmt: skip
+"""The eleven classes of section 11, as WordNet names them."""
+
+_OWN = {
+    "machine": "computer laptop printer tractor generator calculator typewriter robot engine drill",
+    "living_thing": "dog cat horse cow sheep elephant bear zebra giraffe bird duck owl rabbit squirrel lion tiger fox "
+    "monkey penguin turtle frog fish butterfly bee man woman boy girl child person tree flower rose cactus",
+    "natural_object": "rock stone shell feather leaf nest moon star antler cloud",
+    "fruit": "apple orange banana lemon peach pear cherry grape strawberry pineapple mango melon plum",
+    "vehicle": "car bus truck train bicycle motorcycle boat airplane helicopter van taxi tram scooter canoe sled",
+    "container": "bowl cup mug bottle vase basket box bag bucket jar pot kettle suitcase backpack barrel glass",
+    "clothing": "hat cap coat jacket shirt dress skirt scarf glove boot shoe sweater tie helmet apron",
+    "fixture": "sink toilet bathtub faucet chandelier shower fireplace washbasin",
+    "appliance": "refrigerator oven toaster microwave blender dishwasher stove freezer iron fan",
+    "furniture": "chair table sofa couch bed bench desk shelf wardrobe stool dresser bookcase armchair",
+    "food": "pizza cake sandwich hamburger bread cheese soup salad donut cookie pancake pasta rice steak sausage pie",
+}  # fmt: skip
+
+
+class Lexicon:
+    """Nouns and their category; a noun of several categories has the first.
+
+    Args:
+        nouns: by category.
+
+    Raises:
+        PairError: a category has fewer than two nouns, so that none can be replaced by another.
+    """
+
+    def __init__(self, nouns: Mapping[str, Sequence[str]]) -> None:
+        self.category: dict[str, str] = {}
+        self.nouns: dict[str, list[str]] = {}
+        for name, words in nouns.items():
+            own = [word for word in dict.fromkeys(words) if word not in self.category]
+            self.category.update(dict.fromkeys(own, name))
+            self.nouns[name] = own
+        short = [name for name, words in self.nouns.items() if len(words) < 2]
+        if short:
+            raise PairError(f"the lexicon has fewer than two nouns for {', '.join(short)}; expected two or more each")
+
+    def __len__(self) -> int:
+        return len(self.category)
+
+    @classmethod
+    def own(cls) -> Lexicon:
+        """A small list of common objects, for use without WordNet."""
+        return cls({name: words.split() for name, words in _OWN.items()})
+
+    @classmethod
+    def wordnet(cls, folder: str | Path) -> Lexicon:
+        """All nouns below the eleven classes of a WordNet database.
+
+        A noun's class is that of its most frequent sense that has one, and single words alone are taken, since captions
+        are searched word by word. Section 11 counts 5,526 nouns without saying how senses were chosen; this rule gives
+        15,178 of WordNet 3.0.
+
+        Args:
+            folder: holding WordNet's ``data.noun`` and ``index.noun`` (3.0 or 3.1).
+
+        Raises:
+            PairError: the files are not there or not WordNet's.
+        """
+        path = Path(folder).expanduser()
+        try:
+            parents = _parents(path / "data.noun")
+            senses = dict(_senses(path / "index.noun"))
+            roots = {senses[name][0]: name for name in _root_words(senses)}
+        except (OSError, ValueError, KeyError, IndexError) as error:
+            raise PairError(
+                f"{path} holds no WordNet nouns ({error!r}); expected data.noun and index.noun, as in Debian's "
+                "wordnet-base (/usr/share/wordnet) or the dict folder of wordnetcode.princeton.edu"
+            ) from error
+        classes: dict[int, str | None] = dict(roots)
+        found: dict[str, list[str]] = defaultdict(list)
+        for word, synsets in senses.items():
+            if word.isalpha():
+                named = (_class_of(synset, parents, classes) for synset in synsets)
+                category = next((name for name in named if name is not None), None)
+                if category is not None:
+                    found[category].append(word)
+        return cls({name: found[name] for name in CATEGORIES})
+
+
+def _root_words(senses: Mapping[str, Sequence[int]]) -> Sequence[str]:
+    missing = [name for name in CATEGORIES if name not in senses]
+    if missing:
+        raise ValueError(f"no entry for {missing[0]}")
+    return CATEGORIES
+
+
+def _senses(path: Path) -> list[tuple[str, list[int]]]:
+    """Nouns with their synsets, the most frequent first."""
+    found = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("  "):  # the licence
+            parts = line.split()
+            count = int(parts[2])
+            found.append((parts[0], [int(offset) for offset in parts[-count:]]))
+    return found
+
+
+def _parents(path: Path) -> dict[int, list[int]]:
+    """Hypernyms of each synset; not of instances, which are names of persons and places."""
+    found: dict[int, list[int]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.startswith("  "):
+            continue
+        parts = line.split(" | ")[0].split()
+        pointers = 4 + 2 * int(parts[3], 16)
+        above = [
+            int(parts[pointers + 1 + 4 * number + 1])
+            for number in range(int(parts[pointers]))
+            if parts[pointers + 1 + 4 * number] == "@"
+        ]
+        found[int(parts[0])] = above
+    return found
+
+
+def _class_of(synset: int, parents: Mapping[int, list[int]], classes: dict[int, str | None]) -> str | None:
+    """The nearest of the eleven classes above a synset; remembered for all that were passed."""
+    if synset not in classes:
+        classes[synset] = None  # ends a circle
+        above = (_class_of(parent, parents, classes) for parent in parents.get(synset, ()))
+        classes[synset] = next((name for name in above if name is not None), None)
+    return classes[synset]

@@ -1,0 +1,89 @@
+"""Named things that can be pasted into photographs: rendered ones, or cut-outs from a folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lightning_idc.core.images import resize
+from lightning_idc.core.types import PairError
+
+_SIDE = 112
+
+
+@dataclass(frozen=True, slots=True)
+class Cutout:
+    """A thing without its surroundings.
+
+    Args:
+        name: what it is called, without an article.
+        image: uint8 ``(3, H, W)``, cut to the thing.
+        alpha: its opacity, float ``(H, W)``, 0 to 1.
+    """
+
+    name: str
+    image: Tensor
+    alpha: Tensor
+
+    def scaled(self, side: int) -> Cutout:
+        """Copy whose longer side has that many pixels."""
+        height, width = self.image.shape[1:]
+        scale = side / max(height, width)
+        size = (max(1, round(height * scale)), max(1, round(width * scale)))
+        alpha = resize((self.alpha * 255).round().to(torch.uint8)[None].expand(3, -1, -1), size)[0] / 255
+        return Cutout(self.name, resize(self.image, size), alpha)
+
+    def on_gray(self) -> Tensor:
+        """The thing on a neutral ground, uint8 ``(3, H, W)``."""
+        return (self.alpha * self.image + (1 - self.alpha) * 110).round().to(torch.uint8)
+
+
+@cache
+def rendered_things() -> tuple[Cutout, ...]:
+    """CLEVR's shapes in all materials and colours, rendered one by one: 48 cut-outs."""
+    from lightning_idc.data.synthetic.render import DEFAULT_LIGHTS, render
+    from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, Camera, Scene, Thing
+
+    camera = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.6), 11.5)
+    names, scenes = [], []
+    for shape in SHAPES:
+        for material in MATERIALS:
+            for color in COLORS:
+                names.append(f"{color} {material} {shape}")
+                scenes.append(Scene((Thing(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS))
+    pictures, seen = render(scenes, _SIDE, _SIDE)
+    return tuple(_cut(name, picture, here == 0) for name, picture, here in zip(names, pictures, seen, strict=True))
+
+
+def _cut(name: str, picture: np.ndarray, inside: np.ndarray) -> Cutout:
+    rows, columns = np.flatnonzero(inside.any(1)), np.flatnonzero(inside.any(0))
+    part = slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
+    return Cutout(
+        name, torch.from_numpy(picture[(slice(None), *part)].copy()), torch.from_numpy(inside[part].astype(np.float32))
+    )
+
+
+def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
+    """Cut-outs of a folder of PNG files with transparency, named after the files (``coffee_cup.png``).
+
+    Raises:
+        PairError: there are fewer than two, or one has no transparent pixel.
+    """
+    from PIL import Image
+
+    found = []
+    for path in sorted(Path(folder).expanduser().glob("*.png")):
+        with Image.open(path) as image:
+            pixels = np.array(image.convert("RGBA"))
+        inside = pixels[..., 3] > 127
+        if inside.all() or not inside.any():
+            raise PairError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
+        found.append(_cut(path.stem.replace("_", " "), pixels[..., :3].transpose(2, 0, 1), inside))
+    if len(found) < 2:
+        raise PairError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
+    return tuple(found)

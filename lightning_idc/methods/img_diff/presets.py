@@ -1,0 +1,81 @@
+"""Thresholds of all filters, by name: the paper's four settings, those of its scripts, of data-juicer, and ours."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
+
+from lightning_idc.core.types import PairError
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """Thresholds of the Difference Area Generator and the Difference Captions Generator (section 18.4).
+
+    Args:
+        pair_similarity: least and greatest cosine of the two pictures (IS), both excluded.
+        confidence: of a region, at least.
+        crop_similarity: cosine of a region's two crops below which they differ.
+        region_match: least score of a crop and the name of its thing (BITM).
+        sides_to_match: whether one of the two crops must match its name, or both.
+        overlap: IoU from which on only one of two regions is kept.
+        keep: which one that is.
+        most_regions: kept per pair; None for all.
+        area: least and greatest share of the picture that a box may have.
+        caption_match: least score of a crop and its caption (CITM), both crops.
+        caption_similarity: cosine of the two captions below which they differ (CS).
+        described_regions: regions that are captioned, the most different first; None for all.
+    """
+
+    pair_similarity: tuple[float, float] = (0.9, 0.98)
+    confidence: float = 0.05
+    crop_similarity: float = 0.85
+    region_match: float = 0.35
+    sides_to_match: Literal["one", "both"] = "one"
+    overlap: float = 0.5
+    keep: Literal["most different", "first"] = "most different"
+    most_regions: int | None = None
+    area: tuple[float, float] = (0.0, 1.0)
+    caption_match: float = 0.4
+    caption_similarity: float = 0.85
+    described_regions: int | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """Plain values for a record's history."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in asdict(self).items()}
+
+
+PAPER = Filters()
+PRESETS: dict[str, Filters] = {
+    "paper": PAPER,
+    # Table 17; (3) is what the paper uses
+    "table17_1": replace(PAPER, region_match=0.3, caption_similarity=0.9, caption_match=0.3),
+    "table17_2": replace(PAPER, caption_similarity=0.9, caption_match=0.3),
+    "table17_3": PAPER,
+    "table17_4": replace(PAPER, pair_similarity=(0.85, 0.98)),
+    # the ImgDiff branch: cosines of the matcher, small boxes left out, ten boxes kept and five described
+    "scripts": replace(PAPER, caption_match=0.35, most_regions=10, area=(1 / 400, 1.0), described_regions=5),
+    # the recipe of data-juicer's main branch: probabilities of the matcher, both sides, the list's own order
+    "data_juicer": replace(
+        PAPER,
+        pair_similarity=(0.9, 0.99),
+        region_match=0.4,
+        sides_to_match="both",
+        keep="first",
+        area=(0.0, 1 / 10),
+        caption_similarity=0.8,
+    ),
+    # for the embedded slots, whose scores have scales of their own; measured in benchmarks/synthesis.py
+    "embedded": replace(PAPER, pair_similarity=(0.6, 0.99999), crop_similarity=0.97),
+}
+
+
+def filters_named(name: str) -> Filters:
+    """Thresholds by name.
+
+    Raises:
+        PairError: there are none of that name.
+    """
+    if name not in PRESETS:
+        raise PairError(f"there are no filters {name!r}; expected one of {', '.join(PRESETS)}")
+    return PRESETS[name]

@@ -1,0 +1,1 @@
+"""M3Diff: multi-scale differential perception (OmniDiff)."""

@@ -1,0 +1,246 @@
+"""Multi-scale differential perception (OmniDiff / M3Diff, section 4.2): what differs between two images, by depth.
+
+Tokens of one depth of a vision tower are written ``(B, 2, L, D)``: pairs, before and after, places, channels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.core.adapter import Adapter
+from lightning_idc.core.types import PairError
+from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
+
+# of SigLIP's 26 used layers, those that the paper reads (section 5.2)
+PAPER_LAYERS, PAPER_DEPTH = (17, 20, 23, 26), 26
+
+
+def matching_layers(depth: int) -> list[int]:
+    """Depths of a tower of ``depth`` used layers that match 17, 20, 23 and 26 of SigLIP's 26, without repeats."""
+    return sorted({max(1, round(depth * layer / PAPER_DEPTH)) for layer in PAPER_LAYERS})
+
+
+class Attention(nn.Module):
+    """Multi-head attention from ``(B, N, D)`` to ``(B, M, D)``; no normalisation, no residual."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.query, self.key_value = nn.Linear(width, width), nn.Linear(width, 2 * width)
+        self.out = nn.Linear(width, width)
+
+    def forward(self, x: Tensor, source: Tensor) -> Tensor:
+        q, k, v = (split_heads(part, self.heads) for part in (self.query(x), *self.key_value(source).chunk(2, -1)))
+        return self.out(merge_heads(F.scaled_dot_product_attention(q, k, v)))
+
+
+class DifferentialLayer(nn.Module):
+    """Eq. 4 to 6: the difference looks at itself and at both images, then each image looks at the difference.
+
+    The paper writes neither residuals nor norms; both are here as in any pre-norm transformer layer.
+
+    Args:
+        width: D.
+        heads: of the attention.
+        hidden: width of the MLP of Eq. 5.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int) -> None:
+        super().__init__()
+        self.look_at_difference = Attention(width, heads)
+        self.look_at_images = Attention(width, heads)
+        self.feed = FeedForward(width, hidden, 0.0)
+        self.refine = Attention(width, heads)
+        self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined = (nn.LayerNorm(width) for _ in range(4))
+        self.norm_images = nn.LayerNorm(width)
+
+    def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
+        own = self.norm_delta(delta)
+        delta = delta + self.look_at_difference(own, own)  # Eq. 4
+        seen = self.norm_images(images)
+        query = self.norm_query(delta)
+        delta = delta + self.look_at_images(query, torch.cat([seen.flatten(1, 2), query], 1))
+        delta = delta + self.feed(self.norm_feed(delta))  # Eq. 5
+        told = self.norm_refined(delta)[:, None].expand_as(images)
+        source = torch.cat([seen, told], 2).flatten(0, 1)
+        return images + self.refine(seen.flatten(0, 1), source).view(images.shape), delta  # Eq. 6
+
+
+class Differential(nn.Module):
+    """Eq. 1 to 7 for one depth: gated difference, its layers, and how much this depth counts.
+
+    Args:
+        width: D.
+        heads: of the attention.
+        hidden: width of the MLPs.
+        depth: stacked layers of Eq. 4 to 6.
+    """
+
+    def __init__(self, width: int, heads: int, hidden: int, depth: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(2 * width, width, bias=False)  # W_m
+        self.combine = nn.Linear(3 * width, width, bias=False)  # W_p
+        self.layers = nn.ModuleList(DifferentialLayer(width, heads, hidden) for _ in range(depth))
+        self.score = nn.Sequential(nn.Linear(3 * width, width), nn.GELU(), nn.Linear(width, width))
+
+    def difference(self, images: Tensor) -> Tensor:
+        """Eq. 1 to 3: gated difference ``(B, L, D)`` of ``(B, 2, L, D)``."""
+        both = torch.stack([images.transpose(1, 2).flatten(2), images.flip(1).transpose(1, 2).flatten(2)], 1)
+        gated = images * self.gate(both).sigmoid()
+        before, after = gated.unbind(1)
+        return self.combine(torch.cat([before, after, before - after], -1))
+
+    def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        """Refined images ``(B, 2, L, D)`` and logits of the fusion score ``(B, D)``."""
+        delta = self.difference(images)
+        refined = delta
+        for layer in self.layers:
+            images, refined = layer(images, refined)
+        # token-wise mean of the three side by side in the channels, the inner part of Eq. 7
+        return images, self.score(torch.cat([images[:, 0], images[:, 1], delta], -1).mean(1))
+
+
+class MultiScaleDifferentialPerception(nn.Module):
+    """MDP: refines the features of both images by what differs between them, at several depths (Eq. 1 to 8).
+
+    Args:
+        width: D.
+        scales: number of depths.
+        heads: of the attention; the largest divisor of ``width`` up to 16 when None.
+        hidden: width of the MLP of Eq. 5; ``2 * width`` when None.
+        stacked: layers of Eq. 4 to 6 (section 5.2 says two).
+        shared: one set of weights for all depths. The default, as no weight of Eq. 1 to 7 carries the index of its
+            depth, and as the paper calls the module lightweight.
+        softmax: reads sigma of Eq. 7 as a softmax over the depths; the sigmoid of Eq. 1 otherwise.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        scales: int,
+        heads: int | None = None,
+        hidden: int | None = None,
+        stacked: int = 2,
+        shared: bool = True,
+        softmax: bool = False,
+    ) -> None:
+        super().__init__()
+        heads = heads or max(h for h in range(1, 17) if width % h == 0)
+        if width % heads:
+            raise PairError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
+        self.softmax = softmax
+        # depths differ in scale by orders of magnitude, which shared weights cannot bridge
+        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(scales))
+        count = 1 if shared else scales
+        self.scales = nn.ModuleList(Differential(width, heads, hidden or 2 * width, stacked) for _ in range(count))
+        self.out = nn.Linear(width, width)
+        # the paper adds nothing to Eq. 8; a residual that starts at nothing leaves the trained model as it was
+        nn.init.zeros_(self.out.weight)
+        nn.init.zeros_(self.out.bias)
+
+    def fuse(self, features: Sequence[Tensor]) -> Tensor:
+        """Eq. 8: the weighted sum over depths, ``(B, 2, L, D)``."""
+        parts = [
+            self.scales[i % len(self.scales)](norm(images))
+            for i, (norm, images) in enumerate(zip(self.norms, features, strict=True))
+        ]
+        logits = torch.stack([score for _, score in parts])
+        scores = logits.softmax(0) if self.softmax else logits.sigmoid()
+        return sum(score[:, None, None] * images for score, (images, _) in zip(scores, parts, strict=True))  # type: ignore[return-value]
+
+    def forward(self, features: Sequence[Tensor]) -> Tensor:
+        """Features ``(B, 2, L, D)`` of every depth, the deepest last, to those that go on, ``(B, 2, L, D)``."""
+        return features[-1] + self.out(self.fuse(features))
+
+
+Rewrite = Callable[[list[Tensor]], Tensor]
+
+
+@runtime_checkable
+class PairTower(Protocol):
+    """A network that lets its image features be read at several depths and replaced on their way to the words."""
+
+    @property
+    def feature_width(self) -> int:
+        """D of the features that can be replaced."""
+
+    @property
+    def feature_depth(self) -> int:
+        """Number of layers before the place where they are replaced."""
+
+    def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
+        """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""
+
+
+class MDP(Adapter):
+    """Puts :class:`MultiScaleDifferentialPerception` onto a network.
+
+    Args:
+        layers: depths of the vision tower to read, the last being the one that is replaced; those that match the
+            paper's 17, 20, 23 and 26 of 26 when None.
+        at: path of the module whose output is a grid ``(2B, D, h, w)`` with before and after in turn, on networks
+            that are no :class:`PairTower`.
+        options: of MultiScaleDifferentialPerception.
+    """
+
+    mdp: MultiScaleDifferentialPerception
+
+    def __init__(self, layers: Sequence[int] | None = None, at: str = "backbone", **options: Any) -> None:
+        super().__init__()
+        self.reads, self.at, self.options = layers, at, options
+        self.on = True
+
+    def install(self, net: nn.Module) -> None:
+        if isinstance(net, PairTower):
+            width = net.feature_width
+            reads = list(self.reads or matching_layers(net.feature_depth))
+            wrong = [layer for layer in reads if not 1 <= layer <= net.feature_depth]
+            if wrong or reads[-1] != net.feature_depth or sorted(set(reads)) != reads:
+                raise PairError(
+                    f"MDP cannot read the layers {reads}: expected rising depths from 1 to {net.feature_depth}, the "
+                    "last of them included"
+                )
+            self.mdp = MultiScaleDifferentialPerception(width, len(reads), **self.options)
+            net.rewrite_features(reads, self.rewrite)
+            return
+        try:
+            module = net.get_submodule(self.at)
+        except AttributeError:
+            paths = ", ".join(name for name, _ in net.named_children())
+            raise PairError(
+                f"MDP finds no module {self.at!r} in {type(net).__name__}; set `at` to one of {paths}"
+            ) from None
+        channels = getattr(module, "width", None)
+        if not isinstance(channels, int):
+            raise PairError(f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`")
+        self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
+        module.register_forward_hook(self.rewrite_grid)
+
+    def forward(self, features: list[Tensor]) -> Tensor:
+        return self.mdp(features)
+
+    def rewrite(self, features: list[Tensor]) -> Tensor:
+        """Features that go on: MDP's, or the last ones while it is switched off."""
+        return self(features) if self.on else features[-1]
+
+    def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
+        """Forward hook on a grid backbone."""
+        pairs = grid.flatten(2).mT.unflatten(0, (-1, 2))
+        # a frozen backbone runs without a graph, which must not keep MDP from learning
+        with torch.set_grad_enabled(torch.is_grad_enabled() or self.training):
+            return self.rewrite([pairs]).flatten(0, 1).mT.reshape(grid.shape)
+
+    @contextmanager
+    def disabled(self) -> Iterator[None]:
+        self.on = False
+        try:
+            yield
+        finally:
+            self.on = True

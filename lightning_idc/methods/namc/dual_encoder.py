@@ -1,0 +1,238 @@
+"""Pairs of encoders that put patches and words into one space: CLIP, and a small pair that is trained on the data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
+from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, build_clip, text_tokens
+from lightning_idc.nn.transformer import EncoderLayer
+
+MASK_WORD = "[MASK]"
+
+
+@dataclass(slots=True)
+class Seen:
+    """Images in the shared space.
+
+    Args:
+        patches: ``(N, P, D)``, row by row.
+        whole: the image as a whole, ``(N, D)``.
+    """
+
+    patches: Tensor
+    whole: Tensor
+
+
+@dataclass(slots=True)
+class Read:
+    """Texts in the shared space.
+
+    Args:
+        tokens: ``(N, S, D)``.
+        whole: the text as a whole, ``(N, D)``.
+        word_of: int64 ``(N, S)``, the word that each token belongs to; -1 for special and padding tokens.
+    """
+
+    tokens: Tensor
+    whole: Tensor
+    word_of: Tensor
+
+
+class DualEncoder(nn.Module):
+    """What finds noise: an encoder of images and one of texts, whose tokens are comparable.
+
+    Args:
+        width: of the shared space D.
+        grid: height and width of the grid of patches.
+        size: height and width of the images that it knows.
+    """
+
+    def __init__(self, width: int, grid: tuple[int, int], size: tuple[int, int]) -> None:
+        super().__init__()
+        self.width, self.grid, self.size = width, grid, size
+
+    @abstractmethod
+    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+        """Encode uint8 images ``(N, 3, H, W)``; where ``masked (N, P)`` is True a learned vector replaces the patch."""
+
+    @abstractmethod
+    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+        """Encode N texts, given as words; the word ``[MASK]`` stands for a masked one."""
+
+
+class SmallDualEncoder(DualEncoder):
+    """A grid backbone and a word table, each under a small transformer; for data on which no CLIP was trained.
+
+    Args:
+        vocabulary: words, the special ones and ``[MASK]`` included (:func:`vocabulary_with_mask`).
+        grid: height and width of the backbone's grid for images of that size.
+        size: height and width of the images that it is trained on.
+        width: of the shared space and of both transformers.
+        layers: of each transformer.
+        heads: attention heads.
+        backbone: as of `build_backbone`.
+        freeze_backbone: keep the backbone as it is; it then builds no graph.
+        max_words: longest text.
+    """
+
+    def __init__(
+        self,
+        vocabulary: Sequence[str],
+        grid: tuple[int, int],
+        size: tuple[int, int] = (64, 64),
+        width: int = 64,
+        layers: int = 1,
+        heads: int = 4,
+        backbone: str = "cnn",
+        freeze_backbone: bool = False,
+        max_words: int = 64,
+    ) -> None:
+        super().__init__(width, grid, size)
+        self._ids = {word: index for index, word in enumerate(vocabulary)}
+        self.backbone, self.frozen = build_backbone(backbone), freeze_backbone
+        if freeze_backbone:
+            self.backbone.requires_grad_(False)
+        self.masked = nn.Parameter(0.02 * torch.randn(width))
+        self.project = nn.Linear(self.backbone.width, width)
+        self.place = nn.Parameter(0.02 * torch.randn(grid[0] * grid[1], width))
+        self.words = nn.Embedding(len(vocabulary), width)
+        self.position = nn.Parameter(0.02 * torch.randn(max_words + 2, width))
+
+        def layer() -> EncoderLayer:
+            return EncoderLayer(width, heads, 2 * width, 0.0)
+
+        self.image_layers = nn.ModuleList(layer() for _ in range(layers))
+        self.text_layers = nn.ModuleList(layer() for _ in range(layers))
+        self.image_out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+        self.text_out = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, width))
+
+    def train(self, mode: bool = True) -> SmallDualEncoder:
+        super().train(mode)
+        if self.frozen:
+            self.backbone.eval()  # its batch statistics must stay what they were
+        return self
+
+    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            maps = self.backbone(images)
+        if maps.shape[-2:] != self.grid:
+            maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
+        x = self.project(maps.flatten(2).mT)
+        if masked is None:
+            masked = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        x = torch.where(masked[..., None], self.masked, x) + self.place
+        for layer in self.image_layers:
+            x = layer(x)
+        x = self.image_out(x)
+        return Seen(x, x.mean(1))
+
+    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+        most = len(self.position) - 2
+        rows = [[BOS, *(self._ids.get(word, UNK) for word in text[:most]), EOS] for text in texts]
+        ids = torch.full((len(rows), max(map(len, rows))), PAD)
+        word_of = torch.full(ids.shape, -1)
+        for i, row in enumerate(rows):
+            ids[i, : len(row)] = torch.tensor(row)
+            word_of[i, 1 : len(row) - 1] = torch.arange(len(row) - 2)
+        device = self.words.weight.device
+        ids, word_of = ids.to(device), word_of.to(device)
+        x = self.words(ids) + self.position[: ids.shape[1]]
+        allowed = (ids != PAD)[:, None, None]
+        for layer in self.text_layers:
+            x = layer(x, allowed)
+        x = self.text_out(x)
+        counted = (ids != PAD)[..., None]
+        return Read(x, (x * counted).sum(1) / counted.sum(1), word_of)
+
+
+def vocabulary_with_mask(words: Sequence[str]) -> list[str]:
+    """The word list of a `Vocabulary` with ``[MASK]`` behind its special words."""
+    return [*words[: len(SPECIALS)], MASK_WORD, *words[len(SPECIALS) :]]
+
+
+def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
+    """The encoders of a checkpoint of `RelevancePretraining`.
+
+    Raises:
+        PairError: the file is missing or holds something else.
+    """
+    from lightning_idc.core.checkpoint import read_checkpoint
+
+    checkpoint = read_checkpoint(path)
+    options: dict[str, Any] | None = checkpoint.get("dual_encoder")
+    if options is None:
+        raise PairError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
+    encoder = SmallDualEncoder(**options)
+    prefix = "encoder."
+    state = checkpoint["state_dict"]
+    encoder.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
+    return encoder.eval()
+
+
+class ClipDualEncoder(DualEncoder):
+    """CLIP's two towers with all of their tokens in the joint space (NAMC section 3.2.1 uses ViT-B/16).
+
+    The last norm and the projection, which CLIP applies to its class token only, are applied to every token: without
+    them patches (768 wide) and words (512 wide) could not be compared.
+
+    Args:
+        clip: as of `build_clip`, with CLIP's own words. OpenAI's weights were trained with QuickGELU.
+        pretrained: open_clip's name of the weights, or a file; None for random ones.
+
+    Raises:
+        PairError: open_clip knows no such model, or the weights cannot be had.
+    """
+
+    mean: Tensor
+    std: Tensor
+
+    def __init__(self, clip: str | dict[str, Any] = "ViT-B-16-quickgelu", pretrained: str | None = "openai") -> None:
+        vocabulary = ClipVocabulary()
+        model = build_clip(clip, vocabulary, pretrained)
+        visual = model.visual
+        super().__init__(int(visual.output_dim), tuple(visual.grid_size), tuple(visual.image_size))
+        self.model, self.vocabulary = model, vocabulary
+        # CLIP's own temperature takes no part in the losses here; idle parameters are refused in distributed training
+        model.logit_scale.requires_grad_(False)
+        self.masked = nn.Parameter(0.02 * torch.randn(visual.conv1.out_channels))
+        self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1) * 255, persistent=False)
+
+    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+        visual = self.model.visual
+        x = images.to(self.masked.dtype)
+        if x.shape[-2:] != self.size:
+            x = nn.functional.interpolate(x, self.size, mode="bicubic", antialias=True).clamp(0, 255)
+        x = visual.conv1((x - self.mean) / self.std).flatten(2).mT
+        if masked is None:
+            masked = torch.zeros(x.shape[:2], dtype=torch.bool, device=x.device)
+        x = torch.where(masked[..., None], self.masked, x)
+        x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
+        x = visual.ln_post(visual.transformer(visual.ln_pre(x))) @ visual.proj
+        return Seen(x[:, 1:], x[:, 0])
+
+    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+        special, longest = self.vocabulary.special, self.model.context_length
+        rows = [
+            [(piece, index) for index, word in enumerate(text) for piece in self.vocabulary.encode(word)[1:-1]]
+            for text in texts
+        ]
+        rows = [row[: longest - 2] for row in rows]
+        ids = torch.full((len(rows), max(map(len, rows)) + 2), special.pad)
+        word_of = torch.full(ids.shape, -1)
+        for i, row in enumerate(rows):
+            ids[i, : len(row) + 2] = torch.tensor([special.bos, *(piece for piece, _ in row), special.eos])
+            word_of[i, 1 : len(row) + 1] = torch.tensor([index for _, index in row])
+        ids = ids.to(self.masked.device)
+        x = text_tokens(self.model, ids)
+        return Read(x, at_end(x, ids, special.eos), word_of.to(ids.device))

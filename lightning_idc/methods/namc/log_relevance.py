@@ -1,0 +1,69 @@
+"""LogRelevance: see which words and patches NoiseMasking takes for noise, while it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.loggers import TensorBoardLogger
+
+from lightning_idc.core.addon import addons_of
+from lightning_idc.core.types import PairError
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.data.transforms.pairs import Resize
+from lightning_idc.files import save
+from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
+from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+
+
+class LogRelevance(Callback):
+    """After each validation draws the relevance maps of the same pairs (NAMC's Figures 6 to 8).
+
+    Writes ``relevance/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
+    picture as ``val/relevance``. Words of planted noise are underlined.
+
+    Args:
+        pairs: how many, from the start of the validation split.
+        of: name of the `NoiseMasking` whose encoder is asked.
+    """
+
+    def __init__(self, pairs: int = 4, of: str = "noise_masking") -> None:
+        if pairs < 1:
+            raise PairError(f"LogRelevance is to draw {pairs} pairs; give it at least one, or leave it out")
+        self.pairs, self.of = pairs, of
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.sanity_checking or not trainer.is_global_zero:
+            return
+        addon = addons_of(pl_module).get(self.of)
+        data = trainer.datamodule  # type: ignore[attr-defined]
+        if not isinstance(addon, NoiseMaskingAddon) or not isinstance(data, PairDataModule):
+            raise PairError(
+                f"LogRelevance asks the encoder of a NoiseMasking called {self.of!r} about a PairDataModule; list "
+                "NoiseMasking among the callbacks, or leave LogRelevance out"
+            )
+        source = data.pairs_of("val")
+        drawn = []
+        was_training = addon.encoder.training
+        addon.encoder.eval()
+        for index in range(min(self.pairs, len(source))):
+            sample = source.load(index)
+            if not sample.captions:
+                continue
+            if data.image_size is not None:
+                sample = Resize(data.image_size)(sample, torch.Generator())
+            wrong = data.planted("val", sample.id).wrong if isinstance(data, SyntheticDescriptions) else None
+            images = torch.stack([sample.before, sample.after])
+            drawn.append((images, judge(addon.encoder, images, sample.captions[0], wrong)))
+        addon.encoder.train(was_training)
+        if not drawn:
+            return
+        sheet = relevance_map(drawn)
+        target = Path(trainer.default_root_dir) / "relevance" / f"step-{trainer.global_step:08d}.png"
+        save(target, lambda path: sheet.save(path, format="PNG"))
+        for logger in trainer.loggers:
+            if isinstance(logger, TensorBoardLogger):
+                logger.experiment.add_image("val/relevance", np.asarray(sheet), trainer.global_step, dataformats="HWC")

@@ -1,0 +1,252 @@
+"""MaskedReconstruction: rebuild what was masked in the images, guided by their descriptions (NAMC's MIR)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from lightning.pytorch import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep, addons_of
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.types import PairBatch, PairError, PairFeatures
+from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
+from lightning_idc.methods.namc.noise import DESCRIPTION, DESCRIPTION_VALID, NOISE_MASK, bernoulli, on_grid
+from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+
+Distance = Callable[..., Tensor]
+"""Elementwise loss of two tensors under ``reduction="none"``, such as ``torch.nn.functional.l1_loss``."""
+
+
+class ImageTokens(nn.Module):
+    """Predicts the ids of a frozen image tokenizer (Eq. 17): several per cell where its grid is the finer one.
+
+    Args:
+        tokenizer: gives the ids.
+        width: of the encoded tokens.
+        per_side: ids per cell along each side.
+    """
+
+    def __init__(self, tokenizer: ImageTokenizer, width: int, per_side: int) -> None:
+        super().__init__()
+        # in a list, so that a frozen network is not written into every checkpoint
+        self._tokenizer = [tokenizer.eval().requires_grad_(False)]
+        self.per_side = per_side
+        self.head = nn.Linear(width, per_side**2 * tokenizer.codebook_size)
+
+    def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
+        """Cross entropy per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` of ``images (N, 3, H, W)``."""
+        tokenizer = self._tokenizer[0].to(images.device)
+        with torch.no_grad():
+            ids = tokenizer.encode(images)
+        side = self.per_side
+        cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+        if cells.shape[1] != tokens.shape[1]:
+            raise PairError(
+                f"the image tokenizer cuts images of {images.shape[-2]}x{images.shape[-1]} into {tuple(ids.shape[1:])} "
+                f"tokens, which {tokens.shape[1]} cells of features cannot share; keep to one image size"
+            )
+        logits = self.head(tokens).unflatten(-1, (side**2, -1))
+        return F.cross_entropy(logits.movedim(-1, 1), cells, reduction="none").mean(-1)
+
+
+class RawFeatures(nn.Module):
+    """Predicts the raw image features themselves: the ablation of Table 7.
+
+    Args:
+        distance: elementwise.
+        width: of the encoded tokens.
+        channels: of the features.
+    """
+
+    def __init__(self, distance: Distance, width: int, channels: int) -> None:
+        super().__init__()
+        self.distance = distance
+        self.head = nn.Linear(width, channels)
+
+    def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
+        """Distance per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` from ``features (N, P, C)``."""
+        # as targets the features are constants; otherwise a trainable backbone would make them all alike
+        return self.distance(self.head(tokens), features.detach(), reduction="none").mean(-1)
+
+
+class MaskedReconstructionAddon(Addon):
+    """See :class:`MaskedReconstruction`.
+
+    Args:
+        target: what is rebuilt, `ImageTokens` or `RawFeatures`.
+        own: encoder of the add-on's own; None where the host's is trained.
+        path: of the host's encoder; None where the add-on has its own.
+        width: of the encoder.
+        text_width: of encoded descriptions; None where no `NoiseMasking` gives any.
+        grid: of the features.
+        share: of cells masked where no `NoiseMasking` says which.
+        names: of the features of the before and the after image in ``PairFeatures.extras``.
+    """
+
+    def __init__(
+        self,
+        target: ImageTokens | RawFeatures,
+        own: MaskedImageEncoder | None,
+        path: str | None,
+        width: int,
+        text_width: int | None,
+        grid: tuple[int, int],
+        share: float,
+        names: tuple[str, str],
+    ) -> None:
+        super().__init__()
+        self.target, self.own, self.path = target, own, path
+        self.text = nn.Linear(text_width, width) if text_width is not None else None
+        self.grid, self.share, self.names = grid, share, names
+
+    def batch(self, step: TrainingStep) -> PairBatch:
+        batch: PairBatch = step.batch
+        if NOISE_MASK in batch.model_inputs:
+            return batch
+        chances = torch.full((len(batch), 2, *self.grid), self.share, device=batch.images.device)
+        return replace(batch, model_inputs={**batch.model_inputs, NOISE_MASK: bernoulli(chances)})
+
+    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+        """L_MIR (Eq. 18), as a mean over masked cells: its size must not follow their number."""
+        if not self.weight:
+            return {}
+        features: PairFeatures = step.features
+        batch: PairBatch = step.batch
+        before, after = (features.extras[name] for name in self.names)
+        grids = torch.stack([before, after], 1).flatten(0, 1)
+        masked = on_grid(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
+        encoder = self._encoder(step.host)
+        if self.path is None and not grids.requires_grad:
+            raise PairError(
+                "MaskedReconstruction would train nothing of its host, whose image features are frozen: train the "
+                "backbone, or name a MaskedImageEncoder of the host in `encoder`"
+            )
+        tokens = encoder.embed(grids, masked)
+        if self.text is not None:
+            partner = self.text(batch.model_inputs[DESCRIPTION].flatten(0, 1))
+            valid = batch.model_inputs[DESCRIPTION_VALID].flatten(0, 1)
+        else:
+            # without a description, the other image of the pair is what can tell of masked cells
+            partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
+        per_cell = self.target(encoder(tokens, partner, valid), batch.images.flatten(0, 1), grids)
+        return {"rebuild": (per_cell * masked).sum() / masked.sum().clamp(min=1)}
+
+    def _encoder(self, host: LightningModule) -> MaskedImageEncoder:
+        if self.own is not None:
+            return self.own
+        assert self.path is not None
+        found = host.get_submodule(self.path)
+        assert isinstance(found, MaskedImageEncoder)
+        return found
+
+
+class MaskedReconstruction(AddonCallback):
+    """Rebuilds masked cells of both images, so that an encoder learns what it may not see (NAMC's MIR).
+
+    Where `NoiseMasking` stands before this callback, it says which cells are masked and gives the descriptions that
+    guide the reconstruction. Alone, cells are masked at random and each image is guided by the other one. The host must
+    keep the grid features of both images in ``PairFeatures.extras``.
+
+    Args:
+        tokenizer: path of a trained image tokenizer, or the tokenizer: its ids are rebuilt, under cross entropy.
+        distance: for the ablation of Table 7, in place of ``tokenizer``: ``torch.nn.functional.l1_loss`` or
+            ``mse_loss``, under which the raw features are rebuilt.
+        encoder: path of the host's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains one of the add-on's
+            own, and through it the host's backbone.
+        share: of cells masked when alone.
+        width: of an encoder of its own.
+        layers: of an encoder of its own.
+        heads: of an encoder of its own.
+        extras: names of the features of the before and the after image, each ``(B, P, C)``.
+        name: as of `AddonCallback`.
+        weight: of L_MIR.
+    """
+
+    def __init__(
+        self,
+        tokenizer: str | ImageTokenizer | None = None,
+        distance: Distance | None = None,
+        encoder: str | None = None,
+        share: float = 0.2,
+        width: int = 128,
+        layers: int = 2,
+        heads: int = 4,
+        extras: tuple[str, str] = ("before", "after"),
+        name: str = "masked_reconstruction",
+        weight: float = 1.0,
+    ) -> None:
+        super().__init__(name, weight)
+        if (tokenizer is None) == (distance is None):
+            raise PairError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
+        self.tokenizer, self.distance, self.encoder = tokenizer, distance, encoder
+        self.share, self.width, self.layers, self.heads, self.extras = share, width, layers, heads, extras
+
+    def build(self, host: LightningModule) -> Addon:
+        if not isinstance(host, PairCaptioner):
+            raise PairError(f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(host).__name__}")
+        height, width = host.hparams["image_size"] or (64, 64)
+        channels, cells = self._features_of(host, height, width)
+        rows = round((cells * height / width) ** 0.5)
+        grid = (rows, cells // rows)
+        if grid[0] * grid[1] != cells:
+            raise PairError(f"{cells} cells of features are no grid over images of {height}x{width}; set `image_size`")
+        own = None
+        if self.encoder is None:
+            own = MaskedImageEncoder(channels, self.width, cells, self.layers, self.heads, 2 * self.width, 0.0)
+        inner = self._width_of(host)
+        noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon)]
+        text_width = noise[0].encoder.width if noise else None
+        target: ImageTokens | RawFeatures
+        if self.tokenizer is None:
+            assert self.distance is not None
+            target = RawFeatures(self.distance, inner, channels)
+        else:
+            tokenizer = self.tokenizer
+            if isinstance(tokenizer, str):
+                tokenizer = load_image_tokenizer(tokenizer)
+            per_side, rest = divmod(height // tokenizer.stride, grid[0])
+            if rest or per_side * grid[1] != width // tokenizer.stride:
+                raise PairError(
+                    f"a tokenizer of stride {tokenizer.stride} cuts images of {height}x{width} into "
+                    f"{height // tokenizer.stride}x{width // tokenizer.stride} tokens, which do not line up with "
+                    f"{grid[0]}x{grid[1]} cells of features; take a stride or a backbone that divides evenly"
+                )
+            target = ImageTokens(tokenizer, inner, per_side)
+        return MaskedReconstructionAddon(
+            target, own, self.encoder, inner, text_width, grid, self.share, (self.extras[0], self.extras[1])
+        )
+
+    def _width_of(self, host: PairCaptioner) -> int:
+        if self.encoder is None:
+            return self.width
+        found = dict(host.named_modules()).get(self.encoder)
+        if not isinstance(found, MaskedImageEncoder):
+            kept = [path for path, module in host.named_modules() if isinstance(module, MaskedImageEncoder)]
+            raise PairError(
+                f"MaskedReconstruction: {self.encoder!r} is no MaskedImageEncoder of {type(host).__name__}, which has "
+                f"{', '.join(kept) or 'none; leave `encoder` out'}"
+            )
+        return found.width
+
+    def _features_of(self, host: PairCaptioner, height: int, width: int) -> tuple[int, int]:
+        """Channels and cells of the features that the host keeps, learned from one gray pair."""
+        was_training = host.training
+        host.eval()
+        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8, device=host.device)
+        nothing = torch.zeros(1, 1, 2, dtype=torch.long, device=host.device)
+        with torch.no_grad():
+            features = host.encode(PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
+        host.train(was_training)
+        missing = [name for name in self.extras if name not in features.extras]
+        if missing:
+            raise PairError(
+                f"{type(host).__name__} keeps no features {missing} in PairFeatures.extras (it has "
+                f"{sorted(features.extras)}); MaskedReconstruction needs those of both images, (B, cells, channels)"
+            )
+        _, cells, channels = features.extras[self.extras[0]].shape
+        return channels, cells

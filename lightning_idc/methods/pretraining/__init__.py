@@ -1,0 +1,1 @@
+"""Pre-training of backbones on the cells of a grid."""

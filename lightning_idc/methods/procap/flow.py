@@ -1,0 +1,148 @@
+"""The frame halfway between two: optical flow both ways, two warped images, and a soft mask (ProCap, section 3.1.1)."""
+
+from __future__ import annotations
+
+import importlib.util
+from abc import ABC, abstractmethod
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.core.types import PairError
+
+
+class Midpoint(nn.Module, ABC):
+    """Makes the frame halfway between two."""
+
+    @abstractmethod
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        """Frames ``(N, 3, H, W)`` halfway between ``before`` and ``after``, float with values 0 to 255."""
+
+
+class CrossFade(Midpoint):
+    """The mean of both images: nothing moves, everything fades. The null model of interpolation."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return (before + after) / 2
+
+
+class FlowMidpoint(Midpoint):
+    """Warps both images halfway along their optical flow and blends them; subclasses write :meth:`flow`."""
+
+    @abstractmethod
+    def flow(self, start: Tensor, end: Tensor) -> Tensor:
+        """Where what stands at p in ``start`` is in ``end``: p + flow, ``(N, 2, H, W)`` in pixels, x and y."""
+
+    def forward(self, before: Tensor, after: Tensor) -> Tensor:
+        return blend(before, after, self.flow(before, after), self.flow(after, before))
+
+
+class DISMidpoint(FlowMidpoint):
+    """Flow by dense inverse search (Kroeger et al. 2016), from OpenCV; needs no weights.
+
+    Args:
+        preset: trade of speed for care.
+
+    Raises:
+        PairError: OpenCV is not installed.
+    """
+
+    def __init__(self, preset: Literal["ultrafast", "fast", "medium"] = "medium") -> None:
+        super().__init__()
+        if importlib.util.find_spec("cv2") is None:
+            raise PairError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
+        self.preset = preset
+
+    def flow(self, start: Tensor, end: Tensor) -> Tensor:
+        import cv2
+
+        search = cv2.DISOpticalFlow.create(getattr(cv2, f"DISOPTICAL_FLOW_PRESET_{self.preset.upper()}"))
+        first, second = (_gray(images) for images in (start, end))
+        flows = [search.calc(a, b, None) for a, b in zip(first, second, strict=True)]  # type: ignore[call-overload]
+        return torch.from_numpy(np.stack(flows)).permute(0, 3, 1, 2).to(start)
+
+
+class RAFTMidpoint(FlowMidpoint):
+    """Flow by RAFT (Teed and Deng 2020), from torchvision, with weights from a file.
+
+    Args:
+        weights: state dict of torchvision's ``raft_small`` or ``raft_large``.
+        size: which of the two.
+        updates: refinements of the flow.
+
+    Raises:
+        PairError: there is no such file, or it holds another network.
+    """
+
+    def __init__(self, weights: str, size: Literal["small", "large"] = "large", updates: int = 12) -> None:
+        super().__init__()
+        from torchvision.models import optical_flow
+
+        if not Path(weights).is_file():
+            raise PairError(
+                f"there are no RAFT weights at {weights!r}; fetch torchvision's state dict of raft_{size}, or use "
+                "DISMidpoint"
+            )
+        self.net = {"small": optical_flow.raft_small, "large": optical_flow.raft_large}[size](weights=None)
+        try:
+            self.net.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+        except RuntimeError as error:
+            raise PairError(f"{weights!r} does not hold the weights of raft_{size}: {error}") from error
+        self.net.requires_grad_(False).eval()
+        self.updates = updates
+
+    def flow(self, start: Tensor, end: Tensor) -> Tensor:
+        height, width = start.shape[-2:]
+        # its pyramid of correlations needs at least 16 cells of 8 pixels each way
+        size = tuple(max(128, 8 * round(side / 8)) for side in (height, width))
+        scaled = [F.interpolate(images, size, mode="bilinear") / 127.5 - 1 for images in (start, end)]
+        found = self.net(*scaled, num_flow_updates=self.updates)[-1]
+        back = F.interpolate(found, (height, width), mode="bilinear")
+        return back * back.new_tensor([width / size[1], height / size[0]]).view(2, 1, 1)
+
+
+def blend(before: Tensor, after: Tensor, forth: Tensor, back: Tensor) -> Tensor:
+    """Frame halfway between two images, given the flow between them.
+
+    I = H * warped before + (1 - H) * warped after (ProCap, section 3.1.1). The flows from the middle to both ends are
+    those of Jiang et al. 2018, eq. 4, at t = 1/2. H trusts each side as far as its flow, followed there and back, ends
+    where it began: what only one image shows is taken from that one. The residual image of the paper is left out: it
+    comes from a trained network.
+
+    Args:
+        before: ``(N, 3, H, W)``.
+        after: the same.
+        forth: flow from before to after, ``(N, 2, H, W)`` in pixels.
+        back: flow from after to before.
+    """
+    to_before = (back - forth) / 4
+    trust_before = warp(torch.exp(-round_trip(forth, back)), to_before)
+    trust_after = warp(torch.exp(-round_trip(back, forth)), -to_before)
+    share = (trust_before + 1e-6) / (trust_before + trust_after + 2e-6)
+    return share * warp(before, to_before) + (1 - share) * warp(after, -to_before)
+
+
+def round_trip(forth: Tensor, back: Tensor) -> Tensor:
+    """How far from home one ends after following both flows, ``(N, 1, H, W)`` in pixels."""
+    return (forth + warp(back, forth)).norm(dim=1, keepdim=True)
+
+
+def warp(images: Tensor, flow: Tensor) -> Tensor:
+    """Read images ``(N, C, H, W)`` at p + flow; beyond the border its pixels go on."""
+    height, width = images.shape[-2:]
+    y, x = torch.meshgrid(
+        torch.arange(height, device=flow.device), torch.arange(width, device=flow.device), indexing="ij"
+    )
+    places = torch.stack([x, y]).to(flow) + flow
+    scale = flow.new_tensor([max(width - 1, 1), max(height - 1, 1)]).view(2, 1, 1)
+    grid = (2 * places / scale - 1).movedim(1, -1)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="border", align_corners=True)
+
+
+def _gray(images: Tensor) -> np.ndarray:
+    weights = images.new_tensor([0.299, 0.587, 0.114]).view(3, 1, 1)
+    return (images * weights).sum(1).round().clamp(0, 255).to(torch.uint8).cpu().numpy()

@@ -1,0 +1,1 @@
+"""The authors' code of ProCap where it differs from their paper."""

@@ -1,0 +1,307 @@
+"""Official ProCap weights to checkpoints of this library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
+from lightning_idc.methods.procap.module import ProCap
+from lightning_idc.methods.procap.official.encoder import (
+    SPECIAL_TOKENS,
+    TEXT_SLOTS,
+    control_tables,
+    read_weights,
+    renamed,
+    trunk_state,
+)
+from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.methods.procap.tokenizer import TokenizerTraining
+
+# the code's own special words come in this order; ours are the first four of every vocabulary
+_THEIRS = ("[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]")
+_OURS = {"[PAD]": PAD, "[BOS]": BOS, "[EOS]": EOS, "[UNK]": UNK}
+
+_DECODER_PARTS = (
+    (r"^(layers\.\d+)\.selfattn\.layernorm\.", r"\1.norm_own."),
+    (r"^(layers\.\d+)\.attention\.layernorm\.", r"\1.norm_cross."),
+    (r"^(layers\.\d+)\.feedforward\.layernorm\.", r"\1.norm_feed."),
+    (r"^(layers\.\d+)\.selfattn\.layer\.", r"\1.own."),
+    (r"^(layers\.\d+)\.attention\.layer\.", r"\1.cross."),
+    (r"^(layers\.\d+)\.feedforward\.layer\.linear1\.", r"\1.feed.0."),
+    (r"^(layers\.\d+)\.feedforward\.layer\.linear2\.", r"\1.feed.2."),
+    (r"\.wq\.", ".query."),
+    (r"\.wk\.", ".key."),
+    (r"\.wv\.", ".value."),
+    (r"\.wo\.", ".out."),
+    (r"^out\.", "words."),
+)
+_TOKENIZER_PARTS = (
+    (r"\.nin_shortcut\.", ".shortcut."),
+    (r"\.proj_out\.", ".out."),
+    (r"\.q\.", ".query."),
+    (r"\.k\.", ".key."),
+    (r"\.v\.", ".value."),
+    (r"\.mid\.block_1\.", ".mid.0."),
+    (r"\.mid\.attn_1\.", ".mid.1."),
+    (r"\.mid\.block_2\.", ".mid.2."),
+    (r"^encoder\.conv_in\.", "encoder.0."),
+    (r"^encoder\.mid\.", "encoder.2."),
+    (r"^encoder\.norm_out\.", "encoder.3."),
+    (r"^encoder\.conv_out\.", "encoder.5."),
+    (r"^encoder\.down\.(\d+)\.block\.", r"encoder.1.\1."),
+    (r"^decoder\.conv_in\.", "decoder.0."),
+    (r"^decoder\.mid\.", "decoder.1."),
+    (r"^decoder\.norm_out\.", "decoder.3."),
+    (r"^decoder\.conv_out\.", "decoder.5."),
+    (r"^quantize\.embedding\.", "codebook."),
+    (r"^quant_conv\.", "to_code."),
+    (r"^post_quant_conv\.", "from_code."),
+)
+
+
+def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """The part of a state dict whose names begin with a prefix, without it."""
+    return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
+
+
+def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Configuration and weights of an :class:`ImageTokenizer` from those of a VQGAN of the taming-transformers family.
+
+    Args:
+        state: by the official names, from ``encoder.conv_in.weight`` on.
+
+    Raises:
+        PairError: it has attention among its levels, which the 16-fold model at 224 pixels has not.
+    """
+    if any(".attn." in key for key in state):
+        raise PairError("this VQGAN has attention within its levels; only the 16-fold model without it can be loaded")
+    levels = 1 + max(int(key.split(".")[2]) for key in state if key.startswith("encoder.down."))
+    blocks = 1 + max(int(key.split(".")[4]) for key in state if key.startswith("encoder.down.0.block."))
+    width = state["encoder.conv_in.weight"].shape[0]
+    widths = [state[f"encoder.down.{level}.block.0.conv1.weight"].shape[0] for level in range(levels)]
+    size, latent = state["quantize.embedding.weight"].shape
+    config = {
+        "codebook_size": size,
+        "latent": latent,
+        "width": width,
+        "multipliers": [level // width for level in widths],
+        "blocks": blocks,
+        "fold": 1,
+    }
+    own = {}
+    for key, value in state.items():
+        if not key.startswith(("encoder.", "decoder.", "quant", "post_quant")):
+            continue  # what it was trained against
+        name = renamed(key, _TOKENIZER_PARTS)
+        name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
+        # their decoder numbers its levels from fine to coarse, ours in the order in which they run
+        for pattern, within in (
+            (r"^decoder\.up\.(\d+)\.block\.", ""),
+            (r"^decoder\.up\.(\d+)\.upsample\.", blocks + 1),
+        ):
+            found = re.match(pattern, name)
+            if found:
+                start = f"decoder.2.{levels - 1 - int(found[1])}."
+                name = start + (f"{within}." if within else "") + name[found.end() :]
+        own[name] = value
+    return config, own
+
+
+def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What the encoders of both stages have in common."""
+    return {
+        "norm.weight": state["conv_to_embedding.0.weight"],
+        "norm.bias": state["conv_to_embedding.0.bias"],
+        "project.weight": state["conv_to_embedding.1.weight"],
+        "project.bias": state["conv_to_embedding.1.bias"],
+        "mask_embedding": state["image_mask"],
+        "frame_place": state["target_pos_emb.weights.0"][0],
+        "row_place": state["target_pos_emb.weights.1"][0, 0],
+        "column_place": state["target_pos_emb.weights.2"][0, 0, 0],
+        **trunk_state(state, "transformer.transformer.resblocks."),
+    }
+
+
+def encoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an :class:`OfficialEncoder` from ``intermediate_generator.*``, without the prefix."""
+    words, places = control_tables(
+        *(state[f"{name}.weight"] for name in ("text_emb", "special_emb", "text_pos_emb", "special_pos_emb"))
+    )
+    return {**_trunk(state), "control_words": words, "control_places": places}
+
+
+def procedure_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an :class:`OfficialProcedureNet`, but for its tokenizer, from those of the code's first stage."""
+    return {
+        **{f"encoder.{name}": value for name, value in _trunk(state).items()},
+        "words.weight": state["text_emb.weight"],
+        "word_places": state["text_pos_emb.weight"][:TEXT_SLOTS],
+        "special": state["special_emb.weight"][:SPECIAL_TOKENS],
+        "special_places": state["special_pos_emb.weight"][:SPECIAL_TOKENS],
+        **{
+            f"{ours}.{part}": value
+            for theirs, ours in (
+                ("to_logits", "code_head"),
+                ("to_logits_rel", "align_head"),
+                ("to_logits_vid", "consistency_head"),
+            )
+            for part, value in below(state, f"{theirs}.").items()
+        },
+    }
+
+
+def decoder_state(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of an :class:`OfficialDecoder` from ``text_decoder.decoder.*``, without the prefix."""
+    return {renamed(key, _DECODER_PARTS): value for key, value in state.items() if not key.startswith("loss_func.")}
+
+
+def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
+    """Vocabulary of this library and, for each of its words, the row in the official tables.
+
+    Raises:
+        PairError: the official special words are not where the code has them.
+    """
+    theirs = sorted(words, key=words.__getitem__)
+    if tuple(theirs[: len(_THEIRS)]) != _THEIRS or sorted(words.values()) != list(range(len(words))):
+        raise PairError(
+            f"the vocabulary of a ProCap begins with {', '.join(_THEIRS)} and numbers its words from 0 on; found "
+            f"{', '.join(theirs[:8])}"
+        )
+    first = sorted(_OURS, key=_OURS.__getitem__)
+    rest = [word for word in theirs if word not in _OURS]
+    names = [*SPECIALS, *(f"<{word[1:-1].lower()}>" if word.startswith("[") else word for word in rest)]
+    return names, [words[word] for word in (*first, *rest)]
+
+
+def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProCap:
+    """ProCap with the weights of an official second stage.
+
+    Args:
+        source: checkpoint of the code's ``train_stage2.py``, as torch or safetensors file.
+        vocabulary: its ``*_word2idx.json``, which the checkpoint does not hold.
+        decoder_heads: attention heads of the decoder, which no weight tells.
+
+    Raises:
+        PairError: a file is missing, or holds something else.
+    """
+    state = read_weights(source)
+    if "intermediate_generator.image_mask" not in state:
+        raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
+    trunk = below(state, "intermediate_generator.")
+    config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
+    encoder, decoder = encoder_state(trunk), decoder_state(below(state, "text_decoder.decoder."))
+    names, rows = word_order(_word_numbers(Path(vocabulary)))
+    if len(rows) != len(decoder["words.bias"]):
+        raise PairError(f"the checkpoint has {len(decoder['words.bias'])} words and {vocabulary!r} {len(rows)}")
+    for name in ("words.weight", "words.bias"):
+        decoder[name] = decoder[name][rows]
+    width, stride = encoder["mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
+    model = ProCap(
+        tokenizer=config,
+        queries=len(encoder["frame_place"]) - 2,
+        variant="official",
+        width=width,
+        layers=_layers(encoder),
+        heads=max(1, width // 64),
+        decoder_width=decoder["words.weight"].shape[1],
+        decoder_layers=_layers(decoder),
+        decoder_heads=decoder_heads,
+        vocabulary=names,
+        max_length=TEXT_SLOTS - 1,
+        image_size=(stride * len(encoder["row_place"]), stride * len(encoder["column_place"])),
+        captions_per_pair=1,
+    )
+    model.build()
+    assert model.net is not None
+    parts = {"tokenizer": tokenizer, "encoder": encoder, "bridge": below(state, "mlp."), "decoder": decoder}
+    try:
+        model.net.load_state_dict({f"{part}.{key}": value for part, own in parts.items() for key, value in own.items()})
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no second stage of ProCap that can be loaded: {error}") from error
+    return model.eval()
+
+
+def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
+    """First stage with the weights of an official one, to train on or to begin a second stage with.
+
+    Args:
+        source: checkpoint of the code's ``train_stage1.py``, as torch or safetensors file.
+        procedures: folder that ``FrameInterpolator`` wrote; the first stage reads nothing else.
+
+    Raises:
+        PairError: the file is missing, or holds something else.
+    """
+    state = read_weights(source)
+    # a second stage carries its first one along, but with a table of 24 words
+    state = below(state, "intermediate_generator.") or state
+    words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
+    if words != len(load_vocabulary(CLIP)):
+        raise PairError(
+            f"{str(source)!r} holds no first stage of ProCap: it has {max(words, 0)} words in `text_emb.weight`, and "
+            f"CLIP's {len(load_vocabulary(CLIP))} are expected"
+        )
+    config, tokenizer = tokenizer_state(below(state, "vae.model."))
+    own = procedure_state(state)
+    width, stride = own["encoder.mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
+    model = ProcedureModel(
+        procedures,
+        tokenizer=config,
+        variant="official",
+        keyframes=len(own["encoder.frame_place"]) - 2,
+        width=width,
+        layers=_layers(below(own, "encoder.")),
+        heads=max(1, width // 64),
+        vocabulary=CLIP,
+        image_size=(stride * len(own["encoder.row_place"]), stride * len(own["encoder.column_place"])),
+    )
+    model.build()
+    assert model.net is not None
+    try:
+        model.net.load_state_dict({**own, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no first stage of ProCap that can be loaded: {error}") from error
+    return model.eval()
+
+
+def convert_tokenizer(source: str | Path) -> TokenizerTraining:
+    """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
+
+    Args:
+        source: its checkpoint, as torch or safetensors file.
+
+    Raises:
+        PairError: the file is missing, or holds something else.
+    """
+    state = read_weights(source)
+    if "quantize.embedding.weight" not in state:
+        raise PairError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
+    config, own = tokenizer_state(state)
+    model = TokenizerTraining(**config)
+    try:
+        model.tokenizer.load_state_dict(own)
+    except RuntimeError as error:
+        raise PairError(f"{str(source)!r} is no VQGAN that can be loaded: {error}") from error
+    return model.eval()
+
+
+def _layers(state: Mapping[str, Tensor]) -> int:
+    return 1 + max(int(key.split(".")[1]) for key in state if key.startswith("layers."))
+
+
+def _word_numbers(path: Path) -> dict[str, int]:
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise PairError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
+    except ValueError as error:
+        raise PairError(f"{str(path)!r} is not readable as JSON: {error}") from error
+    if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
+        raise PairError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
+    return found

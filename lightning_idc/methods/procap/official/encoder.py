@@ -1,0 +1,268 @@
+"""What the authors' code does otherwise than their paper says, so that their weights give their numbers.
+
+Used with ``variant: official``. README.md lists every difference; here stands how each is computed.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from lightning_idc.core.checkpoint import read_checkpoint
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
+from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
+
+TEXT_SLOTS = 24
+CONTROLS = TEXT_SLOTS + 2
+"""Tokens before the frames in the second stage: 24 empty words, a separator, the consistency token."""
+BLIND = slice(TEXT_SLOTS + 1, TEXT_SLOTS + 3)
+"""Rows that do not see what stands before them. They were meant for a sequence that begins with the alignment token;
+the second stage has none, so the second of them is the first patch of the before image."""
+
+_BLOCK_PARTS = (
+    (r"^attn\.in_proj_", "qkv."),
+    (r"^attn\.out_proj\.", "out."),
+    (r"^ln_1\.", "norm_attention."),
+    (r"^ln_2\.", "norm_feed."),
+    (r"^mlp\.c_fc\.", "feed.0."),
+    (r"^mlp\.c_proj\.", "feed.2."),
+)
+
+
+SPECIAL_TOKENS = 3
+"""Rows of the code's table of special tokens that are used: alignment, separator, consistency."""
+
+
+class QuickGELU(nn.Module):
+    """x times the logistic function of 1.702 x, as in OpenAI's CLIP, whose blocks the trunk is."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(1.702 * x)
+
+
+class OfficialTrunk(ProcedureEncoder):
+    """The encoder of the code: CLIP's activation, and places that start ten times larger than ours.
+
+    Args:
+        options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        for layer in self.layers:
+            layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
+        for place in (self.frame_place, self.row_place, self.column_place):
+            nn.init.normal_(place)
+
+
+class OfficialEncoder(OfficialTrunk):
+    """The trunk in the second stage: 26 control tokens stand before the frames.
+
+    Args:
+        options: of :class:`~lightning_idc.methods.procap.net.ProcedureEncoder`.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        # two tables that are added, as in the code: an optimizer moves their sum twice as far as one table
+        self.control_words = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
+        self.control_places = nn.Parameter(0.02 * torch.randn(CONTROLS, self.width))
+        self.register_buffer("bias", blind_rows(CONTROLS + self.frames * self.cells), persistent=False)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        controls = (self.control_words + self.control_places).expand(len(tokens), -1, -1)
+        return self.run(torch.cat([controls, tokens], 1), self.bias)[:, CONTROLS:]  # type: ignore[arg-type]
+
+
+def blind_rows(length: int) -> Tensor:
+    """Attention bias ``(N, N)`` by which two rows see nothing that stands before them."""
+    bias = torch.zeros(length, length)
+    for row in range(length)[BLIND]:
+        bias[row, :row] = float("-inf")
+    return bias
+
+
+def control_tables(
+    words: Tensor, special: Tensor, word_places: Tensor, special_places: Tensor
+) -> tuple[Tensor, Tensor]:
+    """The two tables of control tokens of the second stage from those of the first.
+
+    Empty captions are looked up as words 0 to 23, which are sub-words of CLIP and not the learned padding: the table
+    was made for 24 words and then overwritten. The alignment token is not used.
+    """
+    return (
+        torch.cat([words[:TEXT_SLOTS], special[1:SPECIAL_TOKENS]]),
+        torch.cat([word_places[:TEXT_SLOTS], special_places[1:SPECIAL_TOKENS]]),
+    )
+
+
+def trunk_state(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Layers of a trunk from residual blocks by the names of OpenAI's CLIP, which stand below ``prefix``."""
+    own = {}
+    for key, value in state.items():
+        layer, _, rest = key.removeprefix(prefix).partition(".")
+        if key.startswith(prefix) and rest != "attn_mask":
+            own[f"layers.{layer}.{renamed(rest, _BLOCK_PARTS)}"] = value
+    return own
+
+
+def renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
+    """Name of a weight after all replacements of regular expressions."""
+    for pattern, new in parts:
+        key = re.sub(pattern, new, key)
+    return key
+
+
+class SpreadNorm(nn.Module):
+    """Layer normalisation by the unbiased standard deviation, to which eps is added."""
+
+    def __init__(self, width: int, eps: float = 1e-6) -> None:
+        super().__init__()
+        self.gamma, self.beta, self.eps = nn.Parameter(torch.ones(width)), nn.Parameter(torch.zeros(width)), eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.gamma * (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + self.eps) + self.beta
+
+
+class OfficialAttention(nn.Module):
+    """Attention without biases whose logits are divided by the root of the whole width, not of a head's."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, width**-0.5
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+
+    def remembered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values of ``(B, N, D)``, each ``(B, heads, N, d)``."""
+        return split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
+
+    def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
+        query = split_heads(self.query(x), self.heads)
+        attended = F.scaled_dot_product_attention(
+            query, keys, values, attn_mask=mask, is_causal=causal, scale=self.scale
+        )
+        return self.out(merge_heads(attended))
+
+
+class OfficialDecoderLayer(nn.Module):
+    """Post-norm: self-attention, attention to the memory, feed-forward, each added and then normalised."""
+
+    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        self.own, self.cross = OfficialAttention(width, heads), OfficialAttention(width, heads)
+        self.feed = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
+        self.norm_own, self.norm_cross, self.norm_feed = (SpreadNorm(width) for _ in range(3))
+        self.dropout = nn.Dropout(dropout)
+
+    def _onward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        allowed = None if mask is None else mask[:, None, None]
+        x = self.norm_cross(x + self.dropout(self.cross(x, *memory, allowed)))
+        return self.norm_feed(x + self.dropout(self.feed(x)))
+
+    def forward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
+        """All positions of K captions at once: ``(B, K, T, D)``."""
+        shape = x.shape
+        x = x.flatten(0, 1)
+        x = self.norm_own(x + self.dropout(self.own(x, *self.own.remembered(x), None, causal=True)))
+        return self._onward(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
+
+    def step(
+        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
+    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
+        key, value = self.own.remembered(x)
+        past = (torch.cat([past[0], key], 2), torch.cat([past[1], value], 2))
+        x = self.norm_own(x + self.own(x, *past, None))
+        return self._onward(x, memory, mask), past
+
+
+class OfficialDecoder(nn.Module):
+    """The text decoder of the code, with cached decoding that theirs lacks.
+
+    Args:
+        vocabulary: number of words.
+        width: of all tokens; even.
+        layers: decoder layers.
+        heads: attention heads.
+        hidden: width of the feed-forward layers.
+        dropout: share of activations dropped in training.
+    """
+
+    def __init__(self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float) -> None:
+        super().__init__()
+        if width % 2:
+            raise PairError(f"the official decoder's sinusoids need an even width; it is {width}")
+        self.layers = nn.ModuleList(OfficialDecoderLayer(width, heads, hidden, dropout) for _ in range(layers))
+        self.words = nn.Linear(width, vocabulary)
+        self.dropout = nn.Dropout(dropout)
+
+    def _embed(self, tokens: Tensor, past: int) -> Tensor:
+        weight = self.words.weight
+        x = F.embedding(tokens, weight) * math.sqrt(weight.shape[1])
+        return self.dropout(x + sinusoids(past, tokens.shape[-1], x))
+
+    def forward(self, memory: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor:
+        """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` over memory ``(B, N, D)``."""
+        x = self._embed(tokens, 0)
+        for layer in self.layers:
+            x = layer(x, layer.cross.remembered(memory), mask)  # type: ignore[operator,union-attr]
+        return self.words(x)
+
+    def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
+        """State before the first token."""
+        keys = [layer.cross.remembered(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
+        return DecoderState.before(keys, mask)
+
+    def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after tokens ``(N,)``; advances the state."""
+        x = state.advance(self.layers, self._embed(tokens[:, None], state.length))
+        return self.words(x)[:, 0]
+
+
+class OfficialNet(ProCapNet):
+    """The second stage of the code: its tokenizer's features are taken of pixels in [0, 1]."""
+
+    def look(self, images: Tensor) -> Tensor:
+        return self.tokenizer.features(images.to(self.encoder.mask_embedding.dtype) / 255)
+
+
+def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing: float = 0.1) -> Tensor:
+    """KL divergence from smoothed targets, summed over all tokens of the batch.
+
+    The target holds ``1 - smoothing`` and every other word of V an equal share of the rest, ``smoothing / (V - 1)``.
+
+    Args:
+        logits: ``(..., V)``.
+        targets: ids ``(...)``.
+        mask: bool ``(...)``, True where the token counts.
+        smoothing: share taken from the target.
+    """
+    log_probs = logits[mask].log_softmax(-1)
+    others = logits.shape[-1] - 1
+    right = log_probs.gather(-1, targets[mask][:, None])[:, 0]
+    share, entropy = smoothing / others, 0.0
+    for mass, count in ((1 - smoothing, 1), (share, others)):
+        entropy += count * mass * math.log(mass) if mass > 0 else 0.0
+    cross = (1 - smoothing - share) * right + share * log_probs.sum(-1)
+    return (entropy - cross).sum()
+
+
+def read_weights(path: str | Path) -> dict[str, Tensor]:
+    """Weights of a torch or safetensors file, which may stand under ``model``, ``weights`` or ``state_dict``."""
+    source = Path(path)
+    if source.suffix == ".safetensors" and source.is_file():
+        from safetensors.torch import load_file
+
+        return load_file(source)
+    found = read_checkpoint(source)
+    for name in ("model", "weights", "state_dict"):
+        found = found.get(name, found)
+    return {key.removeprefix("module."): value for key, value in found.items()}

@@ -1,0 +1,4 @@
+from lightning_idc.report.html import write_report as write_report
+from lightning_idc.report.results import Results as Results
+from lightning_idc.report.sheet import contact_sheet as contact_sheet
+from lightning_idc.report.table import summarise as summarise
