@@ -1,6 +1,6 @@
 from lightning_idc.core.addon import Addon as Addon
-from lightning_idc.core.addon import AddonCallback as AddonCallback
 from lightning_idc.core.addon import TrainingStep as TrainingStep
+from lightning_idc.core.addon_callback import AddonCallback as AddonCallback
 from lightning_idc.core.captioner import PairCaptioner as PairCaptioner
 from lightning_idc.core.types import Caption as Caption
 from lightning_idc.core.types import PairBatch as PairBatch

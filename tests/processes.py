@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.distributed import leave_processes
+from lightning_idc.core.distributed import destroy_process_group
 
 HERE = Path(__file__).parent
 
@@ -32,7 +32,7 @@ def gloo(kind: str) -> Any:
 
     if kind == "one":
         return "auto"
-    atexit.register(leave_processes)
+    atexit.register(destroy_process_group)
     if kind == "ddp":
         return DDPStrategy(process_group_backend="gloo")
     assert kind in ("fsdp2", "fsdp2-pieces")

@@ -14,7 +14,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import of_all_processes
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.text import plain
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
@@ -82,7 +82,7 @@ class ShowResults(Callback):
         self._said += [{**said, "references": texts, "change_type": kind} for said, texts, kind in labels]
 
     def on_predict_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        unique = {record["id"]: record for part in of_all_processes(self._said) for record in part}
+        unique = {record["id"]: record for part in all_gather_object(self._said) for record in part}
         self._said = []
         if trainer.is_global_zero:
             records = [unique[id] for id in sorted(unique)]

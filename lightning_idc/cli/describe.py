@@ -18,7 +18,7 @@ def run(given: list[str]) -> int:
     )
     arguments.add_argument("--json", action="store_true", help="caption, log_prob and change_score as JSON")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.core.checkpoint import load_captioner
+    from lightning_idc.core.loading import load_captioner
 
     caption = load_captioner(options.checkpoint).describe(options.before, options.after)
     print(json.dumps(asdict(caption)) if options.json else caption.text)

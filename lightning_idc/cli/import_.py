@@ -35,7 +35,7 @@ def run(given: list[str]) -> int:
         return 0 if wants_help else 2
     from lightning_idc.cli.keys import check_names, class_of, nearest
     from lightning_idc.cli.recipe import parse_overrides
-    from lightning_idc.core.checkpoint import LoadsAndSaves
+    from lightning_idc.core.module import PairModule
 
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:
@@ -48,7 +48,7 @@ def run(given: list[str]) -> int:
     module = convert(source, **options)
     if target.suffix == ".ckpt":
         _save(module, target)
-    elif isinstance(module, LoadsAndSaves):
+    elif isinstance(module, PairModule):
         module.save_pretrained(target)
     else:
         raise PairError(f"a {type(module).__name__} is kept as a file that ends in .ckpt; OUT is {str(target)!r}")

@@ -87,7 +87,7 @@ def _answered(ask: Asker, images: tuple[Path, Path], about: list[Question], cont
 
 
 def _asker(options: argparse.Namespace) -> Asker:
-    from lightning_idc.core.checkpoint import load_captioner
+    from lightning_idc.core.loading import load_captioner
     from lightning_idc.methods.vlm.asking import Asker
     from lightning_idc.methods.vlm.module import VLMCaptioner
 

@@ -22,8 +22,8 @@ from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
-from lightning_idc.core.checkpoint import plain_hparams, read_checkpoint
-from lightning_idc.core.distributed import leave_processes
+from lightning_idc.core.distributed import destroy_process_group
+from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.errors import PairError
 
 RESULT = "LIGHTNING_IDC_RESULT"
@@ -46,7 +46,7 @@ def run(given: list[str]) -> int:
     if explicit.get("ckpt_path"):
         read_checkpoint(explicit["ckpt_path"])
     _write_result(PairCLI(given, explicit))
-    leave_processes()
+    destroy_process_group()
     return 0
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import nn
 
-from lightning_idc.core.distributed import is_first, whole
-from lightning_idc.core.types import PairError
+from lightning_idc.core.distributed import full_state_dict, is_rank_zero
+from lightning_idc.errors import CheckpointError
 
 WEIGHTS = "adapter.safetensors"
 
@@ -21,7 +21,7 @@ class Adapter(nn.Module):
     Freshly installed it must leave the network's output as it was.
     """
 
-    settled: bool = False
+    merged: bool = False
     """Part of the network for good: neither switched off nor trained any more."""
 
     @abstractmethod
@@ -29,7 +29,7 @@ class Adapter(nn.Module):
         """Make the parameters and connect them with the network, whose layers exist.
 
         Raises:
-            PairError: the network offers no place for this adapter.
+            ConfigError: the network offers no place for this adapter.
         """
 
     @abstractmethod
@@ -44,8 +44,8 @@ class Adapter(nn.Module):
         """Write the weights into a folder of their own; all processes must call this, the first one writes."""
         from safetensors.torch import save_file
 
-        state = whole(self.state_dict())
-        if is_first():
+        state = full_state_dict(self.state_dict())
+        if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
             save_file(state, folder / WEIGHTS)
 
@@ -53,21 +53,21 @@ class Adapter(nn.Module):
         """Read what :meth:`save` wrote.
 
         Raises:
-            PairError: the folder holds another adapter.
+            CheckpointError: the folder holds another adapter.
         """
         from safetensors.torch import load_file
 
         try:
             self.load_state_dict(load_file(folder / WEIGHTS))
         except RuntimeError as error:
-            raise PairError(f"{str(folder)!r} holds another adapter: {error}") from error
+            raise CheckpointError(f"{str(folder)!r} holds another adapter: {error}") from error
 
-    def settle(self, net: nn.Module) -> bool:
+    def merge(self, net: nn.Module) -> bool:
         """Become part of the network for good.
 
         Returns:
             True when the network now holds all of it, so that nothing is left to install again.
         """
         self.requires_grad_(False)
-        self.settled = True
+        self.merged = True
         return False

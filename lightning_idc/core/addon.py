@@ -1,33 +1,25 @@
-"""How a callback joins a captioner's training step.
+"""How a callback joins a training step.
 
 Lightning callbacks have no say in the loss. An :class:`Addon` is a plain torch module that may change the
-batch, change the features, replace the caption loss and add losses of its own; an :class:`AddonCallback`
-registers it under ``host.aux_addons.<name>`` in ``Callback.setup``, which is before the strategy wraps the
-model and before optimizers exist, so DDP, FSDP and checkpoints see its parameters.
+batch, change the features, replace the training loss and add losses of its own; an ``AddonCallback``
+(``core/addon_callback.py``) registers it under ``host.aux_addons.<name>``.
 
-:class:`~lightning_idc.core.captioner.PairCaptioner` calls its add-ons openly in ``training_step``. Any other
-LightningModule gets the same calls from a wrapper around its ``training_step``, with its features read by a
-forward hook at the module path ``at``.
+An :class:`AddonHost`, such as every module of this library, calls its add-ons in ``training_step``. Any other
+LightningModule gets the same calls from a wrapper around its ``training_step`` (``core/foreign.py``), with the
+features of each add-on read by a forward hook at the module path ``at``.
 """
 
 from __future__ import annotations
 
-import functools
 import zlib
-from abc import abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import WeightAveraging
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from lightning.pytorch import LightningModule
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh
-
-from lightning_idc.core.types import PairError
 
 AUX = "aux_addons"
 ADDON_METHODS = ("batch", "features", "objective", "losses")
@@ -35,14 +27,16 @@ ADDON_METHODS = ("batch", "features", "objective", "losses")
 
 @dataclass(slots=True)
 class TrainingStep:
-    """One training step as its add-ons see it; they read it and fill in what comes later.
+    """One training step as one add-on sees it.
 
     Args:
         host: the module that trains.
-        batch: what the data loader gave, after the add-ons before this one.
+        batch: what the data loader gave, after the add-ons before this one; after encoding, what was encoded.
         index: number of the batch within the epoch.
-        features: what the host made of the batch; None before it is known.
+        features: what the host made of the batch, or, on a foreign host, the output at this add-on's own ``at``;
+            None before it is known.
         loss: the loss so far; None before it is known.
+        name: of the add-on.
     """
 
     host: LightningModule
@@ -50,13 +44,39 @@ class TrainingStep:
     index: int
     features: Any = None
     loss: Tensor | None = None
+    name: str = ""
+    _rng: tuple[Tensor, Tensor | None] | None = field(default=None, repr=False)
+
+    @property
+    def key(self) -> int:
+        """Seed of the add-on's random numbers in this step, on this process."""
+        trainer = self.host.trainer
+        text = f"{self.name}/{trainer.current_epoch}/{self.index}/{trainer.global_rank}/{torch.initial_seed()}"
+        return zlib.crc32(text.encode())
+
+    @contextmanager
+    def stream(self) -> Iterator[None]:
+        """Random numbers of the add-on's own, which run on from hook to hook; the global ones stay as they were."""
+        device = self.host.device
+        cuda = device.type == "cuda"
+        with torch.random.fork_rng(devices=[device] if cuda else []):
+            if self._rng is None:
+                torch.manual_seed(self.key)
+            else:
+                torch.set_rng_state(self._rng[0])
+                if self._rng[1] is not None:
+                    torch.cuda.set_rng_state(self._rng[1], device)
+            try:
+                yield
+            finally:
+                self._rng = torch.get_rng_state(), torch.cuda.get_rng_state(device) if cuda else None
 
 
 class Addon(nn.Module):
     """A part that only training needs. Override any of the four methods; the others do nothing.
 
-    Random numbers drawn in any of them come from a stream of the add-on's own (:meth:`stream`), so that an
-    add-on never shifts the host's dropout.
+    Random numbers drawn in any of them come from a stream of the add-on's own, which runs on from one method to the
+    next, so that an add-on never shifts the host's dropout and never repeats a draw within a step.
 
     Args:
         weight: factor of its losses. 0 equals absent: nothing but its losses is asked, and they count 0.
@@ -67,15 +87,15 @@ class Addon(nn.Module):
         self.weight = weight
 
     def batch(self, step: TrainingStep) -> Any:
-        """Batch that the host shall encode."""
+        """Batch that the host encodes."""
         return step.batch
 
     def features(self, step: TrainingStep) -> Any:
-        """Features that the caption loss shall read."""
+        """Features that the training loss reads."""
         return step.features
 
     def objective(self, step: TrainingStep) -> Tensor | None:
-        """Loss that replaces the caption loss, or None to leave it."""
+        """Loss that replaces the training loss, or None to leave it."""
         return None
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
@@ -88,193 +108,86 @@ class Addon(nn.Module):
         return type(self).objective is not Addon.objective
 
 
-@contextmanager
-def stream(name: str, step: TrainingStep) -> Iterator[None]:
-    """Run a block on random numbers seeded by add-on name, step and rank, leaving the global ones as they were."""
-    device = step.host.device
-    devices = [device] if device.type == "cuda" else []
-    trainer = step.host.trainer
-    key = f"{name}/{trainer.current_epoch}/{step.index}/{trainer.global_rank}/{torch.initial_seed()}"
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(zlib.crc32(key.encode()))
-        yield
+class AddonHost(LightningModule):
+    """A module that calls its add-ons in ``training_step`` itself; :meth:`build` makes its network."""
 
-
-def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
-    """Shard a module over the data-parallel processes (FSDP2), once; ``methods`` gather its weights when called."""
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
-
-    if isinstance(module, FSDPModule) or next(module.parameters(), None) is None:
-        return
-    fully_shard(module, mesh=mesh["data_parallel"])
-    for method in methods:
-        register_fsdp_forward_method(module, method)
-
-
-@contextmanager
-def gathered(module: nn.Module) -> Iterator[None]:
-    """Keep the weights of a sharded module whole on every process, where processes call it unequally often."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(module, FSDPModule):
-        yield
-        return
-    units = [part for part in module.modules() if isinstance(part, FSDPModule)]
-    # a unit that gives its weights back after each call would ask the other processes for them at the next
-    module.set_reshard_after_forward(False)
-    for unit in units:
-        unit.unshard()
-    try:
-        yield
-    finally:
-        module.set_reshard_after_forward(True)
-        for unit in units:
-            unit.reshard()
+    def build(self) -> None:
+        """Make the network, once, from what is known; add-ons are built after it."""
 
 
 def addons_of(host: LightningModule) -> dict[str, Addon]:
     """Add-ons of a module by name, in the order in which they were attached."""
     box = host._modules.get(AUX)
-    return dict(box.items()) if isinstance(box, nn.ModuleDict) else {}  # type: ignore[arg-type]
+    if not isinstance(box, nn.ModuleDict):
+        return {}
+    return {name: addon for name, addon in box.items() if isinstance(addon, Addon)}
+
+
+class AddonSteps:
+    """The contexts of all add-ons of a host in one training step."""
+
+    def __init__(self, host: LightningModule, batch: Any, index: int) -> None:
+        self.host = host
+        self.addons = addons_of(host)
+        self.contexts = {name: TrainingStep(host, batch, index, name=name) for name in self.addons}
+        self.batch = batch
+
+    def active(self) -> Iterator[tuple[Addon, TrainingStep]]:
+        """Add-ons with a weight, each with its context."""
+        yield from ((addon, self.contexts[name]) for name, addon in self.addons.items() if addon.weight)
+
+    def change_batch(self) -> Any:
+        """Batch after every add-on changed it in turn."""
+        for addon, step in self.active():
+            step.batch = self.batch
+            with step.stream():
+                self.batch = addon.batch(step)
+        for step in self.contexts.values():
+            step.batch = self.batch
+        return self.batch
+
+    def change_features(self, features: Any) -> Any:
+        """Features after every add-on changed them in turn; all contexts then hold the result."""
+        for addon, step in self.active():
+            step.features = features
+            with step.stream():
+                features = addon.features(step)
+        for step in self.contexts.values():
+            step.features = features
+        return features
+
+    def objective(self) -> Tensor | None:
+        """Objective of the one add-on that brings its own, or None."""
+        for addon, step in self.active():
+            if addon.replaces_objective:
+                with step.stream():
+                    return addon.objective(step)
+        return None
+
+    def total(self, loss: Tensor) -> Tensor:
+        """Sum of a loss and all weighted losses of the add-ons, each logged as ``train/<addon>/<loss>``.
+
+        NAMC Eq. 2
+        """
+        total = loss
+        for name, addon in self.addons.items():
+            step = self.contexts[name]
+            step.loss = loss
+            with step.stream():
+                losses = addon.losses(step)
+            for key, value in losses.items():
+                total = total + addon.weight * value
+                self.host.log(f"train/{name}/{key}", value.detach())
+            if not addon.weight:
+                # parameters that only the skipped methods use must stay in the graph, or DDP refuses the step
+                for parameter in addon.parameters():
+                    total = total + 0.0 * parameter.sum()
+        return total
 
 
 def remove_addons(host: LightningModule) -> None:
-    """Forget all add-ons with their parameters, for another fit of the same object without them."""
-    for addon in addons_of(host).values():
-        _untap(addon)
+    """Remove all add-ons with their parameters, for another fit of the same object without them."""
     host._modules.pop(AUX, None)
-
-
-def before_encoding(step: TrainingStep) -> None:
-    """Let every add-on change ``step.batch``."""
-    for name, addon in addons_of(step.host).items():
-        if addon.weight:
-            with stream(name, step):
-                step.batch = addon.batch(step)
-
-
-def after_encoding(step: TrainingStep) -> None:
-    """Let every add-on change ``step.features``."""
-    for name, addon in addons_of(step.host).items():
-        if addon.weight:
-            with stream(name, step):
-                step.features = addon.features(step)
-
-
-def replaced_objective(step: TrainingStep) -> Tensor | None:
-    """Objective of the one add-on that brings its own, or None."""
-    for name, addon in addons_of(step.host).items():
-        if addon.replaces_objective and addon.weight:
-            with stream(name, step):
-                return addon.objective(step)
-    return None
-
-
-def add_losses(step: TrainingStep) -> Tensor:
-    """Sum of ``step.loss`` and all weighted losses of the add-ons, each logged as ``train/<addon>/<loss>``."""
-    total = step.loss
-    assert total is not None
-    for name, addon in addons_of(step.host).items():
-        with stream(name, step):
-            losses = addon.losses(step)
-        for key, value in losses.items():
-            total = total + addon.weight * value
-            step.host.log(f"train/{name}/{key}", value.detach())
-        if not addon.weight:
-            # parameters that only the skipped methods use must stay in the graph, or DDP refuses the step
-            for parameter in addon.parameters():
-                total = total + 0.0 * parameter.sum()
-    return total
-
-
-class AddonCallback(Callback):
-    """Attaches an :class:`Addon` to whatever module is trained; subclasses write :meth:`build`.
-
-    Args:
-        name: key under ``aux_addons``; two add-ons of one class need two names.
-        weight: factor of the add-on's losses; 0 equals absent.
-        at: path of the sub-module whose output is ``step.features``, for hosts that are not a PairCaptioner.
-    """
-
-    def __init__(self, name: str, weight: float = 1.0, at: str | None = None) -> None:
-        self.name = name
-        self.weight = weight
-        self.at = at
-
-    @property
-    def state_key(self) -> str:
-        return f"{type(self).__qualname__}[{self.name}]"
-
-    @abstractmethod
-    def build(self, host: LightningModule) -> Addon:
-        """Make the add-on; the host's layers exist when this is called."""
-
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        from lightning_idc.core.captioner import PairCaptioner
-
-        self._check(trainer, pl_module, stage)
-        cooperative = isinstance(pl_module, PairCaptioner)
-        if cooperative:
-            pl_module.build()  # type: ignore[operator]
-        elif self.at is not None:
-            # the tapped layers may be made there only; Lightning asks that it be idempotent
-            pl_module.configure_model()  # type: ignore[operator]
-        attached = addons_of(pl_module)
-        if self.name not in attached:
-            self._register(pl_module)
-            if not cooperative and pl_module.device_mesh is not None:
-                shard(addons_of(pl_module)[self.name], pl_module.device_mesh, ADDON_METHODS)
-        attached = addons_of(pl_module)
-        attached[self.name].weight = self.weight
-        owners = [name for name, addon in attached.items() if addon.replaces_objective]
-        if len(owners) > 1:
-            raise PairError(f"add-ons {owners} all replace the caption loss; at most one may: remove the others")
-        if not cooperative and stage == "fit":
-            if self.at is not None:
-                _tap(attached[self.name], pl_module, self.at)
-            _wrap_training_step(pl_module)
-
-    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        addon = addons_of(pl_module).get(self.name)
-        if addon is not None:
-            _untap(addon)
-        _unwrap_training_step(pl_module)
-
-    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
-
-    def _register(self, host: LightningModule) -> None:
-        if AUX not in host._modules:
-            host.add_module(AUX, nn.ModuleDict())
-            host.register_load_state_dict_pre_hook(reconcile_addons)
-        # building draws random numbers; without the fork it would shift the host's dropout and data order
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(zlib.crc32(f"{self.name}/{torch.initial_seed()}".encode()))
-            addon = self.build(host)
-        host._modules[AUX][self.name] = addon.to(host.device)  # type: ignore[index,operator]
-
-    def _check(self, trainer: Trainer, host: LightningModule, stage: str) -> None:
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
-        if names.count(self.name) > 1:
-            raise PairError(f"two add-ons are called {self.name!r}; give each a `name` of its own")
-        earlier = callbacks[: callbacks.index(self)] if self in callbacks else []
-        if any(isinstance(callback, WeightAveraging) for callback in earlier):
-            raise PairError(
-                f"{type(self).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
-                "the add-on's weights; list the add-on first"
-            )
-        if stage != "fit":
-            return
-        if not host.automatic_optimization:
-            raise PairError(
-                f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
-            )
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise PairError(
-                f"{type(self).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
-                "main process; use strategy=ddp"
-            )
 
 
 def reconcile_addons(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
@@ -286,74 +199,10 @@ def reconcile_addons(host: nn.Module, state_dict: dict[str, Any], prefix: str, *
     assert isinstance(host, LightningModule)
     attached = addons_of(host)
     root = f"{prefix}{AUX}."
-    seen = {key[len(root) :].split(".", 1)[0] for key in state_dict if key.startswith(root)}
+    stored = {key[len(root) :].split(".", 1)[0] for key in state_dict if key.startswith(root)}
     for key in [key for key in state_dict if key.startswith(root)]:
         if key[len(root) :].split(".", 1)[0] not in attached:
             del state_dict[key]
-    for name in attached.keys() - seen:
+    for name in attached.keys() - stored:
         for key, value in attached[name].state_dict().items():
             state_dict[f"{root}{name}.{key}"] = value
-
-
-def _tap(addon: Addon, host: LightningModule, at: str) -> None:
-    try:
-        module = host.get_submodule(at)
-    except AttributeError:
-        paths = [name for name, _ in host.named_modules() if name][:30]
-        raise PairError(f"{type(host).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
-
-    def read(_module: nn.Module, _inputs: Any, output: Any) -> Any:
-        step: TrainingStep | None = host.__dict__.get("_addon_step")
-        if step is None:
-            return None
-        step.features = output
-        if addon.weight:
-            with stream(at, step):
-                step.features = addon.features(step)
-        return step.features
-
-    _untap(addon)
-    object.__setattr__(addon, "_tap_handle", module.register_forward_hook(read))
-
-
-def _untap(addon: Addon) -> None:
-    handle = addon.__dict__.pop("_tap_handle", None)
-    if handle is not None:
-        handle.remove()
-
-
-def _wrap_training_step(host: LightningModule) -> None:
-    """Surround the ``training_step`` of a foreign host with its add-ons' calls, once per host."""
-    original: Callable[..., Any] = host.training_step
-    if "_unwrapped_training_step" in host.__dict__:
-        return
-
-    @functools.wraps(original)
-    def training_step(batch: Any, batch_idx: int = 0, *args: Any, **kwargs: Any) -> Any:
-        step = TrainingStep(host, batch, batch_idx)
-        before_encoding(step)
-        host.__dict__["_addon_step"] = step
-        try:
-            output = original(step.batch, batch_idx, *args, **kwargs)
-        finally:
-            del host.__dict__["_addon_step"]
-        if output is None:
-            return None
-        loss = output["loss"] if isinstance(output, dict) else output
-        replaced = replaced_objective(step)
-        step.loss = loss if replaced is None else replaced
-        total = add_losses(step)
-        return {**output, "loss": total} if isinstance(output, dict) else total
-
-    host.__dict__["_unwrapped_training_step"] = host.__dict__.get("training_step")
-    host.__dict__["training_step"] = training_step
-
-
-def _unwrap_training_step(host: LightningModule) -> None:
-    if "_unwrapped_training_step" not in host.__dict__:
-        return
-    previous = host.__dict__.pop("_unwrapped_training_step")
-    if previous is None:
-        host.__dict__.pop("training_step", None)
-    else:
-        host.__dict__["training_step"] = previous

@@ -17,7 +17,7 @@ MOVED_MODULES = {
     "callbacks.preference": "methods.adpo.preference",
     "callbacks.references": "methods.adpo.references",
     "captioner": "core.captioner",
-    "checkpoint": "core.checkpoint",
+    "checkpoint": "core.io",
     "data.benchmark": "data.core.benchmark",
     "data.birds_to_words": "data.benchmarks.birds_to_words",
     "data.checking": "data.core.checking",

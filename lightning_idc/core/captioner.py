@@ -1,119 +1,79 @@
-"""PairCaptioner: the one base class of everything that says what changed between two images."""
+"""PairCaptioner: the base class of everything that says what changed between two images."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import OptimizerCallable
-from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
 
-from lightning_idc.core.adapters import TakesAdapters
-from lightning_idc.core.addon import (
-    ADDON_METHODS,
-    TrainingStep,
-    add_losses,
-    addons_of,
-    after_encoding,
-    before_encoding,
-    gathered,
-    reconcile_addons,
-    replaced_objective,
-    shard,
-)
-from lightning_idc.core.checkpoint import LoadsAndSaves
 from lightning_idc.core.decoding import Decoded, beam_search, greedy
-from lightning_idc.core.evaluation import Evaluation
-from lightning_idc.core.schedules import Constant, Schedule, scheduled
-from lightning_idc.core.types import Caption, PairBatch, PairError, PairFeatures, PairSample, stack_images
+from lightning_idc.core.distributed import gathered
+from lightning_idc.core.evaluation import CorpusEvaluation
+from lightning_idc.core.images import as_pair
+from lightning_idc.core.module import PairModule, ProvidesCaptions
+from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
+from lightning_idc.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-# once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead
-NET_METHODS = ("encode", "logits")
+    from lightning_idc.metrics.captions import Scores
 
 
-@runtime_checkable
-class ProvidesCaptions(Protocol):
-    """What a small captioner asks of a data module before its layers can be made."""
-
-    image_size: tuple[int, int] | None
-
-    def train_captions(self) -> list[str]: ...
-
-    def no_change_captions(self) -> list[str]: ...
-
-
-class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
+class PairCaptioner(PairModule):
     """Trains, decodes and scores a captioner of image pairs.
 
     A small captioner writes :meth:`build_net`; one with a tokenizer or processor of its own writes
     :meth:`make_net` and overrides :meth:`encode` and :meth:`collate`.
 
+    After an evaluation ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``, ``references``,
+    ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the corpus scores.
+
     Args:
-        captions_per_pair: captions drawn per pair and step; all of them share one look at the pair.
-        max_length: most tokens of a generated caption; the longest training caption when None.
+        captions_per_pair: captions drawn per pair and step; all of them share one encoding of the pair.
+        max_length: maximum number of tokens of a generated caption; the longest training caption when None.
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
-        learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
-            ``adapters.<name>``, ``addons.<name>``.
         vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or the folder that holds it; made
             from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
-        adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
-        init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
-        settle_adapters: make the adapters of ``init_from`` part of the network, so that switching off those that
-            come later gives back what training started from.
-        optimizer: makes the optimizer from parameter groups.
-        schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
-    net: nn.Module | None  # type: ignore[assignment]
-    vision_modules: tuple[str, ...] = ("net.backbone",)
-    """Paths of the sub-modules whose parameters form the group ``vision``."""
+    word_hparams: tuple[str, ...] = ("vocabulary",)
+    # once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead
+    sharded_methods: tuple[str, ...] = ("encode", "logits")
 
     def __init__(
         self,
         captions_per_pair: int = 2,
         max_length: int | None = None,
         num_beams: int = 1,
-        learning_rates: dict[str, float] | None = None,
         vocabulary: list[str] | str | None = None,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
-        adapters: dict[str, dict[str, Any]] | None = None,
-        init_from: str | None = None,
-        settle_adapters: bool = False,
-        optimizer: OptimizerCallable = torch.optim.AdamW,
-        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__()
-        # optimizer and schedule are objects, which a checkpoint of plain types cannot hold
-        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "settle_adapters"])
-        self.optimizer, self.schedule = optimizer, schedule
-        self.init_from: str | None = init_from
-        self._settles = settle_adapters
-        self.net = None
-        self.adapter = nn.ModuleDict()
+        super().__init__(**options)
         self.vocabulary: Vocabulary | None = None
-        self._doubtful: tuple[Tensor, list[str]] | None = None
-        self.register_load_state_dict_pre_hook(reconcile_addons)
+        self.evaluation = CorpusEvaluation()
 
     # ---- what a subclass writes -------------------------------------------------------------------------
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         """Make the network of a small captioner; ``core/decoding.py`` says what it must offer (CaptionNet)."""
-        raise PairError(f"{type(self).__name__} has no build_net; write it, or override encode, log_probs and generate")
+        raise ConfigError(
+            f"{type(self).__name__} has no build_net; write it, or override make_net, encode, log_probs and generate"
+        )
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Everything that looks at pixels, once per pair."""
-        return self._built_net.encode(batch.images)
+        """Everything that reads pixels, once per pair."""
+        features: PairFeatures = self.built_net.encode(batch.images)
+        return features
 
     def log_probs(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Log-probability of every token given those before it, teacher-forced.
@@ -125,7 +85,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         Returns:
             ``(B, K, T)``; 0 at position 0, the begin token.
         """
-        logits = self._built_net.logits(features, tokens[..., :-1])
+        logits = self.built_net.logits(features, tokens[..., :-1])
         picked = -nn.functional.cross_entropy(
             logits.flatten(0, -2).float(), tokens[..., 1:].flatten(), reduction="none"
         )
@@ -146,7 +106,7 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
             num_beams: 1 decodes greedily.
             change_scores: also score the known no-change sentences.
         """
-        vocabulary, net = self._built_vocabulary, self._built_net
+        vocabulary, net = self.built_vocabulary, self.built_net
         length = max_length or self.hparams["max_length"]
         beams = num_beams or self.hparams["num_beams"]
         with gathered(net):  # captions of different length would make processes wait for each other
@@ -163,13 +123,13 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""
-        return [self._built_vocabulary.encode(caption) for caption in captions]
+        return [self.built_vocabulary.encode(caption) for caption in captions]
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch; runs in the data loader's workers.
 
         Raises:
-            PairError: the pairs differ in size.
+            DataError: the pairs differ in size.
         """
         wanted = self.hparams["captions_per_pair"]
         rows = [self.tokenize(chosen_captions(sample, wanted)) for sample in samples]
@@ -198,35 +158,40 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         tokens, mask = pad_captions([self.tokenize(sentences)], captions=len(sentences))
         shape = (len(features), *tokens.shape[1:])
         scores = self.score(features, tokens.expand(shape).to(self.device), mask.expand(shape).to(self.device))
-        return (1.0 - scores.exp().sum(-1)).clamp(0.0, 1.0).tolist()
+        values: list[float | None] = (1.0 - scores.exp().sum(-1)).clamp(0.0, 1.0).tolist()
+        return values
+
+    def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
+        """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
+        mask = batch.caption_mask
+        token_count = mask.sum(-1)
+        per_caption = -(self.log_probs(features, batch.tokens) * mask).sum(-1) / token_count.clamp(min=1)
+        return per_caption.sum(-1) / (token_count > 0).sum(-1).clamp(min=1)
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Mean over pairs of the mean over captions of the mean over tokens of the negative log-probability.
 
         A mean of means, so that accumulated and distributed steps equal one big step.
-        """
-        mask = batch.caption_mask
-        token_count = mask.sum(-1)
-        per_caption = -(self.log_probs(features, batch.tokens) * mask).sum(-1) / token_count.clamp(min=1)
-        caption_count = (token_count > 0).sum(-1)
-        if (caption_count == 0).any():
-            empty = [name for name, count in zip(batch.ids, caption_count.tolist(), strict=True) if count == 0]
-            raise PairError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
-        return (per_caption.sum(-1) / caption_count).mean()
 
-    def training_step(self, batch: PairBatch, batch_idx: int) -> Tensor:
-        step = TrainingStep(self, batch, batch_idx)
-        before_encoding(step)
-        step.features = self.encode(step.batch)
-        after_encoding(step)
-        step.loss = replaced_objective(step)
-        if step.loss is None:
-            step.loss = self.caption_loss(step.features, step.batch)
-            self.log("train/caption_loss", step.loss.detach(), batch_size=len(batch))
-        loss = add_losses(step)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch))
-        self._refuse_nonfinite(loss, batch.ids)
+        Raises:
+            DataError: a pair has no caption.
+        """
+        empty = [
+            name
+            for name, any_ in zip(batch.ids, batch.caption_mask.flatten(1).any(-1).tolist(), strict=True)
+            if not any_
+        ]
+        if empty:
+            raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
+        return self.caption_losses(features, batch).mean()
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        loss = self.caption_loss(features, batch)
+        self.log("train/caption_loss", loss.detach(), batch_size=len(batch))
         return loss
+
+    def batch_ids(self, batch: Any) -> list[str]:
+        return list(batch.ids)
 
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         captions = self.generate(self.encode(batch), change_scores=True)
@@ -244,10 +209,8 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
             after: the same.
 
         Raises:
-            PairError: an image cannot be read.
+            DataError: an image cannot be read.
         """
-        from lightning_idc.core.images import as_pair
-
         was_training = self.training
         self.eval()
         try:
@@ -258,36 +221,57 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         finally:
             self.train(was_training)
 
-    # ---- making, sharding, optimising -------------------------------------------------------------------
+    # ---- evaluation -------------------------------------------------------------------------------------
 
-    def build(self) -> None:
-        """Make the network with its adapters, once, from what is known: hyper-parameters, ``init_from`` or the data."""
-        if self.net is None:
-            wanted, self.hparams["adapters"] = self.hparams["adapters"], None
-            start = self.load_start()
-            self.net = self.make_net()
-            if self.net is not None and start is not None:
-                self.install_adapters()  # those that the weights belong to
-                self.load_state_dict(start)
-                if self._settles:
-                    self.settle_adapters()
-            self.record_adapters(wanted)
-        if self.net is not None:
-            self.install_adapters()
+    @property
+    def predictions(self) -> list[dict[str, Any]]:
+        """Records of the last evaluation, one per pair."""
+        return self.evaluation.predictions
+
+    @property
+    def scores(self) -> Scores | None:
+        """Corpus scores of the last evaluation; None where no pair had a reference."""
+        return self.evaluation.scores
+
+    def on_validation_epoch_start(self) -> None:
+        self.evaluation.start(test=False, first=self.global_rank == 0)
+
+    def on_test_epoch_start(self) -> None:
+        self.evaluation.start(test=True, first=self.global_rank == 0)
+
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        features = self.encode(batch)
+        # computed for all batches alike: sharded weights are gathered by every process or by none
+        losses = self.caption_losses(features, batch)
+        self.evaluation.update(batch, self.generate(features), losses)
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self.validation_step(batch, batch_idx)
+
+    def on_validation_epoch_end(self) -> None:
+        self._log_evaluation("val")
+
+    def on_test_epoch_end(self) -> None:
+        self._log_evaluation("test")
+
+    def _log_evaluation(self, split: str) -> None:
+        for name, value in self.evaluation.finish().items():
+            # equal on all processes, which all scored the whole corpus; Lightning warns if it need not average them
+            self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D", sync_dist=True)
+
+    # ---- making it --------------------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        """Make the network; None while it cannot be known, as a checkpoint may still bring its vocabulary."""
         options, words = self.hparams, self.hparams["vocabulary"]
         vocabulary = None if words is None else load_vocabulary(words)
-        trainer = self._trainer
-        data = trainer.datamodule if trainer is not None else None  # type: ignore[attr-defined]
-        # fitting learns what nobody has told; a test needs the words alone, and its data may have no captions for it
+        data = self.data
+        # fitting learns what was not given; a test needs the words alone, and its data may have no captions for it
         unknown = None in (options["max_length"], options["no_change_captions"])
-        learns = words is None or (trainer is not None and trainer.state.fn == TrainerFn.FITTING and unknown)
+        learns = words is None or (self.fitting and unknown)
         if learns and isinstance(data, ProvidesCaptions):
             captions = data.train_captions()
             if not captions and vocabulary is None:
-                raise PairError("the training split has no captions; a captioner needs some to learn its words from")
+                raise DataError("the training split has no captions; a captioner needs some to learn its words from")
             vocabulary = vocabulary or Vocabulary.build(captions)
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
@@ -299,80 +283,25 @@ class PairCaptioner(TakesAdapters, LoadsAndSaves, Evaluation, LightningModule):
         self.vocabulary = vocabulary
         return self.build_net(vocabulary)
 
-    def configure_model(self) -> None:
-        self.build()
-        if self.device_mesh is not None and self.net is not None:
-            shard(self.net, self.device_mesh, NET_METHODS)
-            for adapter in self.adapter.values():
-                shard(adapter, self.device_mesh, ())
-            for addon in addons_of(self).values():
-                shard(addon, self.device_mesh, ADDON_METHODS)
-
-    def parameter_groups(self) -> list[dict[str, Any]]:
-        """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
-        groups: dict[str, list[nn.Parameter]] = {}
-        for path, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                groups.setdefault(self._group_of(path), []).append(parameter)
-        unknown = set(self.hparams["learning_rates"] or {}) - set(groups)
-        if unknown:
-            raise PairError(f"learning_rates names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
-        return [{"name": name, "params": parameters} for name, parameters in groups.items()]
-
-    def _group_of(self, path: str) -> str:
-        if path.startswith("aux_addons."):
-            return f"addons.{path.split('.')[1]}"
-        if path.startswith("adapter."):
-            return f"adapters.{path.split('.')[1]}"
-        return "vision" if path.startswith(tuple(f"{module}." for module in self.vision_modules)) else "language"
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameter_groups())  # type: ignore[arg-type]
-        for group in optimizer.param_groups:
-            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"], 1.0)
-        schedules = [self.schedule_of(group["name"]) for group in optimizer.param_groups]
-        return scheduled(optimizer, schedules, self.trainer)
-
-    def schedule_of(self, group: str) -> Schedule:
-        """Schedule of a group of parameters."""
-        return self.schedule
-
-    # ---- bookkeeping ------------------------------------------------------------------------------------
-
     @property
-    def _built_net(self) -> Any:
-        if self.net is None:
-            raise PairError(
-                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
-                "data module that has train_captions()"
-            )
-        return self.net
-
-    @property
-    def _built_vocabulary(self) -> Vocabulary:
-        assert self._built_net is not None and self.vocabulary is not None
+    def built_vocabulary(self) -> Vocabulary:
+        """The words; an error says how to get them where there is no network yet."""
+        assert self.built_net is not None and self.vocabulary is not None
         return self.vocabulary
 
-    def _refuse_nonfinite(self, loss: Tensor, ids: list[str]) -> None:
-        """Stop at a NaN loss. On an accelerator the check runs one step late, so that it never waits for it."""
-        late, self._doubtful = self._doubtful, (loss.detach(), ids)
-        if loss.device.type == "cpu":
-            self.check_loss()
-        elif late is not None:
-            _check_finite(*late)
+    def load_start(self) -> dict[str, Tensor] | None:
+        wanted = self.hparams["max_length"]
+        state = super().load_start()
+        if state is not None:
+            # descriptions of a pre-training may be longer than the captions that are wanted now
+            self.hparams["max_length"] = wanted or self.hparams["max_length"]
+        return state
 
-    def check_loss(self) -> None:
-        """Raise if the last training loss was not finite; also asked before a checkpoint is written."""
-        if self._doubtful is not None:
-            _check_finite(*self._doubtful)
-
-
-def _check_finite(loss: Tensor, ids: list[str]) -> None:
-    if not torch.isfinite(loss):
-        raise PairError(
-            f"the training loss became {loss.item()} on the pairs {', '.join(ids[:8])}; nothing was saved after it. "
-            "Lower the learning rate, clip gradients (trainer.gradient_clip_val) or look at these pairs"
-        )
+    def adopt(self, hparams: dict[str, Any]) -> None:
+        super().adopt(hparams)
+        for name in ("no_change_captions", "image_size", "max_length"):
+            if hparams.get(name) is not None:
+                self.hparams[name] = hparams[name]
 
 
 def chosen_captions(sample: PairSample, wanted: int) -> list[str]:

@@ -1,45 +1,47 @@
-"""What every process of a run holds, on every process."""
+"""What all processes of a run know: ranks, gathered objects, full weights of sharded modules."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
 
 
-def together() -> bool:
+def is_distributed() -> bool:
     """Whether this process is one of several that torch.distributed has joined."""
     return torch.distributed.is_available() and torch.distributed.is_initialized()
 
 
-def place() -> tuple[int, int]:
-    """Rank of this process and their number; 0 of 1 alone."""
-    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if together() else (0, 1)
+def get_rank_world_size() -> tuple[int, int]:
+    """Rank of this process and the number of processes; 0 and 1 alone."""
+    return (torch.distributed.get_rank(), torch.distributed.get_world_size()) if is_distributed() else (0, 1)
 
 
-def of_all_processes(own: T) -> list[T]:
+def is_rank_zero() -> bool:
+    """Whether this process is the one that writes files."""
+    return get_rank_world_size()[0] == 0
+
+
+def all_gather_object(own: T) -> list[T]:
     """Objects of all processes in the order of their ranks; all of them must call this.
 
     Args:
         own: of this process; anything that can be pickled.
     """
-    if not together():
+    if not is_distributed():
         return [own]
     found: list[T] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
     return found
 
 
-def is_first() -> bool:
-    """Whether this process is the one that writes files."""
-    return place()[0] == 0
-
-
-def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def full_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights on the CPU, those that are sharded over processes put together; all processes must call this."""
     from torch.distributed.tensor import DTensor
 
@@ -51,7 +53,39 @@ def whole(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return found
 
 
-def leave_processes() -> None:
+def destroy_process_group() -> None:
     """End what a strategy began: Lightning leaves threads of gloo behind, which may abort a finished process."""
-    if together():
+    if is_distributed():
         torch.distributed.destroy_process_group()
+
+
+def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
+    """Shard a module over the data-parallel processes (FSDP2), once; ``methods`` gather its weights when called."""
+    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+
+    if isinstance(module, FSDPModule) or next(module.parameters(), None) is None:
+        return
+    fully_shard(module, mesh=mesh["data_parallel"])
+    for method in methods:
+        register_fsdp_forward_method(module, method)
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Keep the full weights of a sharded module on every process, where processes call it unequally often."""
+    from torch.distributed.fsdp import FSDPModule
+
+    if not isinstance(module, FSDPModule):
+        yield
+        return
+    units = [part for part in module.modules() if isinstance(part, FSDPModule)]
+    # a unit that gives its weights back after each call would ask the other processes for them at the next
+    module.set_reshard_after_forward(False)
+    for unit in units:
+        unit.unshard()
+    try:
+        yield
+    finally:
+        module.set_reshard_after_forward(True)
+        for unit in units:
+            unit.reshard()

@@ -1,12 +1,14 @@
-"""Validation and test of a captioner: generate, gather over processes, drop duplicates, score the corpus once."""
+"""Evaluation of a captioner: collect captions and losses by pair id over processes, score the corpus once."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
-from lightning_idc.core.types import Caption, PairBatch, PairFeatures
+from lightning_idc.core.types import Caption, PairBatch
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import FAST, USUAL
 from lightning_idc.metrics.metric import CaptionScores
@@ -15,28 +17,43 @@ if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
 
 
-class Evaluation:
-    """The part of a PairCaptioner that measures it.
+class CorpusEvaluation(nn.Module):
+    """Measures what a captioner says of a split.
 
-    After an evaluation ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``,
-    ``references``, ``change_type``), sorted by id and equal on all processes, and ``scores`` the corpus scores.
+    After :meth:`finish`, ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``,
+    ``references``, ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the corpus
+    scores. All collectives are in :meth:`finish`, once per evaluation, whatever the batches of a process held.
     """
-
-    predictions: list[dict[str, Any]]
-    scores: Scores | None
 
     def __init__(self) -> None:
         super().__init__()
-        self.predictions, self.scores = [], None
         self.caption_scores = CaptionScores()
+        self.predictions: list[dict[str, Any]] = []
+        self.scores: Scores | None = None
 
-    def _evaluate(self, batch: PairBatch, split: str) -> None:
-        features: PairFeatures = self.encode(batch)  # type: ignore[attr-defined]
-        if batch.caption_mask.flatten(1).any(-1).all():
-            loss: Tensor = self.caption_loss(features, batch)  # type: ignore[attr-defined]
-            self.log(f"{split}/loss", loss, batch_size=len(batch), sync_dist=True)  # type: ignore[attr-defined]
-        captions: list[Caption] = self.generate(features)  # type: ignore[attr-defined]
-        facts = zip(batch.ids, captions, batch.references, batch.change_types, strict=True)
+    def start(self, test: bool, first: bool) -> None:
+        """Forget what an interrupted evaluation left.
+
+        Args:
+            test: compute all usual scores, not only the fast ones.
+            first: this process is the one that scores.
+        """
+        self.caption_scores.reset()
+        self.caption_scores.metrics = USUAL if test else FAST
+        if test and first:
+            # METEOR takes seconds to start; they pass while the test runs
+            meteor.start()
+
+    def update(self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor) -> None:
+        """Add a batch.
+
+        Args:
+            batch: B pairs.
+            captions: generated, one per pair.
+            losses: ``(B,)``; not counted where a pair has no reference.
+        """
+        known = batch.caption_mask.flatten(1).any(-1).tolist()
+        rows = zip(batch.ids, captions, batch.references, batch.change_types, losses.tolist(), known, strict=True)
         self.caption_scores.update(
             [
                 {
@@ -45,38 +62,26 @@ class Evaluation:
                     "log_prob": caption.log_prob,
                     "references": texts,
                     "change_type": kind,
+                    "loss": loss if counted else None,
                 }
-                for id, caption, texts, kind in facts
+                for id, caption, texts, kind, loss, counted in rows
             ]
         )
 
-    def _finish(self, split: str) -> None:
+    def finish(self) -> dict[str, float]:
+        """Gather, drop pairs that a sampler dealt twice, score; all processes must call this.
+
+        Returns:
+            scores by name and ``loss``, the mean over pairs with a reference; equal on all processes.
+        """
         self.predictions, self.scores = self.caption_scores.compute()
         self.caption_scores.reset()
-        if self.scores is not None:
-            for name, value in self.scores.as_dict().items():
-                # equal on all processes, which all scored the whole corpus; Lightning warns if it need not average them
-                self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D", sync_dist=True)  # type: ignore[attr-defined]
-
-    def on_validation_epoch_start(self) -> None:
-        self.caption_scores.reset()
-
-    def on_test_epoch_start(self) -> None:
-        self.caption_scores.reset()
-        # METEOR takes seconds to start, so only the test asks for it; they pass while the test runs
-        self.caption_scores.metrics = USUAL
-        if self.global_rank == 0:  # type: ignore[attr-defined]
-            meteor.start()
-
-    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._evaluate(batch, "val")
-
-    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self._evaluate(batch, "test")
-
-    def on_validation_epoch_end(self) -> None:
-        self._finish("val")
-
-    def on_test_epoch_end(self) -> None:
-        self._finish("test")
         self.caption_scores.metrics = FAST
+        values = mean_loss(self.predictions)
+        return values if self.scores is None else {**values, **self.scores.as_dict()}
+
+
+def mean_loss(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Mean of the losses of the records that have one, as ``{"loss": mean}``; empty where none has."""
+    losses = [record["loss"] for record in records if record["loss"] is not None]
+    return {"loss": torch.tensor(losses, dtype=torch.float64).mean().item()} if losses else {}

@@ -131,7 +131,7 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     Raises:
         PairError: the checkpoint is missing or holds another backbone.
     """
-    from lightning_idc.core.checkpoint import read_checkpoint
+    from lightning_idc.core.io import read_checkpoint
 
     state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
     for prefix in ("backbone.", "net.backbone."):

@@ -258,7 +258,7 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     Raises:
         PairError: there is no such checkpoint, or it holds something else.
     """
-    from lightning_idc.core.checkpoint import read_checkpoint
+    from lightning_idc.core.io import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     if CONFIG_KEY not in checkpoint:

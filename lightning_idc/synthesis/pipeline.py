@@ -17,7 +17,7 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lightning_idc.core.distributed import place
+from lightning_idc.core.distributed import get_rank_world_size
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import UNREADABLE, Record
 from lightning_idc.synthesis.stages import Feed, Pass, Work
@@ -212,7 +212,7 @@ class ShardSampler(DistributedSampler[int]):
     """
 
     def __init__(self, steps: Sequence[Sequence[int]], pending: Sequence[int]) -> None:
-        rank, world = place()
+        rank, world = get_rank_world_size()
         super().__init__(range(len(pending)), num_replicas=world, rank=rank, shuffle=False)  # type: ignore[arg-type]
         self.numbers = [number for shard in pending[rank::world] for number in steps[shard]] + [-1]
 

@@ -89,7 +89,7 @@ def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any
         model = vlm(learning_rates=rates)
         fit([lora, *others, preference, losses], tmp_path, model, max_epochs=1)
         for adapter in others:
-            assert any(bool(p.abs().sum()) for p in model.adapter[adapter.name].mdp.parameters())
+            assert any(bool(p.abs().sum()) for p in model.adapters[adapter.name].mdp.parameters())
     assert off.values == pytest.approx(copied.values, abs=1e-5)
     assert abs(off.values[-1] - off.values[0]) > 1e-4
 

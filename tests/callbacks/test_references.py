@@ -58,14 +58,14 @@ class Adapted(TinyCaptioner):
             self.net.look.register_forward_hook(lambda _m, _i, out: out + self.shift if self.on else None)
 
     @contextmanager
-    def without_adapters(self) -> Iterator[None]:
+    def disable_adapters(self) -> Iterator[None]:
         self.on = False
         try:
             yield
         finally:
             self.on = True
 
-    def trained_besides_adapters(self) -> list[str]:
+    def trainable_non_adapter_parameters(self) -> list[str]:
         return [f"net.{name}" for name, p in self.net.named_parameters() if p.requires_grad]  # type: ignore[union-attr]
 
 

@@ -14,7 +14,7 @@ from tiny import TinyCaptioner, TinyPairs
 from torch.distributed.tensor import DTensor
 
 from lightning_idc.core.addon import TrainingStep
-from lightning_idc.core.distributed import of_all_processes
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
@@ -58,7 +58,7 @@ def main(kind: str, out: Path) -> None:
     trainer, _ = train(kind, out, [PreferenceOptimization(negatives=Fixed())])
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer, model = train(kind, out, [PreferenceOptimization(), AdversarialRetriever(candidates=6, alignment=0.5)])
-    replicas = of_all_processes(replica(model))
+    replicas = all_gather_object(replica(model))
     if trainer.is_global_zero:
         torch.save(replicas, out / f"{kind}.pt")
 

@@ -13,8 +13,8 @@ from test_addons import QUIET, assert_same, fit
 from tiny import Shift, TinyCaptioner, TinyPairs, TinySource
 from torch import Tensor
 
-from lightning_idc.core.adapters import AdapterCallback
-from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.adapter_callback import AdapterCallback
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairBatch, PairError
 
 
@@ -42,7 +42,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = tiny(learning_rates={"adapters.shift": 2.0})
     fit([shift()], folder, model, max_epochs=3)
     model.trainer.save_checkpoint(folder / "a.ckpt")
-    assert model.adapter["shift"].shift.abs().max() > 0.01
+    assert model.adapters["shift"].shift.abs().max() > 0.01
     groups = {group["name"]: group for group in model.trainer.optimizers[0].param_groups}
     assert groups["adapters.shift"]["lr"] == 0.1 and len(groups["adapters.shift"]["params"]) == 2
     return folder / "a.ckpt"
@@ -52,7 +52,7 @@ def test_an_adapter_does_not_move_the_host_s_random_numbers(tmp_path: Path) -> N
     plain, adapted = tiny(), tiny()
     fit([], tmp_path, plain, max_epochs=0)
     fit([shift()], tmp_path, adapted, max_epochs=0)
-    own = {key: value for key, value in adapted.state_dict().items() if not key.startswith("adapter.")}
+    own = {key: value for key, value in adapted.state_dict().items() if not key.startswith("adapters.")}
     assert_same(own, dict(plain.state_dict()))
 
 
@@ -60,14 +60,14 @@ def test_it_is_rebuilt_on_load_without_a_trainer(trained: Path, tmp_path: Path) 
     saved = torch.load(trained, weights_only=True)
     again = load_captioner(trained)
     assert_same(dict(again.state_dict()), saved["state_dict"])
-    assert torch.equal(again.adapter["shift"].shift, saved["state_dict"]["adapter.shift.shift"])
+    assert torch.equal(again.adapters["shift"].shift, saved["state_dict"]["adapters.shift.shift"])
     assert not torch.equal(scores(again), _without(again))
     again.save_pretrained(tmp_path / "folder")
     assert torch.equal(scores(TinyCaptioner.from_pretrained(tmp_path / "folder")), scores(again))
 
 
 def _without(model: Any) -> Tensor:
-    with model.without_adapters():
+    with model.disable_adapters():
         return scores(model)
 
 
@@ -81,7 +81,7 @@ def test_weights_of_an_adapter_that_the_checkpoint_lacks_are_missed(tmp_path: Pa
     plain = tiny()
     fit([], tmp_path, plain, max_epochs=1)
     plain.trainer.save_checkpoint(tmp_path / "plain.ckpt")
-    with pytest.raises(RuntimeError, match=r"adapter\.shift\.shift"):
+    with pytest.raises(RuntimeError, match=r"adapters\.shift\.shift"):
         Trainer(**QUIET, callbacks=[shift()]).test(tiny(), TinyPairs(), ckpt_path=tmp_path / "plain.ckpt")
     # a warm start is the way to add one
     warm = tiny(init_from=str(tmp_path / "plain.ckpt"))
@@ -92,7 +92,7 @@ def test_weights_of_an_adapter_that_the_checkpoint_lacks_are_missed(tmp_path: Pa
 def test_a_warm_start_keeps_adapters_and_adds_others(trained: Path, tmp_path: Path) -> None:
     warm = tiny(init_from=str(trained))
     fit([shift(), shift("second")], tmp_path, warm, max_epochs=0)
-    assert list(warm.adapter) == ["shift", "second"] == list(warm.hparams["adapters"])
+    assert list(warm.adapters) == ["shift", "second"] == list(warm.hparams["adapters"])
     start = load_captioner(trained)
     assert torch.equal(scores(warm), scores(start))
     assert torch.equal(_without(warm), _without(start))
@@ -103,13 +103,13 @@ def test_settled_adapters_are_what_switching_off_leads_back_to(merges: bool, tmp
     first = tiny()
     fit([shift(merges=merges)], tmp_path, first, max_epochs=3)
     first.trainer.save_checkpoint(tmp_path / "first.ckpt")
-    second = tiny(init_from=str(tmp_path / "first.ckpt"), settle_adapters=True)
+    second = tiny(init_from=str(tmp_path / "first.ckpt"), merge_adapters=True)
     fit([shift("again")], tmp_path, second, max_epochs=0)
-    assert list(second.adapter) == (["again"] if merges else ["shift", "again"])
+    assert list(second.adapters) == (["again"] if merges else ["shift", "again"])
     torch.testing.assert_close(scores(second), scores(first))
     second.net.requires_grad_(False)
     fit([shift("again")], tmp_path, second, max_epochs=2)
-    assert second.trained_besides_adapters() == []
+    assert second.trainable_non_adapter_parameters() == []
     assert not torch.allclose(scores(second), scores(first))
     torch.testing.assert_close(_without(second), scores(first))
     second.trainer.save_checkpoint(tmp_path / "second.ckpt")
@@ -119,7 +119,7 @@ def test_settled_adapters_are_what_switching_off_leads_back_to(merges: bool, tmp
 
 def test_what_the_switch_does_not_undo_is_named(trained: Path) -> None:
     again = load_captioner(trained)
-    assert again.trained_besides_adapters() == [name for name, _ in again.net.named_parameters()]
+    assert again.trainable_non_adapter_parameters() == [name for name, _ in again.net.named_parameters()]
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:

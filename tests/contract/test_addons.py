@@ -13,7 +13,8 @@ from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveragi
 from tiny import CrudeObjectiveCallback, GuessColorCallback, TinyCaptioner, TinyPairs
 from torch import Tensor, nn
 
-from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep, addons_of, remove_addons
+from lightning_idc.core.addon import Addon, TrainingStep, addons_of, remove_addons
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.types import PairError
 
 QUIET: dict[str, Any] = dict(
@@ -249,6 +250,65 @@ class SquareAddon(Addon):
 class SquareCallback(AddonCallback):
     def build(self, host: LightningModule) -> Addon:
         return SquareAddon()
+
+
+class Recorder(Addon):
+    """Keeps what it saw and drew in each hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.saw: list[tuple[int, ...]] = []
+        self.drew: list[Tensor] = []
+
+    def batch(self, step: TrainingStep) -> Any:
+        self.drew.append(torch.rand(2))
+        return step.batch
+
+    def features(self, step: TrainingStep) -> Any:
+        self.drew.append(torch.rand(2))
+        return step.features
+
+    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+        self.drew.append(torch.rand(2))
+        features = step.features if isinstance(step.features, Tensor) else step.features.memory
+        self.saw.append(tuple(features.shape))
+        return {}
+
+
+class RecorderCallback(AddonCallback):
+    def build(self, host: LightningModule) -> Addon:
+        return Recorder()
+
+
+def recorder(host: LightningModule, name: str) -> Recorder:
+    addon = addons_of(host)[name]
+    assert isinstance(addon, Recorder)
+    return addon
+
+
+def test_two_addons_at_two_taps_see_their_own_features() -> None:
+    model = fit_foreign(Foreign(), [RecorderCallback("a", at="body"), RecorderCallback("b", at="head")])
+    assert set(recorder(model, "a").saw) == {(4, 4)}
+    assert set(recorder(model, "b").saw) == {(4, 1)}
+
+
+def test_two_addons_at_one_tap_draw_from_two_streams() -> None:
+    model = fit_foreign(Foreign(), [RecorderCallback("a", at="body"), RecorderCallback("b", at="body")])
+    one, two = recorder(model, "a").drew, recorder(model, "b").drew
+    assert not any(torch.equal(x, y) for x, y in zip(one, two, strict=True))
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_the_draws_of_one_step_differ_and_are_the_same_in_another_run(foreign: bool, tmp_path: Path) -> None:
+    def drawn() -> Tensor:
+        if foreign:
+            return torch.stack(recorder(fit_foreign(Foreign(), [RecorderCallback("a", at="body")]), "a").drew)
+        return torch.stack(recorder(fit([RecorderCallback("a")], tmp_path), "a").drew)
+
+    first = drawn()
+    assert len(first) == 3 * 8, "three hooks in each of eight steps"
+    assert len({tuple(row.tolist()) for row in first}) == len(first)
+    assert torch.equal(first, drawn())
 
 
 class Failing(Foreign):

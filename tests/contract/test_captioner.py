@@ -12,7 +12,7 @@ from test_addons import QUIET, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 
 from lightning_idc.core.captioner import chosen_captions, pad_captions
-from lightning_idc.core.checkpoint import strip_aux
+from lightning_idc.core.loading import strip_aux
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.metrics.metric import CaptionScores
 

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 from lightning_idc.cli import main
-from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.errors import PairError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
@@ -128,7 +128,7 @@ def test_the_good_checkpoint_is_described(
 ) -> None:
     write(good, {})
     assert main([*VERBS["describe"], "--json"]) == 0
-    assert '"caption"' in capsys.readouterr().out
+    assert '"log_prob"' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("gadget", list(gadgets(Path())))

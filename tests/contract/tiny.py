@@ -11,7 +11,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep
+from lightning_idc.core.addon import Addon, TrainingStep
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
@@ -138,12 +139,12 @@ class Shift(Adapter):
         finally:
             self.on = True
 
-    def settle(self, net: nn.Module) -> bool:
+    def merge(self, net: nn.Module) -> bool:
         if self.merges:
             net.get_submodule("backbone").bias.data += self.shift.data
             self.on = False
             return True
-        return super().settle(net)
+        return super().merge(net)
 
 
 # ---- data ------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from processes import gloo
 from test_addons import QUIET, CrudeObjectiveCallback, _Quiet
 from tiny import Shift, TinyCaptioner, TinyPairs
 
-from lightning_idc.core.adapters import AdapterCallback
+from lightning_idc.core.adapter_callback import AdapterCallback
 
 
 def main(kind: str, out: Path) -> None:

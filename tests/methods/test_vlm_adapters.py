@@ -75,11 +75,11 @@ def test_one_switch_gives_back_the_model_before_both(first: str) -> None:
     model.net.model.model.vision_tower.requires_grad_(False)  # type: ignore[union-attr]
     model.net.model.model.image_newline.requires_grad_(False)  # type: ignore[union-attr]
     assert torch.equal(scores(model), before)
-    assert model.trained_besides_adapters() == []
+    assert model.trainable_non_adapter_parameters() == []
     flags = [p.requires_grad for p in model.parameters()]
     stir(model)
     assert not torch.allclose(scores(model), before, atol=1e-2)
-    with model.without_adapters():
+    with model.disable_adapters():
         assert torch.equal(scores(model), before)
     assert [p.requires_grad for p in model.parameters()] == flags
 
@@ -93,7 +93,7 @@ def test_a_reference_pass_between_forward_and_backward_does_not_disturb_gradient
         model.zero_grad()
         loss = model.caption_loss(model.encode(batch), batch)
         if reference:
-            with torch.no_grad(), model.without_adapters():
+            with torch.no_grad(), model.disable_adapters():
                 model.score(model.encode(batch), batch.tokens, batch.caption_mask)
         loss.backward()
         return [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -115,7 +115,7 @@ def test_adapters_alone_are_saved_and_loaded(first: str, options: dict[str, Any]
     again = captioner("llava_onevision")
     again.load_adapters(tmp_path)
     torch.testing.assert_close(scores(again), scores(model), rtol=0, atol=0)
-    assert list(again.adapter) == list(model.adapter)
+    assert list(again.adapters) == list(model.adapters)
 
 
 def test_peft_itself_reads_the_saved_lora(tmp_path: Path) -> None:
@@ -138,18 +138,18 @@ def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to
     model = adapted(first=first, modules_to_save=[PROJECTOR])
     stir(model)
     before = scores(model)
-    model.settle_adapters()
+    model.merge_adapters()
     settled = scores(model)
     torch.testing.assert_close(settled, before, rtol=1e-5, atol=1e-4)
-    assert list(model.adapter) == ["mdp"] == list(model.hparams["adapters"])
+    assert list(model.adapters) == ["mdp"] == list(model.hparams["adapters"])
     model.net.model.model.vision_tower.requires_grad_(False)  # type: ignore[union-attr]
     model.net.model.model.image_newline.requires_grad_(False)  # type: ignore[union-attr]
     model.add_adapter("dpo", LowRank, rank=2, alpha=4, modules_to_save=[PROJECTOR])
     assert torch.equal(scores(model), settled)
-    assert model.trained_besides_adapters() == []
+    assert model.trainable_non_adapter_parameters() == []
     stir(model)
     assert not torch.allclose(scores(model), settled, atol=1e-2)
-    with model.without_adapters():
+    with model.disable_adapters():
         assert torch.equal(scores(model), settled)
 
 
@@ -177,7 +177,7 @@ def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
 
 def test_a_second_lora_is_refused() -> None:
     model = adapted()
-    with pytest.raises(PairError, match="settle_adapters"):
+    with pytest.raises(PairError, match="merge_adapters"):
         model.add_adapter("again", LowRank)
 
 

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
 
-from lightning_idc.core.checkpoint import load_captioner, read_checkpoint
+from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
 
 HERE = Path(__file__).parent
@@ -44,9 +45,9 @@ def test_two_processes_equal_one(kind: str, one: tuple[Path, dict[str, Any]], tm
     weights = weights_of(tmp_path / f"{kind}.ckpt")
     # adapters alone, and a folder to share: written whole from sharded weights
     mdp = load_file(tmp_path / f"{kind}-adapters" / "mdp" / "adapter.safetensors")
-    assert mdp.keys() == {name.removeprefix("adapter.mdp.") for name in weights if name.startswith("adapter.mdp.")}
+    assert mdp.keys() == {name.removeprefix("adapters.mdp.") for name in weights if name.startswith("adapters.mdp.")}
     for name, value in mdp.items():
-        assert torch.equal(value, weights[f"adapter.mdp.{name}"]), name
+        assert torch.equal(value, weights[f"adapters.mdp.{name}"]), name
     lora = load_file(tmp_path / f"{kind}-adapters" / "lora" / "adapter_model.safetensors")
     base = weights_of(tmp_path / f"{kind}.ckpt")
     values = {name.replace(".default", "").removeprefix("net.model."): value for name, value in base.items()}
@@ -71,7 +72,7 @@ def test_two_sharded_processes_equal_one_in_bfloat16(tmp_path: Path) -> None:
         torch.testing.assert_close(weights[name], right[name], rtol=1e-3, atol=1e-4, msg=name)  # 4e-5 apart when seen
     resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
-    assert list(load_captioner(tmp_path / "fsdp2.ckpt").adapter) == ["lora", "mdp"]
+    assert list(load_captioner(tmp_path / "fsdp2.ckpt").adapters) == ["lora", "mdp"]
 
 
 @pytest.mark.dist
@@ -115,11 +116,11 @@ def check(kind: str, out: Path, reference: Path, found: dict[str, Any], expected
     assert weights.keys() == right.keys()
     for name in weights:
         torch.testing.assert_close(weights[name], right[name], rtol=1e-4, atol=2e-5, msg=name)
-    adapted = [name for name in weights if "lora_B" in name or "adapter.mdp" in name or "modules_to_save" in name]
+    adapted = [name for name in weights if "lora_B" in name or "adapters.mdp" in name or "modules_to_save" in name]
     assert len(adapted) > 60 and all(weights[name].abs().max() > 1e-3 for name in adapted)
     resumed = weights_of(out / f"{kind}-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
     again = load_captioner(out / f"{kind}.ckpt")
-    assert list(again.adapter) == ["lora", "mdp"]
+    assert list(again.adapters) == ["lora", "mdp"]
     for name, value in again.state_dict().items():
         assert torch.equal(value, weights[name]), name

@@ -139,14 +139,14 @@ def test_mdp_changes_nothing_until_it_has_learned(kind: str) -> None:
         before = model.encode(batch).memory
         model.add_adapter("mdp", MDP)
         assert torch.equal(model.encode(batch).memory, before)
-        nn.init.normal_(model.adapter["mdp"].mdp.out.weight)
+        nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
         changed = model.encode(batch).memory
-        with model.without_adapters():
+        with model.disable_adapters():
             assert torch.equal(model.encode(batch).memory, before)
     images = (changed - before).unflatten(1, (2, -1)).abs().amax((0, 2, 3))
     assert (images > 1e-3).all(), "both images must change"
     model.caption_loss(model.encode(batch), batch).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapter.parameters())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
 
 
 @pytest.mark.parametrize("kind", [name for name in FAMILIES if name != "llava"])
@@ -154,9 +154,9 @@ def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
     """The difference of a pair of equal images is the same in any company, and swapping a pair swaps its features."""
     model = captioner(kind)
     model.add_adapter("mdp", MDP)
-    nn.init.normal_(model.adapter["mdp"].mdp.out.weight)
+    nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
     # a symmetric combination of the gated images, so that swapping them swaps what comes out
-    for part in model.adapter["mdp"].mdp.scales:
+    for part in model.adapters["mdp"].mdp.scales:
         part.combine.weight.data[:, : part.combine.out_features] = part.combine.weight.data.chunk(3, -1)[1]
         part.combine.weight.data.chunk(3, -1)[2].zero_()
         part.score[0].weight.data.chunk(3, -1)[0].copy_(part.score[0].weight.data.chunk(3, -1)[1])
@@ -179,7 +179,7 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
     assert not wide[..., 48:68].any()
     with pytest.raises(PairError, match="cannot tell apart"):
         model.add_adapter("mdp", MDP)
-    assert model.hparams["adapters"] is None and not model.adapter
+    assert model.hparams["adapters"] is None and not model.adapters
 
 
 def test_layers_that_are_not_there_are_named() -> None:

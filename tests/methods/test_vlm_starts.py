@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 
-from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.pretraining.cell_classification import naming_loss
 from lightning_idc.methods.vlm.loading import train_tokenizer

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from vlm_tiny import ARCHITECTURES, ColorPairs, ColorSource, architecture, captioner, samples
 
-from lightning_idc.core.checkpoint import load_captioner
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
@@ -56,7 +56,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_it_learns_its_tokens_and_to_describe(trained: Path) -> None:
     model = load_captioner(trained)
-    assert isinstance(model, VLMCaptioner) and list(model.adapter) == ["mdp"]
+    assert isinstance(model, VLMCaptioner) and list(model.adapters) == ["mdp"]
     source = ColorSource(6, 900)
     sentences = {text for index in range(6) for text in source.captions(index)}
     for index in range(6):
@@ -73,14 +73,14 @@ def test_a_test_without_callbacks_brings_tokens_and_adapters(trained: Path) -> N
     fresh = small()
     Trainer(**QUIET).test(fresh, Chatty(), ckpt_path=trained, verbose=False)
     assert fresh.hparams["tokenizer"] == load_captioner(trained).hparams["tokenizer"]
-    assert list(fresh.adapter) == ["mdp"]
+    assert list(fresh.adapters) == ["mdp"]
     assert fresh.scores is not None and fresh.scores.as_dict()["CIDEr-D"] > 50
 
 
 def test_a_warm_start_keeps_the_tokens_of_its_weights(trained: Path, tmp_path: Path) -> None:
     warm = fit(small(init_from=str(trained), tokenizer_size=300), [LoRA(rank=2, alpha=4)], tmp_path, max_steps=0)
     start = load_captioner(trained)
-    assert warm.hparams["tokenizer"] == start.hparams["tokenizer"] and list(warm.adapter) == ["mdp", "lora"]
+    assert warm.hparams["tokenizer"] == start.hparams["tokenizer"] and list(warm.adapters) == ["mdp", "lora"]
     batch = start.collate([ColorSource(2, 0).load(i) for i in range(2)])
     with torch.no_grad():
         scores = [m.eval().score(m.encode(batch), batch.tokens, batch.caption_mask) for m in (start, warm)]
@@ -125,7 +125,7 @@ def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
         model = captioner(kind, activation_checkpointing=checkpointing)
         model.add_adapter("mdp", MDP)
         generator = torch.Generator().manual_seed(2)
-        for parameter in model.adapter.parameters():
+        for parameter in model.adapters.parameters():
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
         model.train()
         batch = model.collate(samples())
@@ -192,7 +192,7 @@ def test_checkpoints_leave_frozen_weights_to_the_model_they_came_from(tmp_path: 
         assert torch.equal(again.state_dict()[name], value), name
 
     # a later stage that freezes what was trained, or merges, must save it: `model` does not bring it
-    later = from_folder(tmp_path / "stock", init_from=str(tmp_path / "sft.ckpt"), settle_adapters=True)
+    later = from_folder(tmp_path / "stock", init_from=str(tmp_path / "sft.ckpt"), merge_adapters=True)
     fit(later, [LoRA(rank=2, alpha=4, name="dpo")], tmp_path, max_steps=0)
     later.net.requires_grad_(False)  # type: ignore[union-attr]
     later.trainer.save_checkpoint(tmp_path / "dpo.ckpt")

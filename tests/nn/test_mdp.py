@@ -122,14 +122,14 @@ def test_a_grid_captioner_takes_it(frozen: bool) -> None:
     before = model.encode(batch).memory
     model.add_adapter("mdp", MDP)
     assert torch.equal(model.encode(batch).memory, before)
-    nn.init.normal_(model.adapter["mdp"].mdp.out.weight)
+    nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
     changed = model.encode(batch).memory
     assert not torch.allclose(changed, before)
-    with model.without_adapters():
+    with model.disable_adapters():
         assert torch.equal(model.encode(batch).memory, before)
     model.train()
     model.caption_loss(model.encode(batch), batch).backward()
-    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapter.parameters())
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
 
 
 def test_a_place_that_is_not_there_is_named() -> None:

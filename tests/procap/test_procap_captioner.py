@@ -9,8 +9,8 @@ import torch
 from lightning.pytorch import Trainer, seed_everything
 from procap_tiny import QUIET, data, first_stage, prepared, second_stage
 
-from lightning_idc.core.checkpoint import load_captioner
 from lightning_idc.core.decoding import greedy, greedy_uncached
+from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.procap.module import ProCap

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch.utils.data import DistributedSampler
 
-from lightning_idc.core.distributed import place
+from lightning_idc.core.distributed import get_rank_world_size
 
 
 class Draw(NamedTuple):
@@ -42,7 +42,7 @@ class PairSampler(DistributedSampler[Draw]):
     def __init__(
         self, size: int, shuffle: bool, seed: int = 0, rank: int | None = None, world_size: int | None = None
     ) -> None:
-        own, self.world = place()
+        own, self.world = get_rank_world_size()
         self.world = self.world if world_size is None else world_size
         own = own if rank is None else rank
         super().__init__(range(size), num_replicas=self.world, rank=own, shuffle=shuffle, seed=seed)  # type: ignore[arg-type]

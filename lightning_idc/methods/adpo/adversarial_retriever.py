@@ -8,9 +8,11 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
-from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep, addons_of
+from lightning_idc.core.addon import Addon, TrainingStep, addons_of
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.checkpoint import load_module, read_checkpoint
+from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.loading import load_module
 from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.methods.adpo.negatives import Retrieved, candidates_of
 from lightning_idc.methods.adpo.pool import CaptionPool, choose, same_words

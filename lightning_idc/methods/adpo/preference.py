@@ -12,7 +12,8 @@ import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 
-from lightning_idc.core.addon import AUX, Addon, AddonCallback, TrainingStep
+from lightning_idc.core.addon import AUX, Addon, TrainingStep
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner, pad_captions
 from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.files import save_json

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.addon import AUX, TrainingStep
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import is_first, of_all_processes
+from lightning_idc.core.distributed import all_gather_object, is_rank_zero
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
 from lightning_idc.files import save
 
@@ -57,9 +57,9 @@ def encoding_is_trained(features: PairFeatures) -> bool:
 class SwitchesAdaptersOff(Protocol):
     """What :class:`AdaptersOff` asks of a captioner."""
 
-    def without_adapters(self) -> AbstractContextManager[None]: ...
+    def disable_adapters(self) -> AbstractContextManager[None]: ...
 
-    def trained_besides_adapters(self) -> list[str]: ...
+    def trainable_non_adapter_parameters(self) -> list[str]: ...
 
 
 class AdaptersOff(ReferencePolicy):
@@ -77,14 +77,14 @@ class AdaptersOff(ReferencePolicy):
         host: Any = step.host
         if not self._checked:
             self._check(host)
-        with torch.no_grad(), host.without_adapters():
+        with torch.no_grad(), host.disable_adapters():
             features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
             return host.score(features, tokens, mask)
 
     def _check(self, host: Any) -> None:
         if not isinstance(host, SwitchesAdaptersOff):
             raise PairError(f"{type(host).__name__} has no adapters to switch off; use FrozenCopy as the reference")
-        leaking = host.trained_besides_adapters()
+        leaking = host.trainable_non_adapter_parameters()
         if leaking:
             raise PairError(
                 f"{len(leaking)} parameters are trained that switching off the adapters does not undo, such as "
@@ -234,7 +234,7 @@ class CachedScores(ReferencePolicy):
         if self.path is None:
             return
         content = {"weights": self._weights, "scores": self._rows()}
-        if is_first():
+        if is_rank_zero():
             save(self.path, lambda path: torch.save(content, path))
 
     def beyond_weights(self) -> dict[str, Any]:
@@ -244,7 +244,7 @@ class CachedScores(ReferencePolicy):
         self._scores = from_rows(kept.get("scores", []))
 
     def _rows(self) -> list[Row]:
-        self._scores = {key: entry for part in of_all_processes(self._scores) for key, entry in part.items()}
+        self._scores = {key: entry for part in all_gather_object(self._scores) for key, entry in part.items()}
         return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
 
 

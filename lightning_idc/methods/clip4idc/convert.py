@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.checkpoint import read_checkpoint
+from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import CLIP
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval

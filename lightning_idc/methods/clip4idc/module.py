@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.core.captioner import PairCaptioner, ProvidesCaptions
-from lightning_idc.core.checkpoint import LoadsAndSaves, read_checkpoint
-from lightning_idc.core.distributed import of_all_processes
-from lightning_idc.core.schedules import Constant, Schedule, scheduled
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.module import PairModule, ProvidesCaptions
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
@@ -28,7 +26,7 @@ MOST_TOKENS = 32
 """Of a caption, in the paper's code."""
 
 
-class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
+class Clip4IdcRetrieval(PairModule):
     """Adaptation stage: pairs and their captions find each other. A PairTextEncoder.
 
     Batches are those of any PairDataModule: ``images``, ``ids``, ``captions``. The references of a pair take turns
@@ -41,12 +39,11 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         stem: as of `PairClip`.
         tower_weights: checkpoint of PairNaming that the image tower starts from.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
-        init_from: checkpoint of the same kind whose weights training starts from.
-        optimizer: makes the optimizer.
-        schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
-    net: PairClip | None  # type: ignore[assignment]
+    word_hparams = ("vocabulary",)
+    vision_modules = ("net.clip.visual",)
 
     def __init__(
         self,
@@ -56,16 +53,14 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         stem: bool = False,
         tower_weights: str | None = None,
         vocabulary: list[str] | str | None = CLIP,
-        init_from: str | None = None,
-        optimizer: OptimizerCallable = torch.optim.AdamW,
-        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "schedule", "init_from", "pretrained", "tower_weights"])
-        self.optimizer, self.schedule, self.init_from, self._pretrained = optimizer, schedule, init_from, pretrained
-        self._tower = tower_weights
-        self.net = None
-        self._seen: dict[str, tuple[Tensor, list[str]]] = {}
+        super().__init__(**options)
+        # a checkpoint brings all weights, so it must not ask for these files again
+        for name in ("pretrained", "tower_weights"):
+            self.hparams.pop(name, None)
+        self._start = (pretrained, tower_weights)
+        self._embedded: dict[str, tuple[Tensor, list[str]]] = {}
 
     # ---- a PairTextEncoder ------------------------------------------------------------------------------
 
@@ -79,57 +74,27 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
 
     @property
     def _built(self) -> PairClip:
-        if self.net is None:
-            raise PairError(
-                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
-                "data module that has train_captions()"
-            )
-        return self.net
+        net: PairClip = self.built_net
+        return net
 
     # ---- making and training ----------------------------------------------------------------------------
 
-    def build(self) -> None:
-        """Make vocabulary and network, once, from what is known: hyper-parameters, ``init_from`` or the data."""
-        if self.net is not None:
-            return
-        start = self.load_start()
+    def make_net(self) -> PairClip | None:
         if self.hparams["vocabulary"] is None:
-            data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
-            if not isinstance(data, ProvidesCaptions):
-                return  # a checkpoint may still bring the vocabulary
-            self.hparams["vocabulary"] = Vocabulary.build(data.train_captions()).words
+            if not isinstance(self.data, ProvidesCaptions):
+                return None  # a checkpoint may still bring the vocabulary
+            self.hparams["vocabulary"] = Vocabulary.build(self.data.train_captions()).words
         vocabulary = load_vocabulary(self.hparams["vocabulary"])
         self.hparams["vocabulary"] = vocabulary.key
-        self.net = _pair_clip(self.hparams, vocabulary, self._pretrained)
-        if self._tower is not None:
-            load_tower(self.net, self._tower)
-        if start is not None:
-            self.load_state_dict(start)
+        pretrained, tower = self._start
+        net = _pair_clip(self.hparams, vocabulary, pretrained)
+        if tower is not None:
+            load_tower(net, tower)
+        return net
 
-    def configure_model(self) -> None:
-        self.build()
-
-    def load_start(self) -> dict[str, Tensor] | None:
-        """Weights that ``init_from`` names, taking over its vocabulary; None without it."""
-        if self.init_from is None:
-            return None
-        checkpoint = read_checkpoint(self.init_from)
-        self.hparams["vocabulary"] = checkpoint["hyper_parameters"]["vocabulary"]
-        return checkpoint["state_dict"]
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        words = checkpoint["hyper_parameters"]["vocabulary"]
-        if self.net is None or words != self.hparams["vocabulary"]:
-            # the words that the weights were trained on win over those of the data at hand
-            self.hparams["vocabulary"] = words
-            # the checkpoint brings all weights
-            self.net, self.init_from, self._pretrained, self._tower = None, None, None, None
-            self.build()
-            self._built.to(self.device)
-        self._rng = {"states": checkpoint.get("rng")}
-
-    def check_loss(self) -> None:
-        """Nothing to check before saving: training_step does not go on after a loss that is not finite."""
+    def rebuild(self) -> None:
+        self._start = (None, None)
+        super().rebuild()
 
     def _captions_of_epoch(self, ids: Sequence[str], captions: Sequence[Sequence[str]]) -> list[str]:
         empty = [name for name, own in zip(ids, captions, strict=True) if not own]
@@ -144,36 +109,33 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
         assert isinstance(whole, Tensor)
         return whole.flatten(0, 1)
 
-    def training_step(self, batch: Mapping[str, Any], batch_idx: int) -> Tensor:
-        pairs = self.embed_pairs(batch["images"])
-        texts = self.embed_captions(self._captions_of_epoch(batch["ids"], batch["captions"]))
+    def encode(self, batch: Any) -> dict[str, Tensor]:
+        """Unit vectors of the pairs and of one caption each."""
+        return {
+            "pairs": self.embed_pairs(batch["images"]),
+            "captions": self.embed_captions(self._captions_of_epoch(batch["ids"], batch["captions"])),
+        }
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        pairs, texts = features["pairs"], features["captions"]
         if self.trainer.world_size > 1:
             # every process scores all pairs against all captions; gradients flow back to where they came from
             pairs, texts = self._gathered(pairs), self._gathered(texts)
-        loss = symmetric_cross_entropy(self._built.scale * pairs @ texts.T)
-        if not torch.isfinite(loss):
-            raise PairError(
-                f"the training loss became {loss.item()} on the pairs {', '.join(batch['ids'][:8])}; lower the "
-                "learning rate or clip gradients (trainer.gradient_clip_val)"
-            )
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["ids"]))
-        return loss
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
-        return scheduled(optimizer, self.schedule, self.trainer)
+        return symmetric_cross_entropy(self._built.scale * pairs @ texts.T)
 
     # ---- measuring --------------------------------------------------------------------------------------
 
     def on_validation_epoch_start(self) -> None:
-        self._seen = {}
+        self._embedded = {}
 
     def on_test_epoch_start(self) -> None:
-        self._seen = {}
+        self._embedded = {}
 
     def validation_step(self, batch: Mapping[str, Any], batch_idx: int) -> None:
         pairs = self.embed_pairs(batch["images"]).float().cpu()
-        self._seen |= {name: (row, own) for name, row, own in zip(batch["ids"], pairs, batch["captions"], strict=True)}
+        self._embedded |= {
+            name: (row, own) for name, row, own in zip(batch["ids"], pairs, batch["captions"], strict=True)
+        }
 
     test_step = validation_step
 
@@ -185,8 +147,8 @@ class Clip4IdcRetrieval(LoadsAndSaves, LightningModule):
 
     def _measure(self, split: str) -> None:
         """Recall over all pairs of the split that have captions, gathered from all processes."""
-        seen = {name: entry for part in of_all_processes(self._seen) for name, entry in part.items() if entry[1]}
-        self._seen = {}
+        seen = {name: entry for part in all_gather_object(self._embedded) for name, entry in part.items() if entry[1]}
+        self._embedded = {}
         if not seen:
             return
         references = [seen[name][1] for name in sorted(seen)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lightning_idc.core.adapters import AdapterCallback
+from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.methods.m3diff.mdp import MDP
 
 

@@ -166,7 +166,7 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     Raises:
         PairError: the file is missing or holds something else.
     """
-    from lightning_idc.core.checkpoint import read_checkpoint
+    from lightning_idc.core.io import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     options: dict[str, Any] | None = checkpoint.get("dual_encoder")

@@ -10,7 +10,8 @@ from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep, addons_of
+from lightning_idc.core.addon import Addon, TrainingStep, addons_of
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder

@@ -78,4 +78,4 @@ class NAMC(PairCaptioner):
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         """Look at a batch; patches in ``model_inputs["noise_mask"]`` are kept out of it."""
-        return self._built_net.encode(batch.images, batch.model_inputs.get(NOISE_MASK))
+        return self.built_net.encode(batch.images, batch.model_inputs.get(NOISE_MASK))

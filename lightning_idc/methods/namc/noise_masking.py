@@ -10,7 +10,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_idc.core.addon import Addon, AddonCallback, TrainingStep
+from lightning_idc.core.addon import Addon, TrainingStep
+from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.core.vocabulary import Vocabulary

@@ -14,7 +14,7 @@ from lightning.pytorch import LightningModule
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.core.captioner import ProvidesCaptions
+from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.schedules import Schedule, WarmupCosine, scheduled
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary, words_of

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.checkpoint import load_module
+from lightning_idc.core.loading import load_module
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer

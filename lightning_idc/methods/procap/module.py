@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.checkpoint import read_checkpoint
+from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.schedules import Constant, Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
@@ -118,14 +118,14 @@ class ProCap(PairCaptioner):
         self.hparams["tokenizer"] = described
         return tokenizer
 
-    def _adopt(self, hparams: dict[str, Any]) -> None:
-        super()._adopt(hparams)
+    def adopt(self, hparams: dict[str, Any]) -> None:
+        super().adopt(hparams)
         self.hparams["tokenizer"] = hparams["tokenizer"]
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         if self.hparams["explicit"] is None:
             return super().encode(batch)
-        return self._built_net.encode_frames(batch.model_inputs["frames"])
+        return self.built_net.encode_frames(batch.model_inputs["frames"])
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
@@ -138,7 +138,7 @@ class ProCap(PairCaptioner):
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         if self.hparams["variant"] == "paper":
             return super().caption_loss(features, batch)
-        logits = self._built_net.logits(features, batch.tokens[..., :-1])
+        logits = self.built_net.logits(features, batch.tokens[..., :-1])
         return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
 
     def schedule_of(self, group: str) -> Schedule:

@@ -181,13 +181,13 @@ class ProcedureModel(PairCaptioner):
             start_from_clip(encoder, self._trunk)
         return self.reading.net(tokenizer, encoder, len(vocabulary))
 
-    def _adopt(self, hparams: dict[str, Any]) -> None:
-        super()._adopt(hparams)
+    def adopt(self, hparams: dict[str, Any]) -> None:
+        super().adopt(hparams)
         self.hparams["tokenizer"] = hparams["tokenizer"]
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        checkpoint[CONFIG_KEY] = self._built_net.tokenizer.config
+        checkpoint[CONFIG_KEY] = self.built_net.tokenizer.config
 
     @property
     def keyframes(self) -> Keyframes:
@@ -199,7 +199,7 @@ class ProcedureModel(PairCaptioner):
     @property
     def grid(self) -> tuple[int, int]:
         """Height and width of the grid of a frame."""
-        return self._built_net.encoder.grid
+        return self.built_net.encoder.grid
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch with keyframes, their masks, broken procedures and whose caption serves as the wrong one.
@@ -246,7 +246,7 @@ class ProcedureModel(PairCaptioner):
             features whose ``align (B, 2)`` is for the pair's caption and the wrong one, ``consistency (B, 2)`` for the
             procedure as it is and the broken one, and ``targets (B, F * n)`` are the tokenizer's ids.
         """
-        net, inputs = self._built_net, batch.model_inputs
+        net, inputs = self.built_net, batch.model_inputs
         words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
         features, other = net.look(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
         # three readings in one pass: as it is, with another caption, and broken
@@ -273,7 +273,7 @@ class ProcedureModel(PairCaptioner):
         """
         masked, extras = batch.model_inputs["masked"], features.extras
         targets = extras["targets"][masked]
-        logits = self._built_net.code_head(features.memory[masked])
+        logits = self.built_net.code_head(features.memory[masked])
         seen = ~masked.all(1)
         known = seen & (batch.model_inputs["wrong_caption"] >= 0)
         aligned, misaligned = extras["align"].unbind(1)
@@ -287,8 +287,11 @@ class ProcedureModel(PairCaptioner):
             "consistency_right": _percent(torch.cat([whole[seen] > 0, broken[seen] <= 0])),
         }
 
-    def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
-        """The loss of eq. 5, in the place where a captioner has that of its captions."""
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        """Weighted sum of the three losses.
+
+        ProCap Eq. 5
+        """
         return self._weighted(self.losses(features, batch), batch, "train")
 
     def _weighted(self, found: dict[str, Tensor], batch: PairBatch, split: str) -> Tensor:
@@ -300,17 +303,26 @@ class ProcedureModel(PairCaptioner):
         )
         return torch.stack([weight * found[name] for name, weight in weights.items()]).sum()
 
-    def _evaluate(self, batch: PairBatch, split: str) -> None:
+    def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self._measure(batch, "val")
+
+    def test_step(self, batch: PairBatch, batch_idx: int) -> None:
+        self._measure(batch, "test")
+
+    def _measure(self, batch: PairBatch, split: str) -> None:
         loss = self._weighted(self.losses(self.encode(batch), batch), batch, split)
         self.log(f"{split}/loss", loss, prog_bar=True, batch_size=len(batch), sync_dist=True)
 
-    def _finish(self, split: str) -> None:
-        """Nothing to score: no captions were written."""
+    def on_validation_epoch_end(self) -> None:
+        """No captions are written, so there are none to score."""
+
+    def on_test_epoch_end(self) -> None:
+        """No captions are written, so there are none to score."""
 
     @torch.no_grad()
     def reconstruct(self, batch: PairBatch) -> Tensor:
         """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
-        net, masked, frames = self._built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
+        net, masked, frames = self.built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
         features = net.look(frames)
         hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
         ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(frames, features))

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.distributed import together
+from lightning_idc.core.distributed import is_distributed
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss
@@ -93,7 +93,7 @@ class TokenizerTraining(LightningModule):
 
     def _count(self, ids: Tensor, into: Tensor) -> None:
         counts = torch.bincount(ids.flatten(), minlength=len(into))
-        if together():
+        if is_distributed():
             distributed.all_reduce(counts)
         into += counts
 
@@ -103,7 +103,7 @@ class TokenizerTraining(LightningModule):
         unused = (self.chosen == 0).nonzero()[:, 0]
         cells = z.movedim(1, -1).flatten(0, -2)
         moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
-        if together():
+        if is_distributed():
             distributed.broadcast(moved, 0)
         self.tokenizer.codebook.weight[unused] = moved
         self.chosen.zero_()

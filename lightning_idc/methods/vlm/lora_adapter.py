@@ -10,7 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import nn
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.distributed import is_first, whole
+from lightning_idc.core.distributed import full_state_dict, is_rank_zero
 from lightning_idc.core.types import PairError
 
 LINEARS = r".*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
@@ -66,7 +66,7 @@ class LowRank(Adapter):
         if not freeze:
             raise PairError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
         if any(isinstance(part, BaseTunerLayer) for part in model.modules()):
-            raise PairError("the network has a LoRA already; settle_adapters makes it part of the network first")
+            raise PairError("the network has a LoRA already; merge_adapters makes it part of the network first")
         for path in [*freeze, *self.modules_to_save]:
             try:
                 model.get_submodule(path)
@@ -123,7 +123,7 @@ class LowRank(Adapter):
             for name in layer.adapter_layer_names:
                 yield from getattr(layer, name).parameters()
 
-    def settle(self, net: nn.Module) -> bool:
+    def merge(self, net: nn.Module) -> bool:
         (tuner,) = self._tuner
         flags = {id(p): p.requires_grad for p in tuner.model.parameters()}
         hooks = _take_hooks(tuner.model, self.modules_to_save)
@@ -140,8 +140,8 @@ class LowRank(Adapter):
         from safetensors.torch import save_file
 
         (tuner,) = self._tuner
-        state = whole(get_peft_model_state_dict(tuner.model))
-        if not is_first():
+        state = full_state_dict(get_peft_model_state_dict(tuner.model))
+        if not is_rank_zero():
             return
         folder.mkdir(parents=True, exist_ok=True)
         save_file(

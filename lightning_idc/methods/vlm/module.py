@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from lightning_idc.core.addon import shard
-from lightning_idc.core.captioner import PairCaptioner, ProvidesCaptions
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import shard
+from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
@@ -56,7 +57,7 @@ class VLMCaptioner(PairCaptioner):
             activation checkpointing.
     """
 
-    word_hparams = ("tokenizer", "text_config")
+    word_hparams: tuple[str, ...] = ("tokenizer", "text_config")
 
     def __init__(
         self,
@@ -145,7 +146,7 @@ class VLMCaptioner(PairCaptioner):
     def configure_model(self) -> None:
         self.build()
         if self.device_mesh is not None and self.net is not None:
-            for unit in self._built_net.units():
+            for unit in self.built_net.units():
                 shard(unit, self.device_mesh, ())
         super().configure_model()
 
@@ -153,7 +154,7 @@ class VLMCaptioner(PairCaptioner):
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         inputs = batch.model_inputs
-        return self._built_net.encode(batch.images, inputs["prompt_ids"], inputs["prompt_mask"])
+        return self.built_net.encode(batch.images, inputs["prompt_ids"], inputs["prompt_mask"])
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
@@ -162,7 +163,7 @@ class VLMCaptioner(PairCaptioner):
         asked = [by_part.get(sample.meta.get("part", ""), self.hparams["prompt"]) for sample in samples]
         prompts = [self.prompt_ids(prompt, height, width) for prompt in asked]
         longest = max(map(len, prompts))
-        padding = self._built_vocabulary.special.pad
+        padding = self.built_vocabulary.special.pad
         # padded on the left, so that every answer starts right behind its prompt
         ids = torch.tensor([[padding] * (longest - len(row)) + row for row in prompts])
         lengths = torch.tensor([len(row) for row in prompts])
@@ -174,7 +175,7 @@ class VLMCaptioner(PairCaptioner):
         """Token ids of a prompt about two images of a size, with a placeholder per feature of theirs."""
         key = (prompt, height, width)
         if key not in self._prompts:
-            net = self._built_net
+            net = self.built_net
             family, processor = net.family, net.processor
             shown = family.shown(torch.zeros(1, 2, 3, height, width, dtype=torch.uint8))
             if processor.chat_template:
@@ -199,8 +200,8 @@ class VLMCaptioner(PairCaptioner):
             if not parameter.requires_grad and stock_name(name) in self._stock:
                 checkpoint["state_dict"].pop(name, None)
 
-    def settle_adapters(self) -> None:
-        super().settle_adapters()
+    def merge_adapters(self) -> None:
+        super().merge_adapters()
         self._stock.clear()  # merged weights are no longer those of `model`
 
     # ---- giving it away ---------------------------------------------------------------------------------
@@ -211,9 +212,9 @@ class VLMCaptioner(PairCaptioner):
         Raises:
             PairError: an adapter is on the network, which that layout cannot hold.
         """
-        if len(self.adapter):
-            raise PairError(f"adapters {list(self.adapter)} are on the network; save_pretrained keeps them")
-        net = self._built_net
+        if len(self.adapters):
+            raise PairError(f"adapters {list(self.adapters)} are on the network; save_pretrained keeps them")
+        net = self.built_net
         net.model.save_pretrained(folder)
         net.processor.save_pretrained(folder)
         return Path(folder)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.checkpoint import read_checkpoint
+from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads

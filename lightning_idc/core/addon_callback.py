@@ -1,0 +1,106 @@
+"""AddonCallback: attaches an add-on to whatever module is trained.
+
+It registers the add-on in ``Callback.setup``, which is before the strategy wraps the model and before optimizers exist,
+so DDP, FSDP and checkpoints see its parameters.
+"""
+
+from __future__ import annotations
+
+import zlib
+from abc import abstractmethod
+from typing import Any, cast
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
+from torch import nn
+
+from lightning_idc.core.addon import ADDON_METHODS, AUX, Addon, AddonHost, addons_of, reconcile_addons
+from lightning_idc.core.distributed import shard
+from lightning_idc.core.foreign import attach, detach
+from lightning_idc.errors import ConfigError
+
+
+class AddonCallback(Callback):
+    """Attaches an :class:`Addon` to whatever module is trained; subclasses write :meth:`build`.
+
+    Args:
+        name: key under ``aux_addons``; two add-ons of one class need two names.
+        weight: factor of the add-on's losses; 0 equals absent.
+        at: path of the sub-module whose output is ``step.features``, for hosts that are not an AddonHost.
+    """
+
+    def __init__(self, name: str, weight: float = 1.0, at: str | None = None) -> None:
+        self.name = name
+        self.weight = weight
+        self.at = at
+
+    @property
+    def state_key(self) -> str:
+        return f"{type(self).__qualname__}[{self.name}]"
+
+    @abstractmethod
+    def build(self, host: LightningModule) -> Addon:
+        """Make the add-on; the host's layers exist when this is called."""
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._check(trainer, pl_module, stage)
+        cooperative = isinstance(pl_module, AddonHost)
+        if isinstance(pl_module, AddonHost):
+            pl_module.build()
+        elif self.at is not None:
+            # the tapped layers may be made there only; Lightning asks that it be idempotent
+            pl_module.configure_model()
+        if self.name not in addons_of(pl_module):
+            self._register(pl_module)
+            if not cooperative and pl_module.device_mesh is not None:
+                shard(addons_of(pl_module)[self.name], pl_module.device_mesh, ADDON_METHODS)
+        attached = addons_of(pl_module)
+        attached[self.name].weight = self.weight
+        owners = [name for name, addon in attached.items() if addon.replaces_objective]
+        if len(owners) > 1:
+            raise ConfigError(f"add-ons {owners} all replace the training loss; at most one may: remove the others")
+        if not cooperative and stage == "fit":
+            attach(pl_module, self.name, self.at)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        detach(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
+
+    def _register(self, host: LightningModule) -> None:
+        if AUX not in host._modules:
+            host.add_module(AUX, nn.ModuleDict())
+            cast(Any, host).register_load_state_dict_pre_hook(reconcile_addons)
+        # building draws random numbers; without the fork it would shift the host's dropout and data order
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(zlib.crc32(f"{self.name}/{torch.initial_seed()}".encode()))
+            addon = self.build(host)
+        box = host.get_submodule(AUX)
+        assert isinstance(box, nn.ModuleDict)
+        box[self.name] = addon.to(host.device)
+
+    def _check(self, trainer: Trainer, host: LightningModule, stage: str) -> None:
+        callbacks: list[Callback] = cast(Any, trainer).callbacks
+        names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
+        if names.count(self.name) > 1:
+            raise ConfigError(f"two add-ons are called {self.name!r}; give each a `name` of its own")
+        earlier = callbacks[: callbacks.index(self)] if self in callbacks else []
+        if any(isinstance(callback, WeightAveraging) for callback in earlier):
+            raise ConfigError(
+                f"{type(self).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
+                "the add-on's weights; list the add-on first"
+            )
+        if stage != "fit":
+            return
+        if not host.automatic_optimization:
+            raise ConfigError(
+                f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
+            )
+        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+            raise ConfigError(
+                f"{type(self).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
+                "main process; use strategy=ddp"
+            )

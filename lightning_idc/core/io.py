@@ -1,0 +1,109 @@
+"""Reading checkpoints: tensors and plain types only, and classes of this library by the names they are stored under."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_idc.core.aliases import current_path
+from lightning_idc.errors import CheckpointError
+
+TRAINING_ONLY = frozenset({"optimizer", "schedule", "encoder_schedule", "init_from", "merge_adapters"})
+"""Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
+
+PIECES = ".metadata"
+"""File of torch.distributed.checkpoint that lists what each process of a sharded model wrote."""
+
+
+def read_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Load a checkpoint file, refusing anything but tensors and plain types.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, in pieces, or would run code when loaded.
+    """
+    if Path(path, PIECES).is_file():
+        # its list of pieces is a pickle, which might run code
+        raise CheckpointError(
+            f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
+            "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
+        )
+    if not Path(path).is_file():
+        raise CheckpointError(
+            f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)"
+        )
+    try:
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
+    except Exception as error:
+        raise CheckpointError(
+            f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}"
+        ) from error
+
+
+def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
+    """Hyper-parameters of a checkpoint as constructor arguments that nothing but plain values can come from.
+
+    Left out are those that only matter to training and those that Lightning adds for its own use, since either may
+    name a class or a function that would then be called.
+
+    Raises:
+        CheckpointError: a value names a class; only ``adapters`` may, and of this library alone.
+    """
+    found = checkpoint.get("hyper_parameters") or {}
+    if not isinstance(found, Mapping):
+        raise CheckpointError(
+            f"{str(path)!r}: hyper_parameters is a {type(found).__name__}; expected names with values"
+        )
+    plain = {k: v for k, v in found.items() if not str(k).startswith("_") and k not in TRAINING_ONLY}
+    for name, value in plain.items():
+        if name == "adapters":
+            _check_adapters(value, path)
+        elif _names_a_class(value):
+            raise CheckpointError(
+                f"{str(path)!r}: the hyper-parameter {name!r} names a class to build ({str(value)[:200]!r}); expected "
+                "plain values. The file may be hostile: do not load it, or give this argument yourself"
+            )
+    return plain
+
+
+def _check_adapters(records: Any, path: str | Path) -> None:
+    for name, record in (records or {}).items() if isinstance(records, Mapping) or records is None else [("", records)]:
+        fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "merged", "settled"}
+        options = record.get("init_args") if fits else None
+        if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or _names_a_class(options):
+            raise CheckpointError(
+                f"{str(path)!r}: the adapter {name!r} is made from {str(record)[:200]!r}; expected the class_path of "
+                "an adapter of this library and plain init_args. The file may be hostile: do not load it"
+            )
+
+
+def _names_a_class(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        return "class_path" in value or any(map(_names_a_class, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(_names_a_class, value))
+
+
+def class_named(path: str, base: type) -> Any:
+    """Class of a config: ``base`` itself, a subclass that is already imported, or one of this library."""
+    path = current_path(path)
+    module = path.rpartition(".")[0]
+    if module.split(".")[0] == "lightning_idc":
+        try:
+            importlib.import_module(module)
+        except ModuleNotFoundError as error:
+            raise CheckpointError(
+                f"the checkpoint holds a {path}, which this version does not have: {error}"
+            ) from error
+    known = [base]
+    for kind in known:
+        if path == f"{kind.__module__}.{kind.__qualname__}":
+            return kind
+        known += kind.__subclasses__()
+    raise CheckpointError(
+        f"the checkpoint holds a {path}, which is not a {base.__qualname__} of this library; if it is yours, "
+        f"import its module first: --import {module.split('.')[0] or path}"
+    )

@@ -1,0 +1,386 @@
+"""PairModule: the base of everything trainable in this library, captioners and what is not a captioner alike.
+
+A subclass makes its network in :meth:`PairModule.make_net`, says what its loss is in :meth:`PairModule.training_loss`,
+and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoints of plain types from here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+
+import torch
+from lightning.pytorch.cli import OptimizerCallable
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import Tensor, nn
+
+from lightning_idc.core.adapter import Adapter
+from lightning_idc.core.adapters import AdapterSet
+from lightning_idc.core.addon import ADDON_METHODS, AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
+from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
+from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint
+from lightning_idc.core.schedules import Constant, Schedule, scheduled
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+CONFIG, WEIGHTS = "config.json", "model.safetensors"
+
+NOT_STORED = ("optimizer", "schedule", "init_from", "merge_adapters")
+"""Arguments that a checkpoint of plain types cannot hold, or that matter to the start of a training only."""
+
+
+@runtime_checkable
+class ProvidesCaptions(Protocol):
+    """What a module asks of a data module before its layers can be made."""
+
+    image_size: tuple[int, int] | None
+
+    def train_captions(self) -> list[str]: ...
+
+    def no_change_captions(self) -> list[str]: ...
+
+
+class PairModule(AddonHost):
+    """Trains a network on pairs of images.
+
+    Args:
+        learning_rates: factor of the learning rate by parameter group: ``vision``, ``language``,
+            ``adapters.<name>``, ``addons.<name>``.
+        adapters: what the adapters are made from, by name; callbacks and checkpoints write it.
+        init_from: checkpoint whose weights (with vocabulary and adapters) training starts from.
+        merge_adapters: make the adapters of ``init_from`` part of the network, so that disabling those that
+            come later gives back what training started from.
+        optimizer: makes the optimizer from parameter groups.
+        schedule: multiplier of the learning rate over the run.
+    """
+
+    vision_modules: tuple[str, ...] = ("net.backbone",)
+    """Paths of the sub-modules whose parameters form the group ``vision``."""
+    word_hparams: tuple[str, ...] = ()
+    """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    sharded_methods: tuple[str, ...] = ()
+    """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
+
+    def __init__(
+        self,
+        learning_rates: dict[str, float] | None = None,
+        adapters: dict[str, dict[str, Any]] | None = None,
+        init_from: str | None = None,
+        merge_adapters: bool = False,
+        optimizer: OptimizerCallable = torch.optim.AdamW,
+        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+    ) -> None:
+        super().__init__()
+        # of the outermost subclass, whose arguments are all of the checkpoint's
+        self.save_hyperparameters(ignore=list(NOT_STORED))
+        self.optimizer, self.schedule = optimizer, schedule
+        self.init_from: str | None = init_from
+        self._merges_adapters = merge_adapters
+        self.net: nn.Module | None = None
+        self.adapters = AdapterSet(self.hparams)
+        self._unchecked: tuple[Tensor, list[str]] | None = None
+        self._rng: list[dict[str, Tensor]] | None = None
+        cast(Any, self).register_load_state_dict_pre_hook(rename_adapters)
+        cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
+
+    # ---- what a subclass writes -------------------------------------------------------------------------
+
+    def make_net(self) -> nn.Module | None:
+        """Make the network; None while it cannot be known, as a checkpoint may still bring what it needs."""
+        raise ConfigError(f"{type(self).__name__} has no make_net; write it")
+
+    def encode(self, batch: Any) -> Any:
+        """Features that add-ons see and the loss reads; the batch itself unless a subclass has some."""
+        return batch
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        """Loss of a batch; add-ons may replace it and add to it."""
+        raise ConfigError(f"{type(self).__name__} has no training_loss; write it")
+
+    def batch_ids(self, batch: Any) -> list[str]:
+        """Names of the pairs of a batch, for messages."""
+        return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
+
+    # ---- training ---------------------------------------------------------------------------------------
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        steps = AddonSteps(self, batch, batch_idx)
+        batch = steps.change_batch()
+        features = steps.change_features(self.encode(batch))
+        loss = steps.objective()
+        if loss is None:
+            loss = self.training_loss(features, batch)
+        loss = steps.total(loss)
+        ids = self.batch_ids(batch)
+        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=max(1, len(ids) or len(batch)))
+        self._refuse_nonfinite(loss, ids)
+        return loss
+
+    def _refuse_nonfinite(self, loss: Tensor, ids: list[str]) -> None:
+        """Stop at a NaN loss. On an accelerator the check runs one step late, so that it never waits for it."""
+        late, self._unchecked = self._unchecked, (loss.detach(), ids)
+        if loss.device.type == "cpu":
+            self.check_loss()
+        elif late is not None:
+            _check_finite(*late)
+
+    def check_loss(self) -> None:
+        """Raise if the last training loss was not finite; also asked before a checkpoint is written."""
+        if self._unchecked is not None:
+            _check_finite(*self._unchecked)
+
+    # ---- making, sharding, optimising -------------------------------------------------------------------
+
+    @property
+    def data(self) -> Any:
+        """Data module of the run, None without one."""
+        trainer = self._trainer
+        return None if trainer is None else cast(Any, trainer).datamodule
+
+    @property
+    def fitting(self) -> bool:
+        """Whether a Trainer is fitting this module."""
+        return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
+
+    @property
+    def built_net(self) -> Any:
+        """The network.
+
+        Raises:
+            ConfigError: it is not made yet.
+        """
+        if self.net is None:
+            raise ConfigError(
+                f"{type(self).__name__} has no network yet: give `vocabulary`, load a checkpoint, or fit it with a "
+                "data module that has train_captions()"
+            )
+        return self.net
+
+    def build(self) -> None:
+        """Make the network with its adapters, once, from what is known: hyper-parameters, ``init_from`` or the data."""
+        if self.net is None:
+            wanted = self.adapters.forget()
+            start = self.load_start()
+            self.net = self.make_net()
+            if self.net is not None and start is not None:
+                self.adapters.install(self.net, self.device)  # those that the weights belong to
+                self.load_state_dict(start)
+                if self._merges_adapters:
+                    self.merge_adapters()
+            self.adapters.record(wanted)
+        if self.net is not None:
+            self.adapters.install(self.net, self.device)
+
+    def load_start(self) -> dict[str, Tensor] | None:
+        """Weights that ``init_from`` names, taking over what they were trained with; None without it."""
+        if self.init_from is None:
+            return None
+        checkpoint = read_checkpoint(self.init_from)
+        self.adopt(plain_hparams(checkpoint, self.init_from))
+        state: dict[str, Tensor] = checkpoint["state_dict"]
+        return state
+
+    def adopt(self, hparams: dict[str, Any]) -> None:
+        """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
+        for name in self.word_hparams:
+            if hparams.get(name) is not None:
+                self.hparams[name] = hparams[name]
+        self.adapters.record(hparams.get("adapters"))
+
+    def configure_model(self) -> None:
+        self.build()
+        if self.device_mesh is not None and self.net is not None:
+            shard(self.net, self.device_mesh, self.sharded_methods)
+            for adapter in self.adapters.values():
+                shard(adapter, self.device_mesh, ())
+            for addon in addons_of(self).values():
+                shard(addon, self.device_mesh, ADDON_METHODS)
+
+    def parameter_groups(self) -> list[dict[str, Any]]:
+        """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
+        groups: dict[str, list[nn.Parameter]] = {}
+        for path, parameter in self.named_parameters():
+            if parameter.requires_grad:
+                groups.setdefault(self.group_of(path), []).append(parameter)
+        unknown = set(self.hparams["learning_rates"] or {}) - set(groups)
+        if unknown:
+            raise ConfigError(f"learning_rates names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
+        return [{"name": name, "params": parameters} for name, parameters in groups.items()]
+
+    def group_of(self, path: str) -> str:
+        """Group of a parameter."""
+        if path.startswith(f"{AUX}."):
+            return f"addons.{path.split('.')[1]}"
+        if path.startswith("adapters."):
+            return f"adapters.{path.split('.')[1]}"
+        return "vision" if path.startswith(tuple(f"{module}." for module in self.vision_modules)) else "language"
+
+    def configure_optimizers(self) -> Any:
+        optimizer = cast(Any, self.optimizer)(self.parameter_groups())
+        for group in optimizer.param_groups:
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"], 1.0)
+        schedules = [self.schedule_of(group["name"]) for group in optimizer.param_groups]
+        return scheduled(optimizer, schedules, self.trainer)
+
+    def schedule_of(self, group: str) -> Schedule:
+        """Schedule of a group of parameters."""
+        return self.schedule
+
+    # ---- adapters ---------------------------------------------------------------------------------------
+
+    def add_adapter(self, name: str, kind: type[Adapter], **options: Any) -> None:
+        """Put an adapter onto the network, or, before there is one, have it put on when there is. Twice is once.
+
+        Args:
+            name: of the adapter, under which checkpoints keep it.
+            kind: its class.
+            options: plain values that it is made from.
+
+        Raises:
+            ConfigError: another adapter has this name, or the network has no place for this one.
+        """
+        self.build()
+        before = self.hparams["adapters"]
+        self.adapters.record({name: {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": options}})
+        if self.net is not None:
+            try:
+                self.adapters.install(self.net, self.device)
+            except IDCError:
+                self.hparams["adapters"] = before
+                raise
+
+    def merge_adapters(self) -> None:
+        """Make all adapters part of the network, so that what is added later can be disabled to get back here."""
+        self.adapters.merge(self.built_net)
+
+    @contextmanager
+    def disable_adapters(self) -> Iterator[None]:
+        """Switch off all adapters that are not merged: within, the module is what it was before they came."""
+        with self.adapters.disabled():
+            yield
+
+    def trainable_non_adapter_parameters(self) -> list[str]:
+        """Paths of trainable parameters of the network that :meth:`disable_adapters` does not undo."""
+        own = self.adapters.trained(self.built_net)
+        return [path for path, p in self.built_net.named_parameters() if p.requires_grad and id(p) not in own]
+
+    def save_adapters(self, folder: str | Path) -> Path:
+        """Write what the adapters are made from and their weights, each in a folder of its name, and nothing else.
+
+        A LoRA's folder has the layout of peft. Merged adapters belong to the network and are not written. In a
+        distributed run all processes must call this; sharded weights are put together and the first process writes.
+        """
+        self.adapters.save(self.built_net, Path(folder))
+        return Path(folder)
+
+    def load_adapters(self, folder: str | Path) -> None:
+        """Install the adapters that :meth:`save_adapters` wrote, with their weights.
+
+        Raises:
+            CheckpointError: the folder is not one of those, or does not fit the network.
+        """
+        self.adapters.load(self.built_net, Path(folder), self.device)
+
+    # ---- checkpoints ------------------------------------------------------------------------------------
+
+    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        self.check_loss()
+        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
+        if self.device.type == "cuda":
+            state["cuda"] = torch.cuda.get_rng_state(self.device)
+        checkpoint["rng"] = all_gather_object(state)
+        checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        hparams = plain_hparams(checkpoint, "the checkpoint")
+        words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
+        if self.net is None or any(words[name] != self.hparams[name] for name in words):
+            self.adopt(hparams)
+            self.rebuild()
+        elif hparams.get("adapters"):
+            self.adapters.record(hparams["adapters"])
+            self.adapters.install(self.net, self.device)
+        self._rng = checkpoint.get("rng")
+
+    def rebuild(self) -> None:
+        """Make the network again for a checkpoint that brings all of its weights."""
+        self.net, self.init_from = None, None
+        self.adapters.clear()
+        self.build()
+        if self.net is not None and self._trainer is not None and self.device_mesh is None:
+            self.net.to(self.device)
+
+    def on_train_start(self) -> None:
+        """Continue the random numbers where the checkpoint left them, one stream per rank."""
+        states, self._rng = self._rng, None
+        if states is None or len(states) != self.trainer.world_size:
+            return
+        state = states[self.trainer.global_rank]
+        torch.set_rng_state(state["cpu"].cpu())
+        if "cuda" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+
+    # ---- folders to share -------------------------------------------------------------------------------
+
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
+
+        In a distributed run all processes must call this; sharded weights are put together and the first one writes.
+        """
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        kind = type(self)
+        hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
+        config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
+        state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
+        if is_rank_zero():
+            folder.mkdir(parents=True, exist_ok=True)
+            partial = folder / f"{WEIGHTS}.partial"
+            save_file(state, partial)
+            os.replace(partial, folder / WEIGHTS)
+            (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+        all_gather_object(None)  # no process goes on to read what is not written yet
+        return folder
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> Self:
+        """Load what :meth:`save_pretrained` wrote; runs no code from the folder.
+
+        Raises:
+            CheckpointError: a file is missing, or the folder holds another class.
+        """
+        from safetensors.torch import load_file
+
+        folder = Path(folder)
+        for name in (CONFIG, WEIGHTS):
+            if not (folder / name).is_file():
+                raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
+        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        model: Self = class_named(config["class_path"], cls)(
+            **plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
+        )
+        model.build()
+        model.load_state_dict(load_file(folder / WEIGHTS))
+        return model.eval()
+
+
+def rename_adapters(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Rename the weights of adapters in checkpoints of the first edition: a ``load_state_dict`` pre-hook."""
+    old = f"{prefix}adapter."
+    for key in [key for key in state_dict if key.startswith(old)]:
+        state_dict[f"{prefix}adapters.{key[len(old) :]}"] = state_dict.pop(key)
+
+
+def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
+    if not torch.isfinite(loss):
+        raise IDCError(
+            f"the training loss became {loss.item()} on the pairs {', '.join(ids[:8])}; nothing was saved after it. "
+            "Lower the learning rate, clip gradients (trainer.gradient_clip_val) or look at these pairs"
+        )
