@@ -75,7 +75,7 @@ def main() -> None:
         shard = ShardedSource(source, ensure(source, base / "shards", size, "bicubic"))
         seconds = time.perf_counter() - began
         results[f"shard of {given.size}"] = rate(shard)
-        once = FolderPairs(base / "jpg", image_size=size, decode_once=base / "shards", batch_size=32)
+        once = FolderPairs(base / "jpg", image_size=size, cache_images=base / "shards", batch_size=32)
         loader = once.loader("train")
         began = time.perf_counter()
         count = sum(len(batch["ids"]) for batch in loader)

@@ -1,19 +1,50 @@
-"""Writing what a person will look at: as a whole or not at all, and never at the price of the run."""
+"""Files that are there as a whole or not at all, and the digests by which their content is known."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+DIGEST_BYTES = 16
+_BLOCK = 1 << 20
+
+
+def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> None:
+    """Write a file beside its place, flush it to the disk and move it there.
+
+    A process that is killed, a full disk or a power cut leaves the earlier file, or none.
+
+    Args:
+        target: the file; its folder exists.
+        content: bytes, text (UTF-8), or a function that writes the path it is given.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    partial = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    try:
+        if callable(content):
+            content(partial)
+        else:
+            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        with partial.open("rb") as file:
+            os.fsync(file.fileno())  # a power cut must not leave a good name on an empty file
+        os.replace(partial, target)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+
 
 def save(target: Path, write: Callable[[Path], Any]) -> bool:
-    """Write a file beside its place and move it there; say so, and go on, where that is impossible.
+    """Write a file as :func:`atomic_write` does; say so, and go on, where that is impossible.
 
     A full disk at the end of a test must not take the scores with it, which are on the screen by then.
 
@@ -24,18 +55,13 @@ def save(target: Path, write: Callable[[Path], Any]) -> bool:
     Returns:
         Whether the file was written.
     """
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        write(partial)
-        os.replace(partial, target)
+        atomic_write(target, write)
     except OSError as error:
         reason = error.strerror or str(error)
         print(f"could not write {target}: {reason}; make room there, or name another folder", file=sys.stderr)
         return False
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
     return True
 
 
@@ -44,6 +70,41 @@ def save_json(target: Path, value: Any) -> bool:
     text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
     # halves of surrogates cannot be written in UTF-8
     return save(target, lambda path: path.write_text(text + "\n", encoding="utf-8", errors="replace"))
+
+
+def digest(*parts: Any) -> str:
+    """BLAKE2b of text and of anything with the buffer protocol, one part after another.
+
+    Example:
+        >>> digest("a", b"b") == digest("ab")
+        True
+    """
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    for part in parts:
+        found.update(part.encode(errors="surrogatepass") if isinstance(part, str) else part)
+    return found.hexdigest()
+
+
+def file_digest(path: Path, start: int = 0, end: int | None = None) -> str:
+    """BLAKE2b of a file, or of its bytes from ``start`` up to ``end``, read a block at a time."""
+    found = hashlib.blake2b(digest_size=DIGEST_BYTES)
+    left = math.inf if end is None else end - start
+    with path.open("rb") as file:
+        file.seek(start)
+        while left > 0 and (block := file.read(int(min(left, _BLOCK)))):
+            found.update(block)
+            left -= len(block)
+    return found.hexdigest()
+
+
+def fingerprint(value: Any) -> str:
+    """Digest of plain values, the same whatever the order of a dictionary's keys.
+
+    Example:
+        >>> fingerprint({"a": 1, "b": [2]}) == fingerprint({"b": [2], "a": 1})
+        True
+    """
+    return digest(json.dumps(value, sort_keys=True))
 
 
 def _finite(value: Any) -> Any:

@@ -41,7 +41,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def data(root: Path, **options: object) -> FolderPairs:
-    return FolderPairs(root, image_size=(10, 12), decode_once=root.parent / "once", **options)  # type: ignore[arg-type]
+    return FolderPairs(root, image_size=(10, 12), cache_images=root.parent / "once", **options)  # type: ignore[arg-type]
 
 
 def test_a_shard_gives_what_the_files_give(root: Path) -> None:
@@ -127,9 +127,15 @@ def test_a_write_that_fails_leaves_nothing(root: Path) -> None:
     assert not [path for path in (root.parent / "once").iterdir() if path.suffix != ".lock"]
 
 
+def test_the_old_name_still_works(root: Path) -> None:
+    with pytest.warns(DeprecationWarning, match="cache_images"):
+        module = FolderPairs(root, image_size=(10, 12), decode_once=root.parent / "once")
+    assert isinstance(module.pairs_of("train"), ShardedSource)
+
+
 def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(PairError, match="set image_size"):
-        FolderPairs(root, decode_once=tmp_path)
+        FolderPairs(root, cache_images=tmp_path)
     with pytest.raises(PairError, match="BoardPairs does not"):
         pcb = tmp_path / "pcb"
         (pcb / "group1/1").mkdir(parents=True)
@@ -137,7 +143,7 @@ def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
         (pcb / "group1/1_not/1.txt").write_text("1 1 9 9 2")
         for name in ("trainval", "test"):
             (pcb / f"{name}.txt").write_text("group1/1/1.jpg group1/1_not/1.txt")
-        DeepPCB(pcb, official=False, image_size=64, decode_once=tmp_path / "once").pairs_of("test")
+        DeepPCB(pcb, official=False, image_size=64, cache_images=tmp_path / "once").pairs_of("test")
 
 
 def together(count: int, work: Callable[[int], None]) -> None:

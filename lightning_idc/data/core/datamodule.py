@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_info
+from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
 
 from lightning_idc.core.images import Interpolation
 from lightning_idc.core.types import PairError, PairSample, stack_images
@@ -35,7 +35,8 @@ class PairDataModule(LightningDataModule):
         limit: keep only the first pairs of every split.
         interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
         corruption: of the captions or images of some splits, to test robustness with.
-        decode_once: folder for decoded images of ``image_size``, which are used where they are faster to read.
+        cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
+        decode_once: deprecated name of ``cache_images``.
     """
 
     def __init__(
@@ -48,6 +49,7 @@ class PairDataModule(LightningDataModule):
         limit: int | None = None,
         interpolation: Interpolation = "bilinear",
         corruption: Corruption | None = None,
+        cache_images: str | Path | None = None,
         decode_once: str | Path | None = None,
     ) -> None:
         super().__init__()
@@ -59,9 +61,12 @@ class PairDataModule(LightningDataModule):
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
         self.transform, self.corruption = transform, corruption
-        self.decode_once = Path(decode_once).expanduser() if decode_once is not None else None
-        if self.decode_once is not None and self.image_size is None:
-            raise PairError("decode_once keeps images of one size; set image_size, too")
+        if decode_once is not None:
+            rank_zero_deprecation("decode_once is called cache_images now; the old name goes with the next version")
+            cache_images = cache_images or decode_once
+        self.cache_images = Path(cache_images).expanduser() if cache_images is not None else None
+        if self.cache_images is not None and self.image_size is None:
+            raise PairError("cache_images keeps images of one size; set image_size, too")
         self._sources: dict[str, PairSource] = {}
         self._training: PairLoader | None = None
         self._position: dict[str, int] = {}
@@ -88,8 +93,8 @@ class PairDataModule(LightningDataModule):
                 )
             if self.limit is not None:
                 source = FirstPairs(source, self.limit)
-            if self.decode_once is not None and self.image_size is not None:
-                source = decoded_once(source, self.decode_once, self.image_size, self.interpolation, rank_zero_info)
+            if self.cache_images is not None and self.image_size is not None:
+                source = decoded_once(source, self.cache_images, self.image_size, self.interpolation, rank_zero_info)
             if self.corruption is not None and split in self.corruption.splits:
                 source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
             self._sources[split] = source
