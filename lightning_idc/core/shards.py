@@ -20,7 +20,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.files import DIGEST_BYTES, atomic_write, digest, file_digest
 
 OPEN_SHARDS = 64
@@ -30,7 +30,7 @@ _hashed: dict[str, tuple[tuple[int, ...], set[tuple[int, str]]]] = {}
 """By path: the file as it was when it was hashed, and the segments that were. A forked worker inherits it."""
 
 
-class StoreError(PairError):
+class StoreError(DataError):
     """A store that is missing, damaged, of another version or made of something else."""
 
 
