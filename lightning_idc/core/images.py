@@ -1,9 +1,10 @@
-"""Images from files, PIL and tensors to uint8 ``(3, H, W)``, refusing what would hurt."""
+"""Images from files, PIL and tensors to uint8 ``(C, H, W)``, refusing what would hurt or lose information."""
 
 from __future__ import annotations
 
-import io
 import os
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -12,170 +13,168 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
+from lightning_idc.core.image_files import from_pil_raster, read_raster
+from lightning_idc.core.raster import Raster, refuse_huge
+from lightning_idc.core.value_range import PLAIN, ImageOptions, bounds, to_uint8
+from lightning_idc.errors import DataError
 
 if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["bilinear", "bicubic"]
-MOST_PIXELS = 200_000_000
-"""A header that claims more is refused before anything is decoded."""
-LONGEST_NAME = 255
-LONGEST_FOLDER = 3800
-"""Bytes that Linux takes at most, the latter with a name below the folder to spare."""
+_ASPECT = 0.02  # sides whose aspects differ by more cannot be laid over each other
 
 
-def read_image(path: str | Path, record: str | None = None) -> Tensor:
-    """Decode an image file to uint8 ``(3, H, W)``.
+def read_image(path: str | Path, record: str | None = None, options: ImageOptions = PLAIN) -> Tensor:
+    """Decode an image file to uint8 ``(3, H, W)``, or to as many channels as ``options`` names.
 
     Args:
         path: of the file.
         record: what the image belongs to, for the message.
+        options: value range, bands and page.
 
     Raises:
-        PairError: the file is missing, no image, truncated or too large.
+        DataError: the file is missing, not an image, truncated, too large, or would lose information.
     """
-    where = f"{record}: " if record else ""
-    if not os.path.isfile(path):
-        raise PairError(f"{where}there is no image {str(path)!r}; check the path and that the download is complete")
-    return _decode(path, f"{where}{str(path)!r}")
+    return _mapped([_raster(path, record, options)], _name(path, record), options)[0]
 
 
-def read_image_bytes(data: bytes, name: str) -> Tensor:
-    """Decode an encoded image to uint8 ``(3, H, W)``.
+def read_image_bytes(data: bytes, name: str, options: ImageOptions = PLAIN) -> Tensor:
+    """Decode an encoded image to uint8 ``(3, H, W)``, or to as many channels as ``options`` names.
 
     Args:
         data: contents of an image file.
         name: of the image, for the message.
+        options: value range, bands and page.
 
     Raises:
-        PairError: the bytes are no image, truncated or too large.
+        DataError: the bytes are not an image, truncated, too large, or would lose information.
     """
-    return _decode(io.BytesIO(data), name)
+    return _mapped([read_raster(data, name, options)], name, options)[0]
 
 
-def _decode(file: str | Path | io.BytesIO, name: str) -> Tensor:
-    from PIL import Image, UnidentifiedImageError
+def read_pair(
+    before: str | Path | bytes, after: str | Path | bytes, record: str, options: ImageOptions = PLAIN
+) -> tuple[Tensor, Tensor]:
+    """Decode both images of a pair with one value range, so that equal values stay equal.
 
-    limit, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, None  # our own limit below answers more clearly
-    try:
-        with Image.open(file) as image:
-            refuse_huge(image.size, name)
-            return from_pil(image)
-    except UnidentifiedImageError:
-        start = file.getvalue()[:64] if isinstance(file, io.BytesIO) else _start_of(file)
-        raise PairError(f"{name} is not an image that can be read; {describe_start(start)}") from None
-    except (OSError, SyntaxError, ValueError, EOFError) as error:
-        if isinstance(error, PairError):
-            raise
-        raise PairError(f"{name} is damaged ({error}); fetch it again or leave this pair out") from error
-    finally:
-        Image.MAX_IMAGE_PIXELS = limit
+    Args:
+        before: path, or contents of a file.
+        after: path, or contents of a file.
+        record: what the images belong to, for the message.
+        options: value range, bands and page.
 
-
-def refuse_huge(size: tuple[int, int], name: str) -> None:
-    """Raise on an image of more than 200 million pixels, or of none."""
-    width, height = size
-    if width * height > MOST_PIXELS:
-        raise PairError(
-            f"{name} claims {width} x {height} pixels; at most {MOST_PIXELS:,} are read. Scale it down first"
-        )
-    if width * height == 0:
-        raise PairError(f"{name} is {width} x {height} pixels: there is nothing in it")
+    Raises:
+        DataError: a file is missing, not an image, truncated, too large, or would lose information.
+    """
+    rasters = [_raster(side, record, options) for side in (before, after)]
+    name = record if isinstance(before, bytes) else _name(before, record)
+    first, second = _mapped(rasters, name, options)
+    return first, second
 
 
-def from_pil(image: Image) -> Tensor:
-    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white."""
-    from PIL import Image as PIL
-    from PIL import ImageOps
-
-    turned = ImageOps.exif_transpose(image) or image
-    if turned.mode.startswith(("I", "F")):
-        # 16-bit and float images: PIL's own conversion would clip instead of scale
-        values = np.asarray(turned).astype(np.float64)
-        top = 65535.0 if turned.mode.startswith("I") else max(float(values.max()), 1.0)
-        turned = PIL.fromarray((values / top * 255).clip(0, 255).astype(np.uint8))
-    if turned.mode in ("RGBA", "LA", "PA") or "transparency" in turned.info:
-        rgba = turned.convert("RGBA")
-        turned = PIL.alpha_composite(PIL.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    return torch.from_numpy(np.array(turned.convert("RGB"))).permute(2, 0, 1).contiguous()
+def _name(path: str | Path | bytes, record: str | None) -> str:
+    shown = "image" if isinstance(path, bytes) else repr(str(path))
+    return f"{record}: {shown}" if record else shown
 
 
-def as_tensor(image: str | Path | Image | Tensor, name: str) -> Tensor:
-    """Path, PIL image or uint8 tensor to uint8 ``(3, H, W)``."""
+def _raster(file: str | Path | bytes, record: str | None, options: ImageOptions) -> Raster:
+    if not isinstance(file, bytes) and not os.path.isfile(file):
+        where = f"{record}: " if record else ""
+        raise DataError(f"{where}there is no image {str(file)!r}; check the path and that the download is complete")
+    return read_raster(file, _name(file, record), options)
+
+
+def _mapped(rasters: Sequence[Raster], name: str, options: ImageOptions) -> list[Tensor]:
+    """All images with one value range as uint8 ``(C, H, W)``."""
+    ends = bounds(options, [raster.values for raster in rasters], name)
+    found = []
+    for raster in rasters:
+        values = raster.values if ends is None else to_uint8(raster.values, *ends)
+        values = 255 - values if raster.inverted else values
+        found.append(torch.from_numpy(np.require(values, requirements=["C", "W"])))
+    return found
+
+
+def from_pil(image: Image, options: ImageOptions = PLAIN, name: str = "the image") -> Tensor:
+    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white.
+
+    Raises:
+        DataError: the image would lose information that ``options`` do not speak of.
+    """
+    return _mapped([from_pil_raster(image, name, options)], name, options)[0]
+
+
+def as_tensor(image: str | Path | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
+    """Path, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
+    raster = _as_raster(image, name, options)
+    return raster if isinstance(raster, Tensor) else _mapped([raster], f"the {name} image", options)[0]
+
+
+def _as_raster(image: str | Path | Image | Tensor, name: str, options: ImageOptions) -> Raster | Tensor:
     if isinstance(image, Tensor):
-        if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
-            raise PairError(f"the {name} image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
+        if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
+            raise DataError(f"the {name} image is {image.dtype} {tuple(image.shape)}; expected uint8 (C, H, W)")
         return image
     if isinstance(image, (str, Path)):
-        return read_image(image)
+        return _raster(image, f"the {name} image", options)
     refuse_huge(image.size, f"the {name} image")
-    return from_pil(image)
+    return from_pil_raster(image, f"the {name} image", options)
 
 
 def as_pair(
-    before: str | Path | Image | Tensor, after: str | Path | Image | Tensor, size: tuple[int, int] | None
+    before: str | Path | Image | Tensor,
+    after: str | Path | Image | Tensor,
+    size: tuple[int, int] | None,
+    options: ImageOptions = PLAIN,
+    interpolation: Interpolation = "bilinear",
 ) -> tuple[Tensor, Tensor]:
-    """Both images as uint8 ``(3, H, W)`` of one size: ``size``, or that of the first."""
-    first, second = as_tensor(before, "before"), as_tensor(after, "after")
+    """Both images as uint8 ``(C, H, W)`` of one size: ``size``, or that of the first.
+
+    Images of different size are stretched onto each other with a warning that names both sizes.
+
+    Args:
+        before: path, PIL image or uint8 tensor.
+        after: the same.
+        size: height and width that both are resized to.
+        options: value range, bands and page, the same for both.
+        interpolation: how images are scaled.
+
+    Raises:
+        DataError: an image cannot be read, or the two have different numbers of channels.
+    """
+    sides = [_as_raster(image, name, options) for image, name in ((before, "before"), (after, "after"))]
+    rasters = [side for side in sides if isinstance(side, Raster)]
+    mapped = iter(_mapped(rasters, "the pair", options) if rasters else [])
+    first, second = (side if isinstance(side, Tensor) else next(mapped) for side in sides)
+    if len(first) != len(second):
+        raise DataError(f"before has {len(first)} channels and after has {len(second)}; expected equally many")
+    _warn_of_sizes(first, second, size)
     target = size or (first.shape[1], first.shape[2])
-    return resize(first, target), resize(second, target)
+    return resize(first, target, interpolation), resize(second, target, interpolation)
+
+
+def _warn_of_sizes(first: Tensor, second: Tensor, size: tuple[int, int] | None) -> None:
+    """Say that two images of different size are stretched onto each other, unless both only change their scale."""
+    (height, width), (own_height, own_width) = first.shape[1:], second.shape[1:]
+    if (height, width) == (own_height, own_width):
+        return
+    ratio = (width / height) / (own_width / own_height)
+    if size is not None and abs(ratio - 1) <= _ASPECT:
+        return
+    goal = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
+    warnings.warn(
+        f"before is {width}x{height} and after is {own_width}x{own_height} pixels; both are stretched to {goal}, so "
+        "what stands still may seem to move. Crop or register the two first",
+        stacklevel=3,
+    )
 
 
 def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> Tensor:
-    """Resize uint8 ``(3, H, W)`` to height and width, antialiased as PIL does; the aspect is not kept."""
+    """Resize uint8 ``(C, H, W)`` to height and width, antialiased as PIL does; the aspect is not kept."""
     if tuple(image.shape[1:]) == tuple(size):
         return image
     # bytes throughout where values overshoot, since PIL cuts them off between its two passes
     pixels = image[None] if interpolation == "bicubic" else image[None].float()
     scaled = F.interpolate(pixels, size=size, mode=interpolation, antialias=True, align_corners=False)
     return scaled[0].round().clamp(0, 255).to(torch.uint8)
-
-
-def inside(root: str | Path, relative: str, record: str) -> Path:
-    """Path below a root folder.
-
-    Raises:
-        PairError: the path is absolute, too long or leaves the root, also through a link.
-    """
-    base = Path(root).resolve()
-    if not relative or Path(relative).is_absolute():
-        raise PairError(f"{record}: the path {relative!r} must be relative to the data folder")
-    try:
-        full = (base / relative).resolve()
-    except (OSError, ValueError, RuntimeError) as error:  # links in a circle, characters that no path may hold
-        raise PairError(f"{record}: {relative!r} cannot be a path ({error})") from error
-    if not _nameable(full):
-        raise PairError(f"{record}: {relative[:60]!r}... is longer than any path may be")
-    if not full.is_relative_to(base):
-        raise PairError(f"{record}: the path {relative!r} leaves the data folder; only files below it are read")
-    return full
-
-
-def _nameable(path: Path) -> bool:
-    """Whether files may be called so; asking the system for one that is longer is an OSError of its own."""
-    return all(fits(part, LONGEST_NAME) for part in path.parts) and fits(str(path), LONGEST_FOLDER)
-
-
-def fits(name: str, longest: int) -> bool:
-    """Whether a name has so many bytes at most."""
-    return len(name.encode(errors="surrogatepass")) <= longest
-
-
-def is_web_page(start: bytes) -> bool:
-    """Whether a file that begins with these bytes is HTML, as failed downloads leave behind."""
-    return start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith((b"<!doctype", b"<html", b"<head"))
-
-
-def describe_start(start: bytes) -> str:
-    """What the first bytes of a file say it is instead of what was expected."""
-    if not start:
-        return "the file is empty"
-    if is_web_page(start):
-        return "it is a web page, as downloads that need a login leave behind; fetch the real file by hand"
-    return f"its first bytes are {start[:12]!r}"
-
-
-def _start_of(path: str | Path) -> bytes:
-    with open(path, "rb") as file:
-        return file.read(64)

@@ -22,8 +22,8 @@ class PairSample:
 
     Args:
         id: unique name of the pair within its split.
-        before: uint8 image, ``(3, H, W)``.
-        after: uint8 image of the same size, ``(3, H, W)``.
+        before: uint8 image, ``(C, H, W)``; C is 3 unless bands are chosen.
+        after: uint8 image of the same shape, ``(C, H, W)``.
         captions: all references; may be empty.
         change_type: label of the change, as the benchmark names it.
         boxes: changed regions in pixels, ``(N, 2, 4)`` as x1 y1 x2 y2, ``[:, 0]`` in the before image and
@@ -32,7 +32,7 @@ class PairSample:
         meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
 
     Raises:
-        PairError: an image is not uint8 ``(3, H, W)``, or the two differ in size.
+        PairError: an image is not uint8 ``(C, H, W)``, or the two differ in size or channels.
     """
 
     id: str
@@ -46,11 +46,16 @@ class PairSample:
 
     def __post_init__(self) -> None:
         for side, image in (("before", self.before), ("after", self.after)):
-            if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
+            if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
                 raise PairError(
                     f"pair {self.id!r}: the {side} image is {image.dtype} {tuple(image.shape)}; "
-                    "expected uint8 (3, H, W)"
+                    "expected uint8 (C, H, W)"
                 )
+        if len(self.before) != len(self.after):
+            raise PairError(
+                f"pair {self.id!r}: before has {len(self.before)} channels and after has {len(self.after)}; choose the "
+                "same ones of both with `bands`"
+            )
         if self.before.shape != self.after.shape:
             raise PairError(
                 f"pair {self.id!r}: before is {tuple(self.before.shape)} and after is "
@@ -63,7 +68,7 @@ class PairBatch:
     """Pairs as a captioner's ``collate`` hands them to its steps.
 
     Args:
-        images: uint8 ``(B, 2, 3, H, W)``, 0 = before and 1 = after; captioners normalise on the device.
+        images: uint8 ``(B, 2, C, H, W)``, 0 = before and 1 = after; captioners normalise on the device.
         tokens: int64 ``(B, K, T)``, K captions per pair, each begin token, words, end token, padding.
         caption_mask: bool ``(B, K, T)``, True where a token is to be predicted: words and the end token,
             never the begin token or padding. A row without any True is an absent caption.
@@ -132,7 +137,7 @@ class Caption:
 
 
 def stack_images(samples: Sequence[PairSample]) -> Tensor:
-    """Stack pairs into uint8 ``(B, 2, 3, H, W)``.
+    """Stack pairs into uint8 ``(B, 2, C, H, W)``.
 
     Raises:
         PairError: the pairs differ in size.

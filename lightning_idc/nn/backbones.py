@@ -16,11 +16,11 @@ IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class GridBackbone(nn.Module, ABC):
-    """Maps uint8 images ``(N, 3, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
+    """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
 
     Args:
         width: channels of the features.
-        mean: per channel, of images in [0, 1].
+        mean: per channel, of images in [0, 1]; as many as images have channels.
         std: per channel.
     """
 
@@ -32,14 +32,24 @@ class GridBackbone(nn.Module, ABC):
     ) -> None:
         super().__init__()
         self.width = width
-        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1) * 255, persistent=False)
-        self.register_buffer("std", torch.tensor(std).view(3, 1, 1) * 255, persistent=False)
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1) * 255, persistent=False)
 
     @abstractmethod
     def grid(self, images: Tensor) -> Tensor:
         """Features of normalised images."""
 
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images."""
+        return len(self.mean)
+
     def forward(self, images: Tensor) -> Tensor:
+        if images.shape[1] != self.in_channels:
+            raise PairError(
+                f"images have {images.shape[1]} channels and the backbone takes {self.in_channels}; choose the data "
+                f"module's `bands`, or set in_channels: {images.shape[1]}"
+            )
         return self.grid((images.to(self.mean.dtype) - self.mean) / self.std)
 
 
@@ -48,16 +58,19 @@ class SmallCNN(GridBackbone):
 
     Args:
         width: channels of the features.
+        in_channels: of the images.
     """
 
-    def __init__(self, width: int = 96) -> None:
-        super().__init__(width)
+    def __init__(self, width: int = 96, in_channels: int = 3) -> None:
+        super().__init__(width, *_statistics(in_channels))
 
         def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
             convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
             return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
-        self.layers = nn.Sequential(*block(3, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1))
+        self.layers = nn.Sequential(
+            *block(in_channels, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1)
+        )
 
     def grid(self, images: Tensor) -> Tensor:
         return self.layers(images.contiguous(memory_format=torch.channels_last))
@@ -70,12 +83,13 @@ class TimmGrid(GridBackbone):
         name: of the timm model.
         pretrained: load timm's weights.
         stage: which feature map, counted as timm does; -1 is the last.
+        in_channels: of the images; timm adapts pretrained weights to other numbers than three.
 
     Raises:
         PairError: timm knows no such model, its weights cannot be had, or it has no grid of features.
     """
 
-    def __init__(self, name: str, pretrained: bool = False, stage: int = -1) -> None:
+    def __init__(self, name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> None:
         import timm
 
         if not timm.is_model(name):
@@ -85,7 +99,7 @@ class TimmGrid(GridBackbone):
                 f"{', '.join(near) or 'resnet18'}"
             )
         try:
-            model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0)
+            model: Any = timm.create_model(name, pretrained=pretrained, num_classes=0, in_chans=in_channels)
         except Exception as error:
             if not pretrained:
                 raise
@@ -99,7 +113,8 @@ class TimmGrid(GridBackbone):
         except (AttributeError, NotImplementedError) as error:
             raise PairError(f"timm's {name!r} gives no grid of features; choose another model") from error
         config = model.pretrained_cfg
-        super().__init__(model.feature_info[index]["num_chs"], tuple(config["mean"]), tuple(config["std"]))
+        statistics = _statistics(in_channels, tuple(config["mean"]), tuple(config["std"]))
+        super().__init__(model.feature_info[index]["num_chs"], *statistics)
         self.model, self.name, self.index = model, name, index
 
     def grid(self, images: Tensor) -> Tensor:
@@ -112,15 +127,28 @@ class TimmGrid(GridBackbone):
             ) from error
 
 
-def build_backbone(name: str, pretrained: bool = False, stage: int = -1) -> GridBackbone:
+def _statistics(
+    channels: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of so many channels: those of colours for three, one half and one quarter for others.
+
+    Raises:
+        PairError: there is not a single channel.
+    """
+    if channels < 1:
+        raise PairError(f"in_channels is {channels}; expected at least 1")
+    return (mean, std) if channels == len(mean) else ((0.5,) * channels, (0.25,) * channels)
+
+
+def build_backbone(name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> GridBackbone:
     """The small CNN for ``"cnn"``, otherwise the timm model of that name with the feature map of that stage."""
-    return SmallCNN() if name == "cnn" else TimmGrid(name, pretrained, stage)
+    return SmallCNN(in_channels=in_channels) if name == "cnn" else TimmGrid(name, pretrained, stage, in_channels)
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of the grid that a backbone gives for images of a height and width, in pixels."""
     with torch.no_grad():
-        found = backbone.eval()(torch.zeros(1, 3, *size, dtype=torch.uint8)).shape[-2:]
+        found = backbone.eval()(torch.zeros(1, backbone.in_channels, *size, dtype=torch.uint8)).shape[-2:]
     backbone.train()
     return int(found[0]), int(found[1])
 

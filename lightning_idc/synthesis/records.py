@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import from_pil, refuse_huge
+from lightning_idc.core.images import read_image_bytes
 from lightning_idc.core.types import PairError
 
 UNREADABLE = "unreadable image"
@@ -114,18 +114,7 @@ def decode_image(data: bytes, what: str) -> Tensor:
     Raises:
         PairError: the bytes are no image, damaged or too large.
     """
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(io.BytesIO(data)) as image:
-            refuse_huge(image.size, what)
-            return from_pil(image)
-    except PairError:
-        raise
-    except UnidentifiedImageError:
-        raise PairError(f"{what} is not an image that can be read; its first bytes are {data[:12]!r}") from None
-    except (OSError, SyntaxError, ValueError, EOFError, Image.DecompressionBombError) as error:
-        raise PairError(f"{what} is damaged ({error})") from error
+    return read_image_bytes(data, what)
 
 
 def encode_png(image: Tensor) -> bytes:

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from lightning_idc.core.images import inside
+from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.synthesis.records import Record, encode_png

@@ -263,9 +263,9 @@ def test_bad_images_are_left_out_when_asked_and_opened_once(root: Path, monkeypa
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
     opened: list[str] = []
 
-    def read(path: str | Path, record: str | None = None) -> Any:
+    def read(path: str | Path, *given: Any, **options: Any) -> Any:
         opened.append(str(path))
-        return images.read_image(path, record)
+        return images.read_image(path, *given, **options)
 
     monkeypatch.setattr(files_module, "read_image", read)
     with pytest.warns(UserWarning) as told:

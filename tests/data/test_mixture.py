@@ -208,15 +208,15 @@ def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
     folder(tmp_path / "a", 2)
     home = "lightning_idc.data"
     part = {
-        "class_path": f"{home}.folder.FolderPairs",
+        "class_path": f"{home}.FolderPairs",
         "init_args": {
             "root": str(tmp_path / "a"),
-            "corruption": {"class_path": f"{home}.robustness.ReplaceWords", "init_args": {"share": 0.4}},
+            "corruption": {"class_path": f"{home}.ReplaceWords", "init_args": {"share": 0.4}},
         },
     }
     config = {
         "data": {
-            "class_path": f"{home}.mixture.Mixture",
+            "class_path": f"{home}.Mixture",
             "init_args": {"parts": {"one": part, "two": part}, "weights": {"one": 1, "two": 3}, "image_size": 8},
         }
     }

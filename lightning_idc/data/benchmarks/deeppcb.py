@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import inside, read_image, resize
+from lightning_idc.core.images import read_image, resize
+from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.benchmarks.defects import (
     BOARD,
@@ -23,7 +24,7 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
-from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.core.source import PairSource
 
 LISTED = {"trainval": 1000, "test": 500}
@@ -163,6 +164,8 @@ class DeepPCB(PairDataModule):
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
     """
 
+    domain = "circuit boards (DeepPCB)"
+
     def __init__(
         self,
         root: str | Path = "data/deeppcb",
@@ -172,6 +175,7 @@ class DeepPCB(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
+        refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}
 

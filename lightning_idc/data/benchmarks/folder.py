@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from lightning_idc.core.images import inside
+from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, fault_of, progress, split_by_hash
@@ -80,7 +80,7 @@ class FolderPairs(PairDataModule):
                 f"{self.root}: the split {split!r} has no pairs left to use; read were {there}. Name it in a column "
                 f"split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
             )
-        return FileSource(records, self.image_size, self.interpolation)
+        return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
     # ---- what may be wrong with records -----------------------------------------------------------------
 
@@ -108,7 +108,10 @@ class FolderPairs(PairDataModule):
                 )
             return records
         sized = self.image_size is not None
-        faults = [(record, fault_of(record, sized)) for record in progress(records, f"looking at the {split} images")]
+        options = self.image_options
+        faults = [
+            (record, fault_of(record, sized, options)) for record in progress(records, f"looking at the {split} images")
+        ]
         bad = [(record, fault) for record, fault in faults if fault is not None]
         if bad:
             shown = "; ".join(f"{record.name}: {fault}" for record, fault in bad[:_SHOWN])

@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.images import Interpolation, inside, read_image, read_image_bytes, resize
+from lightning_idc.core.images import Interpolation, read_pair, resize
+from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.jsonfiles import sentences
@@ -33,6 +35,7 @@ class TableSource(PairSource):
         size: height and width of the images; None leaves them.
         interpolation: how images are scaled.
         folder: that paths in image columns are relative to; None refuses paths.
+        options: value range, bands and page of the images.
 
     Raises:
         PairError: a column is missing, or does not hold what it should.
@@ -50,6 +53,7 @@ class TableSource(PairSource):
         size: tuple[int, int] | None = None,
         interpolation: Interpolation = "bilinear",
         folder: Path | None = None,
+        options: ImageOptions = PLAIN,
     ) -> None:
         from datasets import Image as ImageFeature
 
@@ -61,6 +65,7 @@ class TableSource(PairSource):
             if isinstance(table.features[column], ImageFeature):
                 table = table.cast_column(column, ImageFeature(decode=False))
         self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
+        self.options = options
         self._images = table.select_columns([before, after])
         self._columns = before, after
         texts = table.select_columns([name for name in columns if name not in (before, after)])
@@ -91,23 +96,26 @@ class TableSource(PairSource):
 
     def fingerprint(self) -> str:
         # of the columns of images alone, which `datasets` derives from its files and everything done to them
-        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}"
+        how = "" if self.options == PLAIN else f"/{self.options.to_dict()}"
+        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}{how}"
 
     def load(self, index: int) -> PairSample:
         row = self._images[index]
-        images = [self._image(row[column], f"{self._row(index)}, {column}") for column in self._columns]
+        files = [self._file(row[column], f"{self._row(index)}, {column}") for column in self._columns]
+        before, after = read_pair(files[0], files[1], self._row(index), self.options)
         if self.size is not None:
-            images = [resize(image, self.size, self.interpolation) for image in images]
-        return PairSample(self.ids[index], images[0], images[1], list(self._captions[index]), self._kinds[index])
+            before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
+        return PairSample(self.ids[index], before, after, list(self._captions[index]), self._kinds[index])
 
-    def _image(self, value: Any, where: str) -> Any:
+    def _file(self, value: Any, where: str) -> Path | bytes:
+        """Path or contents of an image."""
         data, path = (value.get("bytes"), value.get("path")) if isinstance(value, dict) else (value, value)
         if isinstance(data, bytes):
-            return read_image_bytes(data, where)
+            return data
         if isinstance(path, str) and self._folder is not None:
             base = self._folder.resolve()
             relative = path[len(str(base)) + 1 :] if path.startswith(f"{base}/") else path
-            return read_image(inside(base, relative, where), where)
+            return inside(base, relative, where)
         raise PairError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
 
 
@@ -169,6 +177,7 @@ class HuggingFaceTable(PairDataModule):
             size=self.image_size,
             interpolation=self.interpolation,
             folder=folder,
+            options=self.image_options,
             **self.columns,  # type: ignore[arg-type]
         )
         return Captioned(source) if split != "predict" else source

@@ -90,7 +90,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         ]
 
     def source_of(self, records: Any) -> BoxedSource:
-        return BoxedSource(records, self.image_size, self.interpolation)
+        return BoxedSource(records, self.image_size, self.interpolation, self.image_options)
 
     def _everything(self) -> list[Record]:
         if self._all is None:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.images import Interpolation
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
 from lightning_idc.data.core.datamodule import Split
@@ -94,7 +93,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         if self.on_missing == "skip":
             gone = set(self.files.absent(path for record in records for path in (record.before, record.after)))
             records = [record for record in records if gone.isdisjoint((record.before, record.after))]
-        return PromptSource(records, self.image_size, self.interpolation, self.files)
+        return PromptSource(records, self.files, self.image_size, self.interpolation, self.image_options)
 
     def _prompts(self) -> list[tuple[str, list[str]]]:
         """Folders with their seeds, in the order of ``seeds.json``."""
@@ -117,15 +116,12 @@ class PromptSource(FileSource):
 
     Args:
         records: one per pair, without captions.
-        size: height and width of the images; None leaves them.
-        interpolation: how images are scaled.
         files: where the folders are.
+        options: of :class:`~lightning_idc.data.io.files.FileSource`.
     """
 
-    def __init__(
-        self, records: Sequence[Record], size: tuple[int, int] | None, interpolation: Interpolation, files: Root
-    ) -> None:
-        super().__init__(records, size, interpolation)
+    def __init__(self, records: Sequence[Record], files: Root, *options: Any) -> None:
+        super().__init__(records, *options)
         self._files = files
 
     def captions(self, index: int) -> list[str]:

@@ -111,6 +111,7 @@ class Benchmark(PairDataModule):
         one_of("on_missing", on_missing, ("raise", "skip"))
         self.files = Root(Path("data") / self.folder if root is None else root)
         self.root, self.official, self.on_missing = self.files.path, official, on_missing
+        self.domain = self.title
         self._read: dict[str, list[Record]] = {}
 
     # ---- what a benchmark writes ------------------------------------------------------------------------
@@ -178,7 +179,7 @@ class Benchmark(PairDataModule):
             replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
         ]
-        return FileSource(kept, self.image_size, self.interpolation)
+        return FileSource(kept, self.image_size, self.interpolation, self.image_options)
 
     def prepare_data(self) -> None:
         """Tell what is missing before anything else is built."""

@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
 
 from lightning_idc.core.images import Interpolation
 from lightning_idc.core.types import PairError, PairSample, stack_images
+from lightning_idc.core.value_range import Bands, ImageOptions, ValueRange
 from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource, View
@@ -21,6 +22,7 @@ from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 Split = Literal["train", "val", "test", "predict"]
 NO_CHANGE = "no_change"
 MOST_NO_CHANGE_SENTENCES = 64
+_READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
 
 
 class PairDataModule(LightningDataModule):
@@ -37,7 +39,15 @@ class PairDataModule(LightningDataModule):
         corruption: of the captions or images of some splits, to test robustness with.
         cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
         decode_once: deprecated name of ``cache_images``.
+        value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
+            images of a pair together), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None refuses them.
+        bands: indices of the channels that are read, from 0, or ``all``; None refuses all but grey and colour images.
+        page: index of the image in files of several; None refuses them.
+        fill_nan: value that takes the place of NaN and of missing data; None refuses images that have any.
     """
+
+    domain = "image pairs"
+    """What the pairs show, for captioners to say what they know."""
 
     def __init__(
         self,
@@ -51,6 +61,10 @@ class PairDataModule(LightningDataModule):
         corruption: Corruption | None = None,
         cache_images: str | Path | None = None,
         decode_once: str | Path | None = None,
+        value_range: ValueRange | None = None,
+        bands: Bands | None = None,
+        page: int | None = None,
+        fill_nan: float | None = None,
     ) -> None:
         super().__init__()
         if interpolation not in get_args(Interpolation):
@@ -60,6 +74,9 @@ class PairDataModule(LightningDataModule):
         self.image_size: tuple[int, int] | None = (
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
+        if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
+            raise PairError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
+        self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
         if decode_once is not None:
             rank_zero_deprecation("decode_once is called cache_images now; the old name goes with the next version")
@@ -99,6 +116,41 @@ class PairDataModule(LightningDataModule):
                 source = Corrupted(source, self.corruption, self.image_size, self.interpolation)
             self._sources[split] = source
         return self._sources[split]
+
+    def native_size(self) -> tuple[int, int] | None:
+        """Height and width of the images before any resizing, by the first pair; None where none can be read."""
+        first = self._first_pair()
+        return None if first is None else (int(first.before.shape[1]), int(first.before.shape[2]))
+
+    def _first_pair(self) -> PairSample | None:
+        for split in _READ_FIRST:
+            try:
+                return self.pairs_of(split).load(0)
+            except PairError:
+                continue
+        return None
+
+    def input_spec(self) -> dict[str, Any]:
+        """What describes the images that a captioner is trained on, in plain values, to be stored with it.
+
+        Returns:
+            ``image_size`` (height, width; that of the files where nothing resizes them), ``interpolation``,
+            ``value_range``, ``bands``, ``page``, ``fill_nan``, ``channels`` and ``domain``.
+        """
+        size = self.image_size or self.native_size()
+        bands = self.image_options.bands
+        if bands == "all":
+            first = self._first_pair()
+            channels = None if first is None else len(first.before)
+        else:
+            channels = 3 if bands is None else len(bands)
+        return {
+            "image_size": None if size is None else list(size),
+            "interpolation": self.interpolation,
+            **self.image_options.to_dict(),
+            "channels": channels,
+            "domain": self.domain,
+        }
 
     def train_captions(self) -> list[str]:
         """All captions of the training split."""
@@ -188,6 +240,17 @@ class FirstPairs(View):
     def fingerprint(self) -> str | None:
         whole = self.source.fingerprint()
         return whole and f"{whole}/{len(self)}"
+
+
+def refuse_options(options: ImageOptions, why: str) -> None:
+    """Refuse options of reading for data that are always read in one way.
+
+    Raises:
+        PairError: one is given.
+    """
+    given = [name for name, value in options.to_dict().items() if value is not None]
+    if given:
+        raise PairError(f"{why}; {given[0]} has no meaning there, leave it out")
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.value_range import PLAIN
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
 from lightning_idc.data.core.source import PairSource, View
@@ -18,8 +19,8 @@ class Mixture(PairDataModule):
 
     Pairs are called ``PART/ID``. Evaluation sees every pair of every part that has the split. An epoch of training sees
     ``epoch_pairs`` draws, dealt out to the parts by ``weights``: a part that is smaller than its share comes round
-    again, of one that is larger every epoch takes others. ``image_size`` and ``limit`` of the mixture hold for each
-    part.
+    again, of one that is larger every epoch takes others. ``image_size``, ``limit`` and value ranges of the mixture
+    hold for each part.
 
     M3Diff is tuned on 896k samples that have one caption each of CLEVR-Change and CLEVR-DC: ``per_caption`` makes every
     caption of a part's training pairs a pair of its own, called ``PART/ID/2``.
@@ -66,7 +67,10 @@ class Mixture(PairDataModule):
         for part in self.parts.values():
             if self.image_size is not None:
                 part.image_size, part.interpolation = self.image_size, self.interpolation
+            if self.image_options != PLAIN:
+                part.image_options = self.image_options
             part.limit = self.limit if self.limit is not None else part.limit
+        self.domain = "; ".join(dict.fromkeys(part.domain for part in self.parts.values()))
         self.limit = None  # the first pairs of the whole would all be of the first part
 
     def prepare_data(self) -> None:

@@ -9,14 +9,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.images import LONGEST_NAME, Interpolation, fits, inside, read_image, resize
+from lightning_idc.core.images import Interpolation, read_image, read_pair, resize
+from lightning_idc.core.paths import LONGEST_NAME, fits, inside
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.tables import short
 
 _Seen = tuple[int, int] | str
 # (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
-_scanned: dict[tuple[str, int, int], _Seen] = {}
+_scanned: dict[tuple[str, int, int, str], _Seen] = {}
 
 
 @dataclass(slots=True)
@@ -55,12 +57,17 @@ class FileSource(PairSource):
         records: one per pair.
         size: height and width of the images; None leaves them.
         interpolation: how images are scaled.
+        options: value range, bands and page of the files.
     """
 
     def __init__(
-        self, records: Sequence[Record], size: tuple[int, int] | None, interpolation: Interpolation = "bilinear"
+        self,
+        records: Sequence[Record],
+        size: tuple[int, int] | None,
+        interpolation: Interpolation = "bilinear",
+        options: ImageOptions = PLAIN,
     ) -> None:
-        self.records, self.size, self.interpolation = list(records), size, interpolation
+        self.records, self.size, self.interpolation, self.options = list(records), size, interpolation, options
         self.ids = [record.id for record in self.records]
 
     def captions(self, index: int) -> list[str]:
@@ -73,7 +80,9 @@ class FileSource(PairSource):
         return self.records[index].meta
 
     def fingerprint(self) -> str:
-        digest = hashlib.sha256(f"{type(self).__qualname__}/{self.size}/{self.interpolation}".encode())
+        how = f"{type(self).__qualname__}/{self.size}/{self.interpolation}"
+        how += "" if self.options == PLAIN else f"/{self.options.to_dict()}"
+        digest = hashlib.sha256(how.encode())
         for record in self.records:
             for path in (record.before, record.after):
                 try:
@@ -86,10 +95,10 @@ class FileSource(PairSource):
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]
-        images = [read_image(path, record.name) for path in (record.before, record.after)]
+        before, after = read_pair(record.before, record.after, record.name, self.options)
         if self.size is not None:
-            images = [resize(image, self.size, self.interpolation) for image in images]
-        return PairSample(record.id, images[0], images[1], list(record.captions), record.change_type, meta=record.meta)
+            before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
+        return PairSample(record.id, before, after, list(record.captions), record.change_type, meta=record.meta)
 
 
 class Root:
@@ -153,27 +162,27 @@ def progress(records: list[Record], title: str) -> Sequence[Record]:
     return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]
 
 
-def fault_of(record: Record, sized: bool) -> str | None:
+def fault_of(record: Record, sized: bool, options: ImageOptions = PLAIN) -> str | None:
     """What is wrong with the images of a pair; they may differ in size where both are resized."""
-    before, after = _scan(record.before), _scan(record.after)
-    for told in (before, after):
-        if isinstance(told, str):
-            return told
+    before, after = _scan(record.before, options), _scan(record.after, options)
+    for found in (before, after):
+        if isinstance(found, str):
+            return found
     if before == after or sized:
         return None
-    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; image_size would mend it"
+    return f"before is {before[0]}x{before[1]} and after is {after[0]}x{after[1]}; set image_size to resize both"
 
 
-def _scan(path: Path) -> _Seen:
+def _scan(path: Path, options: ImageOptions) -> _Seen:
     """Height and width of an image, or what is wrong with it."""
     try:
         stat = os.stat(path)
     except OSError:
         return f"there is no image {str(path)!r}"
-    key = (str(path), stat.st_mtime_ns, stat.st_size)
+    key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
     if key not in _scanned:
         try:
-            height, width = read_image(path).shape[1:]
+            height, width = read_image(path, options=options).shape[1:]
             _scanned[key] = height, width
         except PairError as error:
             _scanned[key] = str(error)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.images import describe_start, is_web_page
+from lightning_idc.core.paths import describe_start, is_web_page
 from lightning_idc.data.io.tables import Row, short, writable
 from lightning_idc.errors import PairError
 

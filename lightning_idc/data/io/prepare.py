@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
-from lightning_idc.core.images import describe_start, inside, is_web_page
+from lightning_idc.core.paths import describe_start, inside, is_web_page
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.synthetic.cache import Key, default_cache_dir, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
@@ -55,6 +55,7 @@ class SyntheticPairs(PairDataModule):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        refuse_options(self.image_options, "rendered pairs are 8-bit images")
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
         for name, value in (("train_pairs", train_pairs), ("val_pairs", val_pairs), ("test_pairs", test_pairs)):
             if value < 1:
@@ -73,9 +74,14 @@ class SyntheticPairs(PairDataModule):
         sizes = {"train": train_pairs, "val": val_pairs, "test": test_pairs}
         self._keys = {split: Key(mode, split, pairs, height, width, data_seed, world) for split, pairs in sizes.items()}
         self._root = Path(cache_dir).expanduser() if cache_dir is not None else default_cache_dir()
+        self._native = height, width
+        self.domain = f"rendered scenes ({mode})"
         self._progress = progress
         self._workers = render_workers
         self._rendered: dict[str, SyntheticSource] = {}
+
+    def native_size(self) -> tuple[int, int]:
+        return self._native
 
     def prepare_data(self) -> None:
         """Render what is not on disk yet; called by one process of each machine."""

@@ -150,8 +150,8 @@ class Jitter(PairTransform):
 
     def _light(self, image: Tensor, generator: torch.Generator) -> Tensor:
         pixels = image.float()
-        tints = torch.tensor([_uniform(generator, 1 - self.tint, 1 + self.tint) for _ in range(3)])
-        pixels = pixels * tints.view(3, 1, 1) * _uniform(generator, 1 - self.brightness, 1 + self.brightness)
+        tints = torch.tensor([_uniform(generator, 1 - self.tint, 1 + self.tint) for _ in image])
+        pixels = pixels * tints.view(-1, 1, 1) * _uniform(generator, 1 - self.brightness, 1 + self.brightness)
         mean = pixels.mean()
         pixels = mean + (pixels - mean) * _uniform(generator, 1 - self.contrast, 1 + self.contrast)
         return pixels.round().clamp(0, 255).to(torch.uint8)

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_idc.core.image_files import open_image
 from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
 
@@ -74,11 +75,9 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     Raises:
         PairError: there are fewer than two, or one has no transparent pixel.
     """
-    from PIL import Image
-
     found = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
-        with Image.open(path) as image:
+        with open_image(path, str(path)) as image:
             pixels = np.array(image.convert("RGBA"))
         inside = pixels[..., 3] > 127
         if inside.all() or not inside.any():

@@ -26,6 +26,7 @@ class PairTransformer(PairCaptioner):
         decoder_layers: layers that write.
         heads: attention heads.
         dropout: share of activations dropped in training.
+        in_channels: channels of the images, 3 unless the data module's ``bands`` chooses others.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
@@ -41,6 +42,7 @@ class PairTransformer(PairCaptioner):
         decoder_layers: int = 2,
         heads: int = 4,
         dropout: float = 0.1,
+        in_channels: int = 3,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -52,7 +54,7 @@ class PairTransformer(PairCaptioner):
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         pretrained, weights = self._start
         options = self.hparams
-        backbone = build_backbone(options["backbone"], pretrained)
+        backbone = build_backbone(options["backbone"], pretrained, in_channels=options["in_channels"])
         if weights is not None:
             load_backbone(backbone, weights)
         side = options["grid"]
