@@ -1,0 +1,107 @@
+"""The packages of the library stand on floors: imports point down, and no two files import each other in a circle."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+PACKAGE = Path(__file__).parents[1] / "lightning_idc"
+# lowest first; packages of one floor do not import each other
+FLOORS = (
+    ("errors", "files", "_lazy"),
+    ("metrics",),
+    ("core",),
+    ("nn",),
+    ("data",),
+    ("report",),
+    ("synthesis",),
+    ("methods",),
+    ("callbacks",),
+    ("serve",),
+    ("cli",),
+)
+FLOOR = {package: floor for floor, packages in enumerate(FLOORS) for package in packages}
+ALLOWED_FILES = {"__init__", "__main__", *FLOORS[0]}
+
+
+def modules() -> dict[str, Path]:
+    found = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts)
+        found[name.removesuffix(".__init__")] = path
+    return found
+
+
+MODULES = modules()
+
+
+def imports_of(name: str) -> Iterator[str]:
+    """Modules of the library that a file imports, at its top or inside functions; not those for type checkers."""
+    tree = ast.parse(MODULES[name].read_text(encoding="utf-8"))
+    skipped = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
+    for node in ast.walk(tree):
+        if id(node) in skipped:
+            continue
+        named: list[str] = []
+        if isinstance(node, ast.Import):
+            named = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            named = [f"{node.module}.{alias.name}" for alias in node.names]
+        for target in named:
+            while target and target not in MODULES:
+                target = target.rpartition(".")[0]
+            if target and target != name and MODULES[target].name != "__init__.py":
+                yield target
+
+
+GRAPH = {name: set(imports_of(name)) for name in MODULES}
+
+
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else ""
+
+
+def test_every_import_points_down() -> None:
+    up = [
+        f"{name} -> {target}"
+        for name, targets in GRAPH.items()
+        for target in targets
+        if room(name) in FLOOR
+        and room(target) in FLOOR
+        and room(name) != room(target)
+        and FLOOR[room(name)] <= FLOOR[room(target)]
+    ]
+    assert not up, "\n".join(sorted(up))
+
+
+def test_no_two_files_import_each_other_in_a_circle() -> None:
+    left = {name: set(targets) for name, targets in GRAPH.items()}
+    while free := [name for name, targets in left.items() if not targets & left.keys()]:
+        for name in free:
+            del left[name]
+    # what remains is a circle or leads into one
+    inside = [name for name in left if any(name in left[other] for other in left)]
+    assert not inside, "these files are in or lead into a circle: " + ", ".join(sorted(inside))
+
+
+def test_there_are_few_rooms_and_each_has_a_floor() -> None:
+    packages = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    files = {path.stem for path in PACKAGE.glob("*.py")}
+    assert len(packages) <= 12
+    assert packages <= FLOOR.keys() and files <= ALLOWED_FILES
+
+
+def test_rooms_that_need_no_lightning_do_not_import_it() -> None:
+    light = [
+        name
+        for name, path in MODULES.items()
+        if room(name) in ("metrics", "nn")
+        and any(line.startswith(("import lightning.", "from lightning.")) for line in path.read_text().splitlines())
+    ]
+    assert not light
