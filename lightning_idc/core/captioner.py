@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from lightning_idc.core.decoding import Decoded, beam_search, greedy
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
-from lightning_idc.core.images import as_pair
+from lightning_idc.core.images import as_pair, resize
 from lightning_idc.core.module import PairModule, ProvidesCaptions
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
@@ -41,6 +42,8 @@ class PairCaptioner(PairModule):
             from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
+        input_spec: what the network was trained on, such as ``size``; written by training, kept by checkpoints, and
+            applied by :meth:`describe`.
         options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
@@ -56,6 +59,7 @@ class PairCaptioner(PairModule):
         vocabulary: list[str] | str | None = None,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
+        input_spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -131,6 +135,7 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: the pairs differ in size.
         """
+        samples = self.at_trained_size(samples)
         wanted = self.hparams["captions_per_pair"]
         rows = [self.tokenize(chosen_captions(sample, wanted)) for sample in samples]
         tokens, mask = pad_captions(rows, captions=wanted)
@@ -193,6 +198,37 @@ class PairCaptioner(PairModule):
     def batch_ids(self, batch: Any) -> list[str]:
         return list(batch.ids)
 
+    def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
+        """Note the size of the images that the network is trained on, which a checkpoint then brings along."""
+        size = self.batch_image_size(batch)
+        spec = self.hparams["input_spec"] or {"size": size}
+        if spec.get("size") != size:
+            spec = {**spec, "size": None}  # mixed sizes: images keep theirs
+        self.hparams["input_spec"] = spec
+
+    def batch_image_size(self, batch: PairBatch) -> list[int] | None:
+        """Height and width of the images of a batch; None where they differ."""
+        return [int(side) for side in batch.images.shape[-2:]]
+
+    def described_size(self) -> tuple[int, int] | None:
+        """Height and width that images are resized to before they are described; None keeps their own."""
+        size = self.hparams["image_size"] or (self.hparams["input_spec"] or {}).get("size")
+        return None if size is None else (int(size[0]), int(size[1]))
+
+    def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
+        """Pairs of a test or prediction at the size that the network was trained on, unless the data names a size."""
+        size = self.described_size()
+        if size is None or self._trainer is None or self.fitting or getattr(self.data, "image_size", None) is not None:
+            return samples
+        return [
+            replace(
+                sample, before=resize(sample.before, size), after=resize(sample.after, size), boxes=None, masks=None
+            )
+            if tuple(sample.before.shape[1:]) != size
+            else sample
+            for sample in samples
+        ]
+
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         captions = self.generate(self.encode(batch), change_scores=True)
         return [
@@ -214,8 +250,7 @@ class PairCaptioner(PairModule):
         was_training = self.training
         self.eval()
         try:
-            size = self.hparams["image_size"]
-            images = as_pair(before, after, size=None if size is None else (int(size[0]), int(size[1])))
+            images = as_pair(before, after, size=self.described_size())
             batch = self.collate([PairSample("pair", *images)]).to(self.device)
             return self.generate(self.encode(batch), change_scores=True)[0]
         finally:
@@ -299,7 +334,7 @@ class PairCaptioner(PairModule):
 
     def adopt(self, hparams: dict[str, Any]) -> None:
         super().adopt(hparams)
-        for name in ("no_change_captions", "image_size", "max_length"):
+        for name in ("no_change_captions", "image_size", "input_spec", "max_length"):
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from test_addons import QUIET, assert_same, fit, host_state
 from tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 
 from lightning_idc.core.captioner import chosen_captions, pad_captions
-from lightning_idc.core.loading import strip_aux
+from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -182,3 +183,51 @@ def test_words_are_needed_from_somewhere() -> None:
 
     with pytest.raises(PairError, match="needs some to learn its words from"):
         Trainer(**QUIET).test(TinyCaptioner(), NothingToTrainOn(batch_size=4))
+
+
+def test_the_size_of_the_training_images_travels_with_the_checkpoint(trained: TinyCaptioner, tmp_path: Path) -> None:
+    sample = TinySource(1, 901).load(0)
+    side = list(sample.before.shape[1:])
+    again = load_captioner(trained.folder / "tiny.ckpt")  # type: ignore[operator]
+    assert again.hparams["input_spec"] == {"size": side}
+    twice = [
+        torch.nn.functional.interpolate(image[None].float(), scale_factor=2).to(torch.uint8)[0]
+        for image in (sample.before, sample.after)
+    ]
+    assert again.describe(*twice).text == again.describe(sample.before, sample.after).text
+    again.save_pretrained(tmp_path / "folder")
+    assert TinyCaptioner.from_pretrained(tmp_path / "folder").described_size() == tuple(side)
+
+
+def test_a_prediction_of_larger_files_is_made_at_the_trained_size(trained: TinyCaptioner) -> None:
+    class Larger(TinyPairs):
+        def source(self, split: Any) -> Any:
+            return _Enlarged(super().source(split))
+
+    again = load_captioner(trained.folder / "tiny.ckpt")  # type: ignore[operator]
+    plain, larger = (
+        [record for batch in Trainer(**QUIET).predict(again, data) or [] for record in batch]
+        for data in (TinyPairs(batch_size=4), Larger(batch_size=4))
+    )
+    assert [record["caption"] for record in larger] == [record["caption"] for record in plain]
+
+
+class _Enlarged:
+    """Pairs of another source at twice the size."""
+
+    def __init__(self, source: Any) -> None:
+        self.source = source
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.source, name)
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def load(self, index: int) -> PairSample:
+        sample = self.source.load(index)
+        sides = (
+            torch.nn.functional.interpolate(i[None].float(), scale_factor=2)[0].to(torch.uint8)
+            for i in (sample.before, sample.after)
+        )
+        return PairSample(sample.id, *sides, captions=sample.captions, change_type=sample.change_type)
