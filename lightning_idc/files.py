@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import os
+import platform
 import sys
 import threading
 from collections.abc import Callable
@@ -29,7 +30,7 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
     Raises:
         OSError: the file cannot be written.
     """
-    partial = target.with_name(f"{target.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
         if callable(content):
             content(partial)
@@ -41,6 +42,22 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path) -> None:
+    """Remove what processes of this machine that are gone left half written in a folder."""
+    for path in folder.glob(f"*.{_machine()}-*.partial"):
+        process = int(path.name.split("-")[-2])
+        try:
+            os.kill(process, 0)
+        except ProcessLookupError:
+            path.unlink(missing_ok=True)
+        except PermissionError:
+            continue  # it runs, for somebody else
+
+
+def _machine() -> str:
+    return digest(platform.node())[:6]
 
 
 def save(target: Path, write: Callable[[Path], Any]) -> bool:

@@ -310,6 +310,10 @@ class OpenShard:
             return views[batch][row - self.starts[batch]]
         return self.batches[batch].column(name)[row - self.starts[batch]].as_py()
 
+    def row(self, row: int) -> dict[str, Any]:
+        """All cells of a row as plain values."""
+        return {name: self.cell(name, row).as_py() for name in self.batches[0].schema.names}
+
     def cell(self, name: str, row: int) -> Any:
         """Cell of a row as Arrow has it, of which nothing is copied yet."""
         batch = bisect.bisect_right(self.starts, row) - 1

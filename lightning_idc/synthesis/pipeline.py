@@ -6,7 +6,6 @@ from its beginning, so neither a kill nor the number of processes changes what i
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -18,19 +17,12 @@ from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lightning_idc.core.distributed import get_rank_world_size
+from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, write_manifest
 from lightning_idc.core.types import PairError
+from lightning_idc.files import remove_partials
 from lightning_idc.synthesis.records import UNREADABLE, Record
 from lightning_idc.synthesis.stages import Feed, Pass, Work
-from lightning_idc.synthesis.store import (
-    FORMAT,
-    MANIFEST,
-    RecordSource,
-    RecordStore,
-    read_manifest,
-    remove_damaged,
-    save_manifest,
-    shard_about,
-)
+from lightning_idc.synthesis.store import REMEDY, RecordSource, RecordStore, finished_shards, remove_damaged
 
 
 class Records(Feed):
@@ -87,14 +79,16 @@ class Records(Feed):
             PairError: the source is damaged, or the target was made by another stage, with other settings or from
                 another source.
         """
-        about = self._about()
+        identity = self._identity()
         if isinstance(self.source, RecordStore):
-            self.source.verify()
+            self.source.check()
         self.target.mkdir(parents=True, exist_ok=True)
+        remove_partials(self.target)
         if (self.target / MANIFEST).exists():
-            found = read_manifest(self.target)
-            if found["fingerprint"] != about["fingerprint"]:
-                changed = [key for key in ("stage", "settings", "records") if found.get(key) != about[key]]
+            found = read_manifest(self.target, "records", REMEDY)
+            if found["fingerprint"] != fingerprint_of(identity):
+                known = found["identity"]
+                changed = [key for key in ("stage", "settings", "records") if known.get(key) != identity[key]]
                 raise PairError(
                     f"{self.target} was begun with {' and '.join(changed) or 'records of the source'} that are "
                     "different now; name another target, or remove that folder to begin anew"
@@ -105,18 +99,17 @@ class Records(Feed):
         elif any(self.target.iterdir()):
             raise PairError(f"{self.target} is not empty and holds no store; name another target")
         else:
-            save_manifest(self.target / MANIFEST, about)
+            self._write_manifest(complete=False)
 
     def complete(self) -> bool:
         """Mark the target as finished if all shards are there, and say whether they are."""
-        found = [shard_about(self.target, number) for number in range(self.shards)]
-        if None in found:
+        if None in finished_shards(self.target, self.shards):
             return False  # limited to some batches by the Trainer
-        save_manifest(self.target / MANIFEST, {**self._about(), "complete": True})
+        self._write_manifest(complete=True)
         return True
 
     def predict_dataloader(self) -> DataLoader[Work]:
-        pending = [number for number in range(self.shards) if shard_about(self.target, number) is None]
+        pending = [number for number, shard in enumerate(finished_shards(self.target, self.shards)) if shard is None]
         stage = self._stage()
         steps = _Steps(self, stage.reads)
         done = self.shards - len(pending)
@@ -136,24 +129,22 @@ class Records(Feed):
             raise PairError(f"Records are read by a Stage; this is a {type(stage).__name__}")
         return stage
 
-    def _about(self) -> dict[str, Any]:
+    def _identity(self) -> dict[str, Any]:
+        """All that decides the records of the target."""
         stage = self._stage()
-        settings = {**stage.settings(), "seed": stage.seed}
-        kind = f"{type(stage).__module__}.{type(stage).__qualname__}"
-        decides = [FORMAT, kind, settings, self.source.fingerprint, self.shard_size, len(self)]
-        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
         return {
-            "format": FORMAT,
-            "stage": kind,
-            "settings": json.loads(json.dumps(settings)),
-            # relative, so that all folders of a run may be moved together
-            "source": None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve()),
+            "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
+            "settings": json.loads(json.dumps({**stage.settings(), "seed": stage.seed})),
+            "source": self.source.fingerprint,
             "records": len(self),
             "shard_size": self.shard_size,
-            "shards": self.shards,
-            "fingerprint": hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
-            "complete": False,
         }
+
+    def _write_manifest(self, complete: bool) -> None:
+        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
+        # relative, so that all folders of a run may be moved together
+        source = None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve())
+        write_manifest(self.target, self._identity(), self.shards, source=source, complete=complete)
 
 
 class _Steps(Dataset[Work]):

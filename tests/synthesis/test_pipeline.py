@@ -9,6 +9,8 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -16,6 +18,7 @@ import pytest
 import torch
 from toy_stages import Numbers, Shade
 
+from lightning_idc.core import shards
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
@@ -140,6 +143,34 @@ def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: 
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "ac", shard_size=6)
     assert digests(tmp_path / "ac") == good
+
+
+def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> None:
+    run(Shade(), Numbers(200), tmp_path / "a", shard_size=2)
+    store = run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)
+    assert sum(record.image("picture").sum() > 0 for record in store if record.dropped is None) > 100
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
+    assert len(mapped) <= 64
+
+
+def test_a_stage_reads_no_bytes_of_stores_whose_pictures_it_does_not_use(tmp_path: Path) -> None:
+    run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
+    run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
+    with count_hashed() as hashed:
+        run(Apply(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)
+        run(Apply(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)  # finished already
+    assert {path.parent.name for path in hashed} == {"b"}
+    assert len(hashed) == len(set(hashed)) == 6, "each shard of the source once"
+
+
+@contextmanager
+def count_hashed() -> Iterator[list[Path]]:
+    """Files that are hashed meanwhile."""
+    hashed: list[Path] = []
+    real = shards.file_digest
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "file_digest", lambda path, *span: (hashed.append(path), real(path, *span))[1])
+        yield hashed
 
 
 def test_an_unreadable_image_drops_its_record_and_no_other(tmp_path: Path) -> None:
