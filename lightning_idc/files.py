@@ -9,8 +9,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +80,37 @@ def save(target: Path, write: Callable[[Path], Any]) -> bool:
         print(f"could not write {target}: {reason}; make room there, or name another folder", file=sys.stderr)
         return False
     return True
+
+
+@contextmanager
+def durable(target: str | Path) -> Iterator[Path]:
+    """Path beside ``target`` to write to, which takes its place once all of it is on the disk.
+
+    Readers see the old file or the new one, after a crash and a power cut too. If the block fails, the old file stays
+    and nothing else does.
+
+    Args:
+        target: the file; its folder is made.
+    """
+    target = Path(target)
+    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        yield partial
+        _flush(partial)
+        os.replace(partial, target)
+    finally:
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
+    _flush(target.parent)  # without this the new name may be lost though the content is there
+
+
+def _flush(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def save_json(target: Path, value: Any) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -60,7 +59,8 @@ def run(given: list[str]) -> int:
 def _save(module: Any, target: Path) -> None:
     """Write a module as Lightning would, without an optimizer."""
     import lightning.pytorch as pl
-    import torch
+
+    from lightning_idc.core.checkpoint_io import write_checkpoint
 
     kind = type(module)
     checkpoint = {
@@ -72,7 +72,4 @@ def _save(module: Any, target: Path) -> None:
         "class_path": f"{kind.__module__}.{kind.__qualname__}",
     }
     module.on_save_checkpoint(checkpoint)  # what it describes itself with
-    target.parent.mkdir(parents=True, exist_ok=True)
-    partial = target.with_name(target.name + ".partial")
-    torch.save(checkpoint, partial)
-    os.replace(partial, target)
+    write_checkpoint(checkpoint, target)

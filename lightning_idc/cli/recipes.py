@@ -39,12 +39,15 @@ def _run(given: list[str]) -> int:
     run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
         raise PairError("--run_dir names a new folder and --resume an old one; give one of them")
-    from lightning_idc.cli.stages import PATIENT, Run
+    from lightning_idc.cli.peers import Peers, place_in_job
+    from lightning_idc.cli.processes import PATIENT
+    from lightning_idc.cli.stages import Run, follow
 
     # within a larger program torch has been used, so that this process must not be forked
     imported_only = "torch" not in sys.modules
     if imported_only:
         os.environ.setdefault(*PATIENT)  # read once, when torch is imported
+    place = place_in_job()
     path = Path(given[0])
     recipe = load(path if path.is_file() or path.suffix else _named(given[0]))
     if resume:
@@ -54,9 +57,12 @@ def _run(given: list[str]) -> int:
         overrides = {**(recipe.about.get("smallest") or {}), **overrides}
     override(recipe, overrides)
     check_recipe(recipe)
+    peers = None if place is None else Peers(place)
+    if peers is not None and not peers.leads:
+        return follow(peers)
     if not resume:
         the_run = Run.started(recipe.path, run_dir)
-    the_run.overrides, the_run.imported_only = overrides, imported_only
+    the_run.overrides, the_run.imported_only, the_run.peers = overrides, imported_only, peers
     return the_run.go(recipe)
 
 

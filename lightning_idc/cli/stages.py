@@ -3,16 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import multiprocessing
 import os
 import shlex
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from pathlib import Path
@@ -20,16 +14,17 @@ from typing import Any
 
 import yaml
 
+from lightning_idc.cli.locking import only_run_in
+from lightning_idc.cli.peers import Peers, variables
+from lightning_idc.cli.processes import may_fork, run_process
 from lightning_idc.cli.recipe import Recipe, Stage, resolve
+from lightning_idc.cli.records import digest_of, read_record, write_json
 from lightning_idc.errors import PairError
+from lightning_idc.files import durable
 
 RUN, DONE = "run.json", "stage.json"
 OUTCOME = ".outcome.json"
 """What the process of a stage leaves for this one; the folder is also that of its callbacks, with files of theirs."""
-PATIENT = "OMP_WAIT_POLICY", "PASSIVE"
-"""Threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one."""
-SECONDS_TO_STOP = 60
-"""A stage that was asked to stop may finish its step and save for so long."""
 
 
 @dataclass
@@ -41,12 +36,14 @@ class Run:
         overrides: keys of the command line.
         resuming: whether stages may have been run before.
         imported_only: whether this process has done nothing but import.
+        peers: the other processes of the run; None where this one is alone.
     """
 
     folder: Path
     overrides: dict[str, Any] = field(default_factory=dict)
     resuming: bool = False
     imported_only: bool = False
+    peers: Peers | None = None
 
     @classmethod
     def started(cls, recipe: Path, folder: Path | None) -> Run:
@@ -63,7 +60,7 @@ class Run:
                 number += 1
                 folder = first.with_name(f"{first.name}_{number}")
         elif (folder / RUN).exists():
-            raise PairError(f"{folder} holds a run already; continue it with --resume {folder}, or name another folder")
+            raise PairError(_taken(folder))
         folder.mkdir(parents=True, exist_ok=True)
         return cls(folder.resolve())
 
@@ -72,14 +69,14 @@ class Run:
         """Open the folder of a stopped run.
 
         Raises:
-            PairError: there is no run in it.
+            PairError: there is no run in it, or its record is damaged.
         """
         record = folder / RUN
         if not record.is_file():
             raise PairError(
                 f"there is no run in {str(folder)!r} to resume; runs of {recipe} lie in {Path('runs') / recipe.stem}"
             )
-        known = json.loads(record.read_text(encoding="utf-8"))
+        known = read_record(record, ("recipe", "sha256", "overrides"), "a run without it cannot be resumed: start anew")
         if known["recipe"] != recipe.name:
             raise PairError(f"{folder} holds a run of {known['recipe']}, not of {recipe.name}")
         if known["sha256"] != _digest(recipe):
@@ -87,9 +84,25 @@ class Run:
         return cls(folder.resolve(), known["overrides"], resuming=True)
 
     def go(self, recipe: Recipe) -> int:
-        """Run all stages that are not finished; return the exit status."""
-        record = {"recipe": recipe.path.name, "sha256": _digest(recipe.path), "overrides": self.overrides}
-        _write_json(self.folder / RUN, record)
+        """Run all stages that are not finished; return the exit status.
+
+        Raises:
+            PairError: another process is at work in the folder, or something in it is damaged.
+        """
+        status = 1
+        try:
+            with only_run_in(self.folder):
+                if not self.resuming and (self.folder / RUN).exists():
+                    raise PairError(_taken(self.folder))  # by one that was started in the same moment
+                record = {"recipe": recipe.path.name, "sha256": _digest(recipe.path), "overrides": self.overrides}
+                write_json(self.folder / RUN, record)
+                status = self._go(recipe)
+        finally:
+            if self.peers is not None:
+                self.peers.end(status)
+        return status
+
+    def _go(self, recipe: Recipe) -> int:
         shown = os.path.relpath(self.folder)
         print(f"{recipe.about.get('title', recipe.path.stem)}\nresults: {shown}", flush=True)
         began = time.monotonic()
@@ -118,13 +131,19 @@ class Run:
         record = self.folder / stage.name / DONE
         if not record.is_file():
             return None
-        result = json.loads(record.read_text(encoding="utf-8"))
+        again = f"remove {os.path.relpath(record)} to run the stage again"
+        result = read_record(record, ("best", "metrics"), again)
         if result["best"]:
             best = self.folder / result["best"]  # relative, so that a run may be moved
-            if not best.is_file():
+            if not best.exists():
                 raise PairError(
-                    f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; "
-                    f"put it back, or remove {record} to run the stage again"
+                    f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; put it back, or {again}"
+                )
+            # runs of earlier versions have no digest
+            if "digest" in result and result["digest"] != digest_of(best):
+                raise PairError(
+                    f"stage {stage.name} is finished but its checkpoint {str(best)!r} is not the one it left; "
+                    f"put that back, or {again}"
                 )
             result["best"] = str(best)
         return result
@@ -132,22 +151,30 @@ class Run:
     def _run(self, stage: Stage, fits: list[tuple[Stage, str]]) -> int:
         config = self._config(stage, fits)
         home = self.folder / stage.name
-        home.mkdir(parents=True, exist_ok=True)
         file = home / "stage.yaml"
-        file.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
-        forked = _may_fork(config["trainer"], self.imported_only)
-        status = _run_process(stage.run, file, home / OUTCOME, forked)
+        with durable(file) as partial:
+            partial.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        status = self._run_everywhere(stage.run, file, home / OUTCOME, config["trainer"])
         if status:
             return status
         if not (home / OUTCOME).is_file():
             return 1
-        result = json.loads((home / OUTCOME).read_text(encoding="utf-8"))
+        result = read_record(home / OUTCOME, ("best", "metrics"), "resume the run to make it anew")
         best = Path(result["best"]) if result["best"] else None
-        if best is not None and best.resolve().is_relative_to(self.folder):
-            result["best"] = str(best.resolve().relative_to(self.folder))
-        _write_json(home / DONE, result)
+        if best is not None:
+            result["digest"] = digest_of(best)
+            if best.resolve().is_relative_to(self.folder):
+                result["best"] = str(best.resolve().relative_to(self.folder))
+        write_json(home / DONE, result)
         (home / OUTCOME).unlink()
         return 0
+
+    def _run_everywhere(self, verb: str, config: Path, outcome: Path, trainer: dict[str, Any]) -> int:
+        if self.peers is None:
+            return run_process(verb, config, outcome, may_fork(trainer, self.imported_only))
+        turn = self.peers.announce(verb=verb, config=str(config), result=str(outcome), digest=digest_of(config))
+        status = run_process(verb, config, outcome, False, variables(turn), self.peers.failed)
+        return status or int(not self.peers.wait_for_others())
 
     def _config(self, stage: Stage, fits: list[tuple[Stage, str]]) -> dict[str, Any]:
         home = self.folder / stage.name
@@ -167,126 +194,38 @@ class Run:
                 f"weights: {os.path.relpath(config['ckpt_path'])}" if config.get("ckpt_path") else "weights: as built"
             )
         elif self.resuming and home.is_dir():
-            checkpoints = sorted(home.rglob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-            if checkpoints:
-                config["ckpt_path"] = str(checkpoints[-1])
-                print(f"continuing from {os.path.relpath(checkpoints[-1])}", flush=True)
+            from lightning_idc.core.checkpoint_io import newest_checkpoint
+
+            newest = newest_checkpoint(home, lambda said: print(said, flush=True))
+            if newest is not None:
+                config["ckpt_path"] = str(newest)
+                print(f"continuing from {os.path.relpath(newest)}", flush=True)
             else:
-                print("it was stopped before its first checkpoint, so this stage begins anew", flush=True)
+                print("there is no checkpoint to go on from, so this stage begins anew", flush=True)
         return config
 
 
-def _model(stage: Stage) -> str:
-    return (stage.config.get("model") or {}).get("class_path", "")
-
-
-class _Started:
-    """A stage in a process of its own, started anew."""
-
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
-        command = [sys.executable, "-m", "lightning_idc", *arguments]
-        # a group of its own: Ctrl-C reaches the stage and its workers once, through us
-        self.process = subprocess.Popen(
-            command, env={**dict([PATIENT]), **os.environ, **environment}, start_new_session=True
-        )
-        self.pid = self.process.pid
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Exit status, negative for a signal; None where it still runs."""
-        with suppress(subprocess.TimeoutExpired):
-            return self.process.wait(seconds)
-        return None
-
-
-class _Forked:
-    """A stage in a process of its own that has what this one has imported, which saves seconds per stage."""
-
-    def __init__(self, arguments: list[str], environment: dict[str, str]) -> None:
-        sys.stdout.flush()
-        self.process = multiprocessing.get_context("fork").Process(target=_stage, args=(arguments, environment))
-        self.process.start()
-        self.pid = self.process.pid or 0
-
-    def wait(self, seconds: float | None = None) -> int | None:
-        """Exit status, negative for a signal; None where it still runs."""
-        self.process.join(seconds)
-        return self.process.exitcode
-
-
-def _stage(arguments: list[str], environment: dict[str, str]) -> None:
-    from lightning_idc.cli import main
-
-    os.setsid()
-    os.environ.update(environment)
-    sys.argv = ["lightning-idc", *arguments]
-    sys.exit(main(arguments))
-
-
-def _may_fork(trainer: dict[str, Any], imported_only: bool) -> bool:
-    """Whether a stage may share what is imported: one process on the CPU, and nothing has been computed here yet.
-
-    A fork of a process that has used threads or a GPU may hang, and Lightning starts further processes by the command
-    that it was started with.
-    """
-    alone = all(trainer.get(key) in (None, 1) for key in ("devices", "num_nodes"))
-    plain = trainer.get("accelerator") == "cpu" and trainer.get("strategy") in (None, "auto")
-    return imported_only and alone and plain and sys.platform == "linux"
-
-
-def _run_process(verb: str, config: Path, result: Path, forked: bool) -> int:
-    from lightning_idc.cli.training import RESULT
-
-    process = (_Forked if forked else _Started)([verb, "--config", str(config)], {RESULT: str(result)})
-    with _stopping_is_an_interrupt():
-        try:
-            status = process.wait()
-        except KeyboardInterrupt:
-            print("\nstopping after the step in hand; once more to stop at once ...", file=sys.stderr, flush=True)
-            _stop(process)
-            return 130
-    assert status is not None
-    # a signal reads as a negative status
-    return status if status >= 0 else 128 - status
-
-
-def _stop(process: _Started | _Forked) -> None:
-    # the stage alone, not its workers: they end with it, and without them it could not finish its step
-    with suppress(ProcessLookupError):
-        os.kill(process.pid, signal.SIGINT)
-    status = None
-    with suppress(KeyboardInterrupt):
-        status = process.wait(SECONDS_TO_STOP)
-    if status is None:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)  # whatever is left of the group
-        process.wait()
-
-
-@contextmanager
-def _stopping_is_an_interrupt() -> Iterator[None]:
-    """Treat being terminated, or losing the terminal, as Ctrl-C, so that no stage is left running alone."""
-
-    def interrupt(number: int, frame: Any) -> None:
-        raise KeyboardInterrupt
-
-    before = {name: signal.signal(name, interrupt) for name in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for name, handler in before.items():
-            signal.signal(name, handler)
-
-
-def _spent(since: float) -> str:
-    minutes, seconds = divmod(round(time.monotonic() - since), 60)
-    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"
+def _taken(folder: Path) -> str:
+    return f"{folder} holds a run already; continue it with --resume {folder}, or name another folder"
 
 
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def _write_json(path: Path, value: Any) -> None:
-    partial = path.with_name(path.name + ".partial")
-    partial.write_text(json.dumps(value, indent=2), encoding="utf-8")
-    os.replace(partial, path)
+def _model(stage: Stage) -> str:
+    return (stage.config.get("model") or {}).get("class_path", "")
+
+
+def follow(peers: Peers) -> int:
+    """Take part in the stages of a run that another process leads; the exit status."""
+
+    def run_stage(verb: str, config: Path, result: Path, environment: dict[str, str]) -> int:
+        return run_process(verb, config, result, False, environment, peers.failed)
+
+    return peers.follow(run_stage)
+
+
+def _spent(since: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - since), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

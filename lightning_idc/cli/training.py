@@ -11,27 +11,30 @@ from pathlib import Path
 from typing import Any
 
 from jsonargparse import set_parsing_settings
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
+from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.memory import keep_freed_memory
+from lightning_idc.cli.processes import RESULT, end_with_parent
 from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
+from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.errors import PairError
 
-RESULT = "LIGHTNING_IDC_RESULT"
-"""Environment variable naming the file that a stage writes its best checkpoint and metrics to."""
-
 
 def run(given: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
+    if RESULT in os.environ:
+        end_with_parent()
     _quieten()
     keep_freed_memory()
     if given[0] != "fit":
@@ -148,7 +151,11 @@ class PairCLI(LightningCLI):
             },
             extra,
         )
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if RESULT in os.environ:
+            point = resume_point(trainer.checkpoint_callbacks) if self.subcommand == "fit" else None
+            trainer.callbacks += [] if point is None else [point]  # type: ignore[attr-defined]
             # a resumed stage finds its checkpoints, and which was best, in the same place
             for saver in trainer.checkpoint_callbacks:
                 if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:
@@ -214,7 +221,9 @@ def _write_result(cli: PairCLI) -> None:
     best = ""
     # a test takes over what its checkpoint says of the best one, which is not its own
     if isinstance(saver, ModelCheckpoint) and cli.subcommand == "fit":
-        best = saver.best_model_path or saver.last_model_path
+        savers = [other for other in trainer.checkpoint_callbacks if isinstance(other, ModelCheckpoint)]
+        last = [other.best_model_path for other in savers if other.monitor is None]
+        best = saver.best_model_path or saver.last_model_path or "".join(last[-1:])
         if saver.monitor is not None and not saver.best_model_path and best:
             print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)
     partial = Path(f"{target}.partial")

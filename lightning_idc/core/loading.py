@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TypeVar
 
-import torch
 from lightning.pytorch import LightningModule
 
 from lightning_idc.core.addon import AUX
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.checkpoint_io import write_checkpoint
 from lightning_idc.core.io import PIECES, class_named, plain_hparams, read_checkpoint
 from lightning_idc.errors import CheckpointError
 
@@ -62,7 +61,5 @@ def strip_aux(source: str | Path, target: str | Path) -> list[str]:
     dropped = [key for key in state if key.startswith(f"{AUX}.")]
     for key in dropped:
         del state[key]
-    partial = Path(target).with_name(Path(target).name + ".partial")
-    torch.save(checkpoint, partial)
-    os.replace(partial, target)
+    write_checkpoint(checkpoint, target)
     return dropped

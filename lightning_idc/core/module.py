@@ -7,7 +7,6 @@ and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoint
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +24,7 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, i
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError
+from lightning_idc.files import durable
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -341,11 +341,10 @@ class PairModule(AddonHost):
         config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
         state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
         if is_rank_zero():
-            folder.mkdir(parents=True, exist_ok=True)
-            partial = folder / f"{WEIGHTS}.partial"
-            save_file(state, partial)
-            os.replace(partial, folder / WEIGHTS)
-            (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+            with durable(folder / WEIGHTS) as partial:
+                save_file(state, partial)
+            with durable(folder / CONFIG) as partial:
+                partial.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
         all_gather_object(None)  # no process goes on to read what is not written yet
         return folder
 

@@ -14,42 +14,11 @@ from typing import Any
 
 import pytest
 import torch
+from toy_idc import RECIPE
 
-from lightning_idc.cli import main, stages
-from lightning_idc.cli.training import RESULT
+from lightning_idc.cli import main, processes, stages
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPE = """
-recipe: {title: Toy, smallest: {data.items: 4}}
-base:
-  trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0}
-  model: {class_path: toy_idc.Toy, init_args: {width: 3}}
-  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
-stages:
-  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}
-  - name: second
-    run: fit
-  - name: test
-    run: test
-"""
-
-
-@pytest.fixture
-def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, dict[str, Any]]]:
-    """Stages run in this process, and are noted with their configuration: a process of its own costs seconds."""
-    import yaml
-
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "toy.yaml").write_text(RECIPE, encoding="utf-8")
-    noted: list[tuple[str, dict[str, Any]]] = []
-
-    def run_here(verb: str, config: Path, result: Path, forked: bool) -> int:
-        noted.append((config.parent.name, yaml.safe_load(config.read_text(encoding="utf-8"))))
-        monkeypatch.setenv(RESULT, str(result))
-        return main([verb, "--config", str(config)])
-
-    monkeypatch.setattr(stages, "_run_process", run_here)
-    return noted
 
 
 def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
@@ -210,4 +179,4 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
     ],
 )
 def test_only_a_lone_process_on_the_cpu_is_forked(trainer: dict[str, Any], imported_only: bool, forks: bool) -> None:
-    assert stages._may_fork(trainer, imported_only) is (forks and sys.platform == "linux")
+    assert processes.may_fork(trainer, imported_only) is (forks and sys.platform == "linux")

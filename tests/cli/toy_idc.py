@@ -14,6 +14,20 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_idc.errors import PairError
 
+RECIPE = """
+recipe: {title: Toy, smallest: {data.items: 4}}
+base:
+  trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0}
+  model: {class_path: toy_idc.Toy, init_args: {width: 3}}
+  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
+stages:
+  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}
+  - name: second
+    run: fit
+  - name: test
+    run: test
+"""
+
 
 class Base(LightningModule):
     def __init__(self, width: int = 2, optimizer: OptimizerCallable = torch.optim.SGD) -> None:
@@ -51,6 +65,22 @@ class Toy(Base):
         if self.global_step == self.fail_at:
             raise PairError(f"the training loss became nan at step {self.fail_at}")
         time.sleep(self.pause)
+        return super().training_step(batch, batch_idx)
+
+
+class Measured(Base):
+    """Has a validation."""
+
+    def validation_step(self, batch: list[Tensor], batch_idx: int) -> None:
+        self.log("val/loss", self.net(batch[0]).square().mean())
+
+
+class OneRankFails(Base):
+    """The second of two processes finds bad input."""
+
+    def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
+        if self.global_rank == 1 and batch_idx == 1:
+            raise PairError("this process fails")
         return super().training_step(batch, batch_idx)
 
 

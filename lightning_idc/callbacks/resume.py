@@ -1,0 +1,29 @@
+"""A checkpoint to go on from, whatever the one to test is chosen by."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
+
+
+def resume_point(savers: Sequence[Checkpoint]) -> ModelCheckpoint | None:
+    """What writes ``last.ckpt`` after every validation; None where another one already keeps a last state.
+
+    A ModelCheckpoint with a monitor writes its ``last.ckpt`` only when the value improved, so that all training after
+    the best validation would be lost. It leaves ``last.ckpt`` to this one.
+
+    Args:
+        savers: the checkpoint callbacks of a trainer; none where it shall save nothing.
+    """
+    models = [saver for saver in savers if isinstance(saver, ModelCheckpoint)]
+    if not models or any(saver.monitor is None and not saver.save_weights_only and _saves(saver) for saver in models):
+        return None
+    for saver in models:
+        saver.save_last = False
+    # one file without a version, overwritten: save_last would keep a second one
+    return ModelCheckpoint(dirpath=models[0].dirpath, filename="last", enable_version_counter=False)
+
+
+def _saves(saver: ModelCheckpoint) -> bool:
+    return saver.save_top_k != 0 or bool(saver.save_last)

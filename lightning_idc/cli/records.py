@@ -1,0 +1,53 @@
+"""Small JSON files in which a run notes where it stands, and digests of what must not change meanwhile."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.errors import DataError
+from lightning_idc.files import durable
+
+_CHUNK = 1 << 20
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write plain values, durably."""
+    with durable(path) as partial:
+        partial.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]:
+    """Read a record.
+
+    Args:
+        path: of the record.
+        names: that it must have.
+        remedy: what to do about a damaged one.
+
+    Raises:
+        DataError: it cannot be read, or a name is missing.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged ({error}); {remedy}") from error
+    missing = [name for name in names if name not in found] if isinstance(found, dict) else list(names)
+    if missing:
+        raise DataError(f"{path} is damaged: it has no {missing[0]!r}; {remedy}")
+    return dict(found)
+
+
+def digest_of(path: Path) -> str:
+    """Digest of a file, or of all files of a folder with their names."""
+    digest = hashlib.blake2b(digest_size=16)
+    for file in [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file()):
+        if file is not path:
+            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
+        with open(file, "rb") as content:
+            while chunk := content.read(_CHUNK):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,209 @@
+"""A stopped run goes on from its last state, alone in its folder, and with what its stages left."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint
+from toy_idc import RECIPE
+
+from lightning_idc.callbacks.resume import resume_point
+from lightning_idc.cli import main, stages
+from lightning_idc.cli.locking import only_run_in
+from lightning_idc.errors import PairError
+
+ROOT = Path(__file__).resolve().parents[2]
+FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"
+MONITORED = """
+recipe: {title: Toy}
+base:
+  trainer:
+    max_epochs: 3
+    accelerator: cpu
+    logger: false
+    enable_model_summary: false
+    callbacks:
+      - class_path: lightning.pytorch.callbacks.ModelCheckpoint
+        init_args: {monitor: val/loss, mode: max, filename: best, save_last: true}
+  model: {class_path: toy_idc.Measured}
+  data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
+stages:
+  - {name: train, run: fit}
+  - {name: test, run: test}
+"""
+
+
+# ---- a last state, whatever the best one is chosen by ----------------------------------------------------
+
+
+def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> None:
+    """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
+    Path("toy.yaml").write_text(MONITORED)
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    folder = tmp_path / "out" / "train" / "checkpoints"
+    steps = {path.stem: torch.load(path, weights_only=True)["global_step"] for path in folder.iterdir()}
+    assert steps == {"best": 4, "last": 12}
+    assert Path(runs[-1][1]["ckpt_path"]).name == "best.ckpt", "the best one is tested"
+    (tmp_path / "out" / "train" / stages.DONE).unlink()
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out", "--trainer.max_epochs", "4"]) == 0
+    assert Path(runs[0][1]["ckpt_path"]).name == "last.ckpt"
+    again = torch.load(folder / "best.ckpt", weights_only=True)
+    assert again["global_step"] == 4, "the best of before is still known after resuming"
+
+
+def test_another_saver_of_last_states_is_enough() -> None:
+    watched = ModelCheckpoint(monitor="val/loss", save_last=True)
+    assert resume_point([]) is None
+    assert resume_point([ModelCheckpoint()]) is None
+    assert resume_point([watched, ModelCheckpoint(every_n_epochs=2)]) is None
+    assert watched.save_last
+    assert resume_point([ModelCheckpoint(save_top_k=0), watched]) is not None
+    assert resume_point([ModelCheckpoint(save_weights_only=True)]) is not None
+    assert not watched.save_last, "two savers of one file would get in each other's way"
+
+
+def test_a_damaged_last_state_costs_an_epoch_and_not_the_run(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("toy.yaml").write_text(MONITORED)
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    (tmp_path / "out" / "train" / stages.DONE).unlink()
+    last = tmp_path / "out" / "train" / "checkpoints" / "last.ckpt"
+    last.write_bytes(last.read_bytes()[:2000])
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 0
+    said = capsys.readouterr().out
+    assert "passing over" in said and "last.ckpt" in said
+    assert Path(runs[0][1]["ckpt_path"]).name == "best.ckpt"
+    assert torch.load(last, weights_only=True)["global_step"] == 12
+
+
+# ---- what finished stages left ---------------------------------------------------------------------------
+
+
+def test_a_checkpoint_that_was_changed_is_noticed(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    best = tmp_path / "out" / json.loads((tmp_path / "out/second" / stages.DONE).read_text())["best"]
+    content = torch.load(best, weights_only=True)
+    content["state_dict"]["net.0.bias"][0] += 1
+    torch.save(content, best)
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 1
+    assert "is not the one it left" in capsys.readouterr().err and not runs
+
+
+@pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", "\x00\xff"])
+def test_damaged_records_are_one_sentence(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, text: str
+) -> None:
+    Path("toy.yaml").write_text(FIT)
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    (tmp_path / "out" / name).write_text(text, encoding="latin-1")
+    capsys.readouterr()
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and name.split("/")[-1] in said and "damaged" in said
+    assert len(said.strip().splitlines()) == 1
+
+
+# ---- one run in a folder at a time -----------------------------------------------------------------------
+
+
+def test_a_folder_in_use_is_refused_with_its_owner(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import socket
+
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    runs.clear()
+    capsys.readouterr()
+    with only_run_in(tmp_path / "out"):
+        assert main(["run", "toy.yaml", "--resume", "out"]) == 1
+    said = capsys.readouterr().err
+    assert f"process {os.getpid()} on {socket.gethostname()}" in said and len(said.strip().splitlines()) == 1
+    assert not runs
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 0, "the lock is given back"
+
+
+def test_a_lock_is_held_while_forked_processes_come_and_go(tmp_path: Path) -> None:
+    with only_run_in(tmp_path):
+        child = multiprocessing.get_context("fork").Process(target=print)
+        child.start()
+        child.join()
+        code = "import sys; from pathlib import Path; from lightning_idc.cli.locking import only_run_in\n"
+        code += "with only_run_in(Path(sys.argv[1])): pass"
+        other = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+        assert other.returncode and "is in use by a run" in other.stderr
+    with only_run_in(tmp_path):
+        pass
+
+
+def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
+    made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], capture_output=True, text=True)
+    if made.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        with pytest.raises(PairError, match="cannot be written to"), only_run_in(tmp_path):
+            pass
+    finally:
+        subprocess.run(["umount", str(tmp_path)], check=True)
+
+
+@pytest.mark.dist
+@pytest.mark.parametrize("forked", [True, False])
+def test_a_killed_run_takes_its_stage_with_it(runs: Any, forked: bool) -> None:
+    """A stage that went on unseen would train beside the one that resumes it."""
+    Path("toy.yaml").write_text(FIT)
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    arguments = ["--run_dir", "out", "--model.pause", "0.3", "--data.items", "400"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments]
+        + ([] if forked else ["--trainer.accelerator", "auto"]),
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        stage = wait_for(lambda: next(iter(below(process.pid)), None), 120)
+        if not forked:
+            time.sleep(8)  # until it has imported and asked to end with its parent; before that it looks for itself
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        wait_for(lambda: not alive(stage) or None, 30)
+    finally:
+        process.kill()
+
+
+def wait_for(found: Any, seconds: float) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        if (value := found()) is not None:
+            return value
+        time.sleep(0.1)
+    raise AssertionError("it did not happen in time")
+
+
+def below(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

@@ -1,0 +1,169 @@
+"""One run in two processes that SLURM or torchrun started side by side: one folder, each stage in both."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_idc import RECIPE
+
+from lightning_idc.cli.peers import place_in_job
+from lightning_idc.errors import PairError
+
+ROOT = Path(__file__).resolve().parents[2]
+TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
+COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", *TWO]
+SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    free = {name: value for name, value in os.environ.items() if not name.startswith(SCHEDULERS)}
+    return {**free, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+
+
+def slurm_task(rank: int, port: int) -> dict[str, str]:
+    """Variables that srun sets for a task of `--ntasks-per-node 2`, as far as anyone reads them."""
+    return {
+        "SLURM_JOB_ID": "4711",
+        "SLURM_JOB_NAME": "captions",
+        "SLURM_STEP_ID": "0",
+        "SLURM_NTASKS": "2",
+        "SLURM_NTASKS_PER_NODE": "2",
+        "SLURM_NNODES": "1",
+        "SLURM_NODELIST": "localhost",
+        "SLURM_PROCID": str(rank),
+        "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+    }
+
+
+def free_port() -> int:
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        return int(found.getsockname()[1])
+
+
+def srun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Exit status and output of both tasks."""
+    port = free_port()
+    tasks = [
+        subprocess.Popen(
+            [sys.executable, *COMMAND, *arguments],
+            cwd=folder,
+            env={**environment(), **slurm_task(rank, port)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in (0, 1)
+    ]
+    try:
+        return [(task.wait(240), task.communicate()[0]) for task in tasks]
+    finally:
+        for task in tasks:
+            task.kill()
+
+
+def the_only_run(folder: Path) -> Path:
+    (run,) = (folder / "runs" / "toy").iterdir()
+    return run
+
+
+def check_stages(run: Path, names: list[str]) -> None:
+    for name in names:
+        record = json.loads((run / name / "stage.json").read_text())
+        assert record["metrics"] if name == "test" else (run / record["best"]).is_file()
+
+
+@pytest.mark.dist
+def test_two_tasks_of_slurm_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    both = srun(tmp_path)
+    assert [status for status, _ in both] == [0, 0], both
+    check_stages(the_only_run(tmp_path), ["first", "second", "test"])
+    assert "results:" in both[0][1] and "results:" not in both[1][1], "the first one alone speaks"
+    assert "2 processes" in both[0][1], "both took part in the stages"
+
+
+@pytest.mark.dist
+def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
+    done = subprocess.run(
+        [sys.executable, *launcher, *COMMAND],
+        cwd=tmp_path,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    check_stages(the_only_run(tmp_path), ["first", "second", "test"])
+
+
+@pytest.mark.dist
+def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) -> None:
+    """The other one waits for it in a collective operation, which would last until the time limit of the backend."""
+    (tmp_path / "toy.yaml").write_text(RECIPE)
+    both = srun(tmp_path, "--stages.first.model.class_path", "toy_idc.OneRankFails")
+    assert all(status for status, _ in both), both
+    assert "this process fails" in both[1][1]
+    assert "--resume" in both[0][1]
+
+
+# ---- whom a process takes for its fellows ----------------------------------------------------------------
+
+
+@pytest.fixture
+def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
+    for name in [name for name in os.environ if name.startswith(SCHEDULERS)]:
+        monkeypatch.delenv(name)
+
+    def set_them(**values: str) -> None:
+        for name, value in values.items():
+            monkeypatch.setenv(name, value)
+
+    return set_them
+
+
+def test_a_process_alone_has_no_fellows(variables: Any) -> None:
+    assert place_in_job() is None
+    variables(SLURM_JOB_ID="1", SLURM_NTASKS="1", SLURM_PROCID="0")
+    assert place_in_job() is None
+
+
+def test_an_interactive_job_is_left_alone(variables: Any) -> None:
+    variables(**{**slurm_task(0, 1), "SLURM_JOB_NAME": "bash"})
+    assert place_in_job() is None
+
+
+def test_several_tasks_without_srun_are_refused(variables: Any) -> None:
+    variables(SLURM_JOB_ID="1", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_JOB_NAME="batch")
+    with pytest.raises(PairError, match="begin it with srun"):
+        place_in_job()
+
+
+def test_places_are_read_from_each_scheduler(variables: Any) -> None:
+    variables(**slurm_task(1, 1234))
+    place = place_in_job()
+    assert place is not None and (place.rank, place.size, place.host, place.port) == (1, 2, "127.0.0.1", 1234)
+    variables(TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4", TORCHELASTIC_USE_AGENT_STORE="True")
+    place = place_in_job()
+    assert place is not None and (place.rank, place.size, place.listens) == (3, 4, False)
+
+
+def test_nodes_that_lightning_joins_are_read(variables: Any) -> None:
+    variables(NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="999")
+    place = place_in_job()
+    assert place is not None and (place.rank, place.size, place.host) == (1, None, "10.0.0.1")
+    variables(LOCAL_RANK="1")
+    assert place_in_job() is None, "Lightning started this one by itself"
