@@ -9,8 +9,8 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +36,20 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
             content(partial)
         else:
             partial.write_bytes(content.encode() if isinstance(content, str) else content)
-        with partial.open("rb") as file:
-            os.fsync(file.fileno())  # a power cut must not leave a good name on an empty file
+        _flush(partial)  # a power cut must not leave a good name on an empty file
         os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
+    _flush(target.parent)  # nor lose the name
+
+
+def _flush(path: Path) -> None:
+    number = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(number)
+    finally:
+        os.close(number)
 
 
 def remove_partials(folder: Path) -> None:
@@ -82,40 +90,9 @@ def save(target: Path, write: Callable[[Path], Any]) -> bool:
     return True
 
 
-@contextmanager
-def durable(target: str | Path) -> Iterator[Path]:
-    """Path beside ``target`` to write to, which takes its place once all of it is on the disk.
-
-    Readers see the old file or the new one, after a crash and a power cut too. If the block fails, the old file stays
-    and nothing else does.
-
-    Args:
-        target: the file; its folder is made.
-    """
-    target = Path(target)
-    partial = target.with_name(f"{target.name}.{os.getpid()}.partial")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        yield partial
-        _flush(partial)
-        os.replace(partial, target)
-    finally:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-    _flush(target.parent)  # without this the new name may be lost though the content is there
-
-
-def _flush(path: Path) -> None:
-    number = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(number)
-    finally:
-        os.close(number)
-
-
 def save_json(target: Path, value: Any) -> bool:
     """Write plain values; numbers that JSON does not know become null."""
-    text = json.dumps(_finite(value), indent=1, ensure_ascii=False, allow_nan=False)
+    text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False)
     # halves of surrogates cannot be written in UTF-8
     return save(target, lambda path: path.write_text(text + "\n", encoding="utf-8", errors="replace"))
 
@@ -155,9 +132,10 @@ def fingerprint(value: Any) -> str:
     return digest(json.dumps(value, sort_keys=True))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """Copy of plain values in which numbers that JSON does not know are None."""
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

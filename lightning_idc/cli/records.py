@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lightning_idc.errors import DataError
-from lightning_idc.files import durable
-
-_CHUNK = 1 << 20
+from lightning_idc.files import atomic_write, digest, file_digest
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write plain values, durably."""
-    with durable(path) as partial:
-        partial.write_text(json.dumps(value, indent=2), encoding="utf-8")
+    atomic_write(path, json.dumps(value, indent=2))
 
 
 def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]:
@@ -43,11 +39,7 @@ def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]
 
 def digest_of(path: Path) -> str:
     """Digest of a file, or of all files of a folder with their names."""
-    digest = hashlib.blake2b(digest_size=16)
-    for file in [path] if path.is_file() else sorted(found for found in path.rglob("*") if found.is_file()):
-        if file is not path:
-            digest.update(f"{file.relative_to(path).as_posix()}\0{file.stat().st_size}\0".encode())
-        with open(file, "rb") as content:
-            while chunk := content.read(_CHUNK):
-                digest.update(chunk)
-    return digest.hexdigest()
+    if path.is_file():
+        return file_digest(path)
+    files = sorted(found for found in path.rglob("*") if found.is_file())
+    return digest(*(f"{file.relative_to(path).as_posix()}\0{file_digest(file)}\0" for file in files))

@@ -20,7 +20,7 @@ from lightning_idc.cli.processes import may_fork, run_process
 from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.cli.records import digest_of, read_record, write_json
 from lightning_idc.errors import PairError
-from lightning_idc.files import durable
+from lightning_idc.files import atomic_write
 
 RUN, DONE = "run.json", "stage.json"
 OUTCOME = ".outcome.json"
@@ -152,8 +152,8 @@ class Run:
         config = self._config(stage, fits)
         home = self.folder / stage.name
         file = home / "stage.yaml"
-        with durable(file) as partial:
-            partial.write_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        home.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
         status = self._run_everywhere(stage.run, file, home / OUTCOME, config["trainer"])
         if status:
             return status

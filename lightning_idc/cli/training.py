@@ -20,6 +20,7 @@ from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
+from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.cli.errors import parse_error
 from lightning_idc.cli.keys import arguments_of, check, class_of
 from lightning_idc.cli.memory import keep_freed_memory
@@ -140,8 +141,12 @@ class PairCLI(LightningCLI):
         extra: list[Any] = default_progress(config)
         if self.subcommand == "fit":
             extra.append(StopCleanly())
-            if not any(isinstance(chosen, ValidationSelection) for chosen in config.get("callbacks") or []):
-                extra.append(ValidationSelection())
+            extra.append(ValidationSelection())
+        elif self.subcommand == "predict" and WritePredictions.fits(self.model, self.datamodule):
+            extra.append(WritePredictions())
+        # those that were chosen, with options of their own, take the place of these
+        chosen = config.get("callbacks") or []
+        extra = [own for own in extra if not any(isinstance(callback, type(own)) for callback in chosen)]
         trainer = self._instantiate_trainer(
             {
                 **config,

@@ -11,6 +11,7 @@ from torch import nn
 
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
 from lightning_idc.errors import CheckpointError
+from lightning_idc.files import atomic_write
 
 WEIGHTS = "adapter.safetensors"
 
@@ -47,7 +48,7 @@ class Adapter(nn.Module):
         state = full_state_dict(self.state_dict())
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
-            save_file(state, folder / WEIGHTS)
+            atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
 
     def load(self, net: nn.Module, folder: Path) -> None:
         """Read what :meth:`save` wrote.

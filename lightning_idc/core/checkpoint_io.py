@@ -14,7 +14,7 @@ import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 
 from lightning_idc.errors import CheckpointError
-from lightning_idc.files import durable
+from lightning_idc.files import atomic_write
 
 SHARDS = "meta.pt"
 """In the folder of a checkpoint in pieces, what the processes have in common."""
@@ -54,14 +54,19 @@ def write_checkpoint(content: dict[str, Any], target: str | Path) -> None:
     """
     target = Path(target)
     try:
-        with durable(target) as partial, open(partial, "wb") as file:
-            recorder = _Recorder(file)
-            try:
-                torch.save(content, recorder)  # type: ignore[arg-type]
-            except Exception as error:
-                raise recorder.error or error from None
+        target.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(target, lambda path: _save(content, path))
     except OSError as error:
         raise CheckpointError(_refused(target, error)) from error
+
+
+def _save(content: dict[str, Any], path: Path) -> None:
+    with path.open("wb") as file:
+        recorder = _Recorder(file)
+        try:
+            torch.save(content, recorder)  # type: ignore[arg-type]
+        except Exception as error:
+            raise recorder.error or error from None
 
 
 class _Recorder:

@@ -24,7 +24,7 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, i
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError
-from lightning_idc.files import durable
+from lightning_idc.files import atomic_write
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -341,10 +341,9 @@ class PairModule(AddonHost):
         config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
         state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
         if is_rank_zero():
-            with durable(folder / WEIGHTS) as partial:
-                save_file(state, partial)
-            with durable(folder / CONFIG) as partial:
-                partial.write_text(json.dumps(config, indent=2, ensure_ascii=False), encoding="utf-8")
+            folder.mkdir(parents=True, exist_ok=True)
+            atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
+            atomic_write(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False))
         all_gather_object(None)  # no process goes on to read what is not written yet
         return folder
 

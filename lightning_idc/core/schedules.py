@@ -82,6 +82,7 @@ def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], tr
     """
     from torch.optim.lr_scheduler import LambdaLR
 
+    _allow_clipping(optimizer, trainer)
     rules = [schedules] * len(optimizer.param_groups) if isinstance(schedules, Schedule) else list(schedules)
     moving = [rule for rule in rules if not isinstance(rule, Constant)]
     if not moving:
@@ -95,3 +96,16 @@ def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], tr
 
     scheduler = LambdaLR(optimizer, [over_the_run(rule) for rule in rules])
     return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": "step"}}
+
+
+def _allow_clipping(optimizer: Optimizer, trainer: Trainer) -> None:
+    """Let gradients be clipped under mixed precision where the optimizer is fused.
+
+    A fused optimizer would undo the scaling of 16-bit gradients by itself, after they were clipped; Lightning refuses
+    to clip then, also for bfloat16, which is not scaled. Without the mark the gradients are unscaled before clipping
+    and the fused kernel is used as it is.
+    """
+    from lightning.pytorch.plugins import MixedPrecision
+
+    if trainer.gradient_clip_val and isinstance(trainer.precision_plugin, MixedPrecision):
+        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]

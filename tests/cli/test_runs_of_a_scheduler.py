@@ -17,6 +17,7 @@ from lightning_idc.cli.peers import place_in_job
 from lightning_idc.errors import PairError
 
 ROOT = Path(__file__).resolve().parents[2]
+TRAIN_AND_TEST = RECIPE.replace("  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}\n", "")
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
 COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", *TWO]
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
@@ -84,19 +85,21 @@ def check_stages(run: Path, names: list[str]) -> None:
         assert record["metrics"] if name == "test" else (run / record["best"]).is_file()
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_two_tasks_of_slurm_are_one_run(tmp_path: Path) -> None:
-    (tmp_path / "toy.yaml").write_text(RECIPE)
+    (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     both = srun(tmp_path)
     assert [status for status, _ in both] == [0, 0], both
-    check_stages(the_only_run(tmp_path), ["first", "second", "test"])
+    check_stages(the_only_run(tmp_path), ["second", "test"])
     assert "results:" in both[0][1] and "results:" not in both[1][1], "the first one alone speaks"
     assert "2 processes" in both[0][1], "both took part in the stages"
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
-    (tmp_path / "toy.yaml").write_text(RECIPE)
+    (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2"]
     done = subprocess.run(
         [sys.executable, *launcher, *COMMAND],
@@ -107,14 +110,15 @@ def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    check_stages(the_only_run(tmp_path), ["first", "second", "test"])
+    check_stages(the_only_run(tmp_path), ["second", "test"])
 
 
+@pytest.mark.slow
 @pytest.mark.dist
 def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) -> None:
     """The other one waits for it in a collective operation, which would last until the time limit of the backend."""
-    (tmp_path / "toy.yaml").write_text(RECIPE)
-    both = srun(tmp_path, "--stages.first.model.class_path", "toy_idc.OneRankFails")
+    (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
+    both = srun(tmp_path, "--stages.second.model.class_path", "toy_idc.OneRankFails")
     assert all(status for status, _ in both), both
     assert "this process fails" in both[1][1]
     assert "--resume" in both[0][1]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -151,6 +151,11 @@ class PairDataModule(LightningDataModule):
             "channels": channels,
             "domain": self.domain,
         }
+
+    def leave_out(self, split: Split, ids: Collection[str]) -> None:
+        """Take pairs out of a split, such as those that an interrupted prediction has written already."""
+        source = self.pairs_of(split)
+        self._sources[split] = View(source, [place for place, id in enumerate(source.ids) if id not in ids])
 
     def train_captions(self) -> list[str]:
         """All captions of the training split."""

@@ -12,6 +12,7 @@ from torch import nn
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
 from lightning_idc.core.types import PairError
+from lightning_idc.files import atomic_write
 
 LINEARS = r".*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 """Linear layers of the language models of all families; which part of the model they lie in is asked separately."""
@@ -144,9 +145,8 @@ class LowRank(Adapter):
         if not is_rank_zero():
             return
         folder.mkdir(parents=True, exist_ok=True)
-        save_file(
-            {f"base_model.model.{key}": value for key, value in state.items()}, folder / "adapter_model.safetensors"
-        )
+        named = {f"base_model.model.{key}": value for key, value in state.items()}
+        atomic_write(folder / "adapter_model.safetensors", lambda path: save_file(named, path))
         config = tuner.peft_config["default"]
         config.inference_mode = True
         config.save_pretrained(str(folder))

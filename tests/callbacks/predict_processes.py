@@ -1,0 +1,57 @@
+"""Run by test_write_predictions.py: predict with the tiny captioner, slowly, until the end or a kill."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from processes import gloo
+from test_addons import QUIET
+from tiny import TinyCaptioner, TinyPairs, TinySource
+
+from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.core.loading import load_module
+
+PAIRS = 600
+
+
+class ManyPairs(TinyPairs):
+    def source(self, split: str) -> TinySource:
+        return TinySource(PAIRS, 0)
+
+
+class Counted(Callback):
+    """Notes the pairs that were really captioned; every batch takes a while."""
+
+    def __init__(self, out: Path, pause: float) -> None:
+        self.out, self.pause = out, pause
+
+    def on_predict_batch_end(self, trainer: Trainer, pl_module: Any, outputs: Any, batch: Any, *unused: Any) -> None:
+        with (self.out / f"seen{trainer.global_rank}").open("a") as file:
+            file.write("".join(f"{id}\n" for id in batch.ids))
+        time.sleep(self.pause)
+
+
+def main(kind: str, out: Path, pause: float) -> None:
+    torch.set_num_threads(1)
+    seed_everything(3, verbose=False)
+    trainer = Trainer(
+        strategy=gloo(kind),
+        devices=1 if kind == "one" else 2,
+        default_root_dir=out,
+        callbacks=[WritePredictions(), Counted(out, pause)],
+        **QUIET,
+    )
+    trainer.predict(load_module(TinyCaptioner, out / "model.ckpt"), ManyPairs(batch_size=8))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))

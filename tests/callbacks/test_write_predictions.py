@@ -1,0 +1,177 @@
+"""Predictions are written as they come; a killed prediction goes on, loses no pair and captions none twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from predict_processes import PAIRS, ManyPairs
+from processes import HERE, launch
+from test_addons import QUIET
+from tiny import TinyCaptioner, TinyPairs
+
+from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.errors import ConfigError, DataError
+
+SCRIPT = Path(__file__).parent / "predict_processes.py"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("trained") / "model.ckpt"
+    torch.manual_seed(0)
+    trainer = Trainer(max_epochs=1, **QUIET)
+    trainer.fit(TinyCaptioner(), TinyPairs(batch_size=4))
+    trainer.save_checkpoint(path)
+    return path
+
+
+def predict(folder: Path, checkpoint: Path | None, data: TinyPairs, **options: Any) -> list[Any]:
+    """Predict in this process; what Lightning returns is what was captioned now."""
+    trainer = Trainer(default_root_dir=folder, callbacks=[WritePredictions(**options)], **QUIET)
+    found = trainer.predict(TinyCaptioner(), data, ckpt_path=checkpoint, weights_only=True)
+    assert found is not None
+    return [record for batch in found for record in batch]
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("reference")
+    said = predict(folder, checkpoint, ManyPairs(batch_size=8))
+    written = lines(folder / "predictions.jsonl")
+    assert [record["id"] for record in written] == [record["id"] for record in said]
+    assert [record["caption"] for record in written] == [record["caption"] for record in said]
+    assert set(written[0]) == {"id", "caption", "log_prob", "change_score"} and len(written) == PAIRS
+    assert os.listdir(folder) == ["predictions.jsonl"]
+    return written
+
+
+def same(found: list[dict[str, Any]], expected: list[dict[str, Any]]) -> None:
+    """Captions are equal; a batch of another size may change the last digits of a score."""
+    assert [(r["id"], r["caption"]) for r in found] == [(r["id"], r["caption"]) for r in expected]
+    torch.testing.assert_close(
+        torch.tensor([r["log_prob"] for r in found]), torch.tensor([r["log_prob"] for r in expected])
+    )
+
+
+def start(kind: str, folder: Path, checkpoint: Path, pause: float) -> subprocess.Popen[bytes]:
+    (folder / "model.ckpt").write_bytes(checkpoint.read_bytes())
+    return subprocess.Popen(
+        [sys.executable, str(SCRIPT), kind, str(folder), str(pause)],
+        env={**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"},
+        start_new_session=True,
+    )
+
+
+def kill_midway(kind: str, folder: Path, checkpoint: Path) -> None:
+    process = start(kind, folder, checkpoint, pause=0.05)
+    part = folder / "predictions.jsonl.rank0.part"
+    until = time.monotonic() + 200
+    while (not part.is_file() or part.read_bytes().count(b"\n") < 60) and time.monotonic() < until:
+        assert process.poll() is None
+        time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not (folder / "predictions.jsonl").exists(), "an unfinished prediction does not pass for a finished one"
+
+
+@pytest.mark.dist
+def test_a_killed_prediction_goes_on(checkpoint: Path, reference: list[dict[str, Any]], tmp_path: Path) -> None:
+    kill_midway("one", tmp_path, checkpoint)
+    part = tmp_path / "predictions.jsonl.rank0.part"
+    kept = [record["id"] for record in lines(part) if "id" in record]
+    assert 60 <= len(kept) + 1 < PAIRS
+    with part.open("a", encoding="utf-8") as file:
+        file.write('{"id": "599", "capt')  # as a power cut leaves it
+    said = predict(tmp_path, checkpoint, ManyPairs(batch_size=8))
+    assert not {record["id"] for record in said} & set(kept), "none is captioned twice"
+    assert len(said) + len(kept) == PAIRS, "and none is left out"
+    same(lines(tmp_path / "predictions.jsonl"), reference)
+    assert not list(tmp_path.glob("*.part*"))
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_two_processes_go_on_where_two_were_killed(
+    checkpoint: Path, reference: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    kill_midway("ddp", tmp_path, checkpoint)
+    kept = {r["id"] for part in tmp_path.glob("*.part") for r in lines(part) if "id" in r}
+    for seen in tmp_path.glob("seen*"):
+        seen.unlink()
+    launch(SCRIPT, "ddp", tmp_path, "0")
+    now = [id for seen in tmp_path.glob("seen*") for id in seen.read_text().split()]
+    assert not set(now) & kept and set(now) | kept == {record["id"] for record in reference}
+    same(lines(tmp_path / "predictions.jsonl"), reference)
+
+
+def test_what_was_done_before_the_end_is_not_done_again(checkpoint: Path, tmp_path: Path) -> None:
+    """Killed after the last pair and before the file: Lightning skips a prediction of no pairs, and its end."""
+    data = TinyPairs(batch_size=4)
+    predict(tmp_path, checkpoint, data)
+    expected = (tmp_path / "predictions.jsonl").read_text()
+    trainer = Trainer(default_root_dir=tmp_path, callbacks=[callback := WritePredictions()], **QUIET)
+    callback.on_predict_end = lambda *unused: callback._close()  # type: ignore[method-assign]
+    trainer.predict(TinyCaptioner(), TinyPairs(batch_size=4), ckpt_path=checkpoint, weights_only=True)
+    (tmp_path / "predictions.jsonl").unlink()
+    assert len(predict(tmp_path, checkpoint, TinyPairs(batch_size=4))) == 1
+    assert [r["id"] for r in lines(tmp_path / "predictions.jsonl")] == [
+        json.loads(line)["id"] for line in expected.splitlines()
+    ]
+
+
+def test_another_checkpoint_or_other_pairs_are_not_mixed_in(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    class Stops(TinyPairs):
+        pass
+
+    trainer = Trainer(default_root_dir=tmp_path, callbacks=[callback := WritePredictions()], **QUIET)
+
+    def stop(*unused: Any) -> None:
+        WritePredictions.on_predict_batch_end(callback, *unused)
+        raise KeyboardInterrupt
+
+    callback.on_predict_batch_end = stop  # type: ignore[method-assign]
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        trainer.predict(TinyCaptioner(), Stops(batch_size=2), ckpt_path=checkpoint, weights_only=True)
+    assert "the same command goes on" in capsys.readouterr().out
+    other = tmp_path / "other.ckpt"
+    content = torch.load(checkpoint, weights_only=True)
+    content["state_dict"]["net.head.bias"] += 1
+    torch.save(content, other)
+    with pytest.raises(DataError, match="another checkpoint"):
+        predict(tmp_path, other, TinyPairs(batch_size=2))
+    with pytest.raises(DataError, match="of other pairs"):
+        predict(tmp_path, checkpoint, ManyPairs(batch_size=2))
+    assert len(predict(tmp_path, checkpoint, TinyPairs(batch_size=2))) == 5, "7 pairs, of which 2 were done"
+
+
+def test_a_number_that_json_does_not_know_is_null(tmp_path: Path) -> None:
+    callback = WritePredictions()
+    with (tmp_path / "x").open("w+", encoding="utf-8") as callback._file:
+        callback._write_lines([{"id": "a\ud800", "log_prob": float("nan")}])
+    assert json.loads((tmp_path / "x").read_text(encoding="utf-8")) == {"id": "a?", "log_prob": None}
+
+
+def test_other_models_are_refused(tmp_path: Path) -> None:
+    class Other(LightningModule):
+        def predict_step(self, batch: Any, batch_idx: int) -> Any:
+            return None
+
+    trainer = Trainer(default_root_dir=tmp_path, callbacks=[WritePredictions()], **QUIET)
+    with pytest.raises(ConfigError, match="says of a PairDataModule; found a Other"):
+        trainer.predict(Other(), TinyPairs())

@@ -1,0 +1,62 @@
+"""Clipped gradients and a fused optimizer go together under mixed precision, with the steps of a plain optimizer."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch import Trainer, seed_everything
+from test_addons import QUIET
+from tiny import TinyCaptioner, TinyPairs
+
+
+def train(fused: bool, precision: str = "bf16-mixed", checkpoint: Path | None = None, **options: Any) -> Any:
+    seed_everything(1, verbose=False)
+    # a clip that binds: the gradients of the first steps are larger
+    trainer = Trainer(precision=precision, gradient_clip_val=0.05, **{"max_epochs": 2, **QUIET, **options})
+    model = TinyCaptioner(dropout=0.0, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=fused))
+    trainer.fit(model, TinyPairs(batch_size=4, seed=1), ckpt_path=checkpoint, weights_only=True)
+    return trainer, model
+
+
+def test_a_fused_optimizer_clips_as_a_plain_one_does() -> None:
+    trainer, fused = train(True)
+    assert all(group["fused"] for group in trainer.optimizers[0].param_groups), "the fused kernel is still used"
+    _, plain = train(False)
+    for (name, value), other in zip(fused.named_parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(value, other, rtol=1e-3, atol=1e-5, msg=name)
+
+
+def test_the_clip_binds() -> None:
+    """Otherwise the test above would hold without clipping, too."""
+    seed_everything(1, verbose=False)
+    norms: list[float] = []
+    model = TinyCaptioner(dropout=0.0, optimizer=partial(torch.optim.AdamW, lr=1e-2, fused=True))
+    clip = model.configure_gradient_clipping
+
+    def noted(optimizer: Any, **options: Any) -> None:
+        norms.append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])))
+        clip(optimizer, **options)
+        after = torch.nn.utils.get_total_norm([p.grad for p in model.parameters() if p.grad is not None])
+        assert float(after) <= 0.05 + 1e-4
+
+    model.configure_gradient_clipping = noted  # type: ignore[method-assign]
+    Trainer(precision="bf16-mixed", gradient_clip_val=0.05, max_epochs=1, **QUIET).fit(model, TinyPairs(batch_size=4))
+    assert norms and max(norms) > 0.05
+
+
+def test_it_resumes(tmp_path: Path) -> None:
+    """The state of a fused optimizer brings its marks back."""
+    trainer, _ = train(True)
+    trainer.save_checkpoint(tmp_path / "two.ckpt")
+    again, _ = train(True, checkpoint=tmp_path / "two.ckpt", max_epochs=3)
+    assert again.global_step == 12
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-true"])
+def test_other_precisions_keep_their_optimizer(precision: str) -> None:
+    trainer, _ = train(True, precision, max_epochs=1)
+    assert trainer.optimizers[0]._step_supports_amp_scaling
