@@ -71,7 +71,7 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
         "other light and camera": (True, 0.7),
     }
     for name, (light, jitter) in conditions.items():
-        records = DifferenceAreas(filters="embedded").work_on(scenes(arguments.count, 128, light, jitter, seed=2))
+        records = DifferenceAreas(filters="embedded").transform(scenes(arguments.count, 128, light, jitter, seed=2))
         measured = found_and_true(records)
         by_kind = {
             kind: found_and_true([r for r in records if r.facts["edit"] == kind])
@@ -97,7 +97,7 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
         stage = DifferenceAreas(DifferenceContours(least_area=1 / 2000), filters="embedded")
         stage.filters = replace(usual, **values)
         again = [Record(r.id, dict(r.facts), decoded=r.decoded) for r in records]
-        without[name] = found_and_true(stage.work_on(again))
+        without[name] = found_and_true(stage.transform(again))
     # small regions are let through by the segmenter, so that the filters have something to do
     return {**found, "filter left out, same light and camera": without}
 
@@ -157,11 +157,11 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
             seconds = {}
             for size in (1, arguments.batch):
                 records = prepared(store)
-                stage.work_on(records[:1])  # the first call of a model is slower than those that follow
+                stage.transform(records[:1])  # the first call of a model is slower than those that follow
                 records = prepared(store)
                 began = time.process_time()  # of one thread, so that other work on the machine does not count
                 for start in range(0, len(records), size):
-                    stage.work_on(records[start : start + size])
+                    stage.transform(records[start : start + size])
                 seconds[size] = time.process_time() - began
                 outcome[size] = [told(record) for record in records]
             rates = {f"batch {size}": round(len(store) / spent, 2) for size, spent in seconds.items()}
@@ -284,12 +284,12 @@ def made(folder: Path) -> None:
     from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
     from lightning_idc.synthesis.pipeline import run
     from lightning_idc.synthesis.sources import SamplePhotos
-    from lightning_idc.synthesis.stages import Chain
+    from lightning_idc.synthesis.stages import Sequential
 
     run(PasteEdits(size=128), SamplePhotos(copies=60), folder / "pairs", batch_size=4, shard_size=4)
     filters = "embedded"
     parts = [PairSimilarity(filters=filters), DifferenceAreas(filters=filters), RegionCaptions(filters=filters)]
-    run(Chain([*parts, DifferenceCaptions()]), str(folder / "pairs"), folder / "made", batch_size=4, shard_size=4)
+    run(Sequential([*parts, DifferenceCaptions()]), str(folder / "pairs"), folder / "made", batch_size=4, shard_size=4)
 
 
 def main() -> None:

@@ -10,13 +10,14 @@ import torch
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.captions import INSTRUCTION, PromptedEdits
 from lightning_idc.methods.img_diff.judging import NATURAL, NaturalImages
+from lightning_idc.methods.img_diff.questions import PromptedTeller
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
-from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, PromptedCaptioner, PromptedTeller
+from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, PromptedCaptioner
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, WordEncoder
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages
 from lightning_idc.synthesis.slots.sam import SamSegmenter
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 WORDS = 8000
 SIZE: dict[str, Any] = {"hidden_size": 512, "intermediate_size": 1376, "num_attention_heads": 8}
@@ -94,7 +95,7 @@ def tokenizer(**special: Any) -> Any:
     )
 
 
-def stages(root: Path, batch: int) -> list[Stage]:
+def stages(root: Path, batch: int) -> list[PipelineStage]:
     """The stages whose models are the cost; other slots in them are embedded."""
 
     def sees(most: int) -> ChatVisionModel:

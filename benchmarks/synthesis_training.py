@@ -44,7 +44,7 @@ from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import PixelEncoder
 from lightning_idc.synthesis.sources import ImageFolder
-from lightning_idc.synthesis.stages import Chain
+from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
 
 SHAPES = ("dot", "bar", "wedge")
@@ -86,7 +86,7 @@ def produce(root: str, folder: Path, count: int, size: int, seed: int) -> Record
     edits = PasteEdits(size, ["add", "remove"], (1, 2), (0.04, 0.1), str(folder / "library"), noise=0.0, seed=seed)
     # a thing on a board is small, and its neighbours are other traces
     alike, regions = PixelEncoder(side=64), DifferenceContours(0.08, 0.1, least_area=1 / 4000, gap=1 / 24)
-    chain = Chain([PairSimilarity(alike, "embedded"), DifferenceAreas(regions, filters="embedded")])
+    chain = Sequential([PairSimilarity(alike, "embedded"), DifferenceAreas(regions, filters="embedded")])
     copies = -(-count // len(boards.source("train").entries))
     run(edits, ImageFolder(str(templates), copies=copies), folder / "edits", limit=count)
     return run(chain, str(folder / "edits"), folder / "made")

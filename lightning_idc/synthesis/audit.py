@@ -12,14 +12,14 @@ from lightning_idc.core.text import plain
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 
 _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
 _AREA_BOTH = ("match", "caption_match")
 
 
-class Audit(Stage):
+class Audit(PipelineStage):
     """Writes the audit page of the records that it reads, and passes them on.
 
     Args:
@@ -28,7 +28,7 @@ class Audit(Stage):
         images: names of the pictures to show; where a record has none of them, its ``image`` is shown.
         texts: facts to show as text.
         most: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     def __init__(

@@ -7,16 +7,21 @@ import hashlib
 import io
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import read_image_bytes
+from lightning_idc.core.images import read_image_bytes, resize
 from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.drawing import same_size
 
 UNREADABLE = "unreadable image"
+ImageFormat = Literal["png", "jpeg", "webp"]
+KeepDropped = Literal["all", "thumbnails", "none"]
+THUMBNAIL = 160
+"""Longer side of the pictures that are kept of dropped records, pixels."""
 
 
 @dataclass(slots=True)
@@ -32,6 +37,8 @@ class Record:
         arrays: features and the like.
         origin: row of the source store that it was made from; None where the source is no store.
         inherit: gives the encoded image of an earlier stage by name.
+        decoded: images as tensors, while a batch is at work.
+        unsaved: names of those in ``decoded`` that have no file yet; :meth:`seal` encodes them.
     """
 
     id: str
@@ -43,6 +50,7 @@ class Record:
     origin: int | None = None
     inherit: Callable[[str], bytes | None] | None = None
     decoded: dict[str, Tensor] = field(default_factory=dict, repr=False)
+    unsaved: set[str] = field(default_factory=set, repr=False)
 
     def encoded(self, name: str) -> bytes:
         """File of an image, as bytes.
@@ -50,6 +58,9 @@ class Record:
         Raises:
             PairError: neither this record nor the one it was made from has such an image.
         """
+        if name in self.unsaved:
+            self.images[name] = encode_image(self.decoded[name])
+            self.unsaved.discard(name)
         data = self.images.get(name)
         if data is None and self.inherit is not None:
             data = self.inherit(name)
@@ -67,10 +78,55 @@ class Record:
             self.decoded[name] = decode_image(self.encoded(name), f"record {self.id!r}, image {name!r}")
         return self.decoded[name]
 
+    def pair(self, first: str = "before", second: str = "after") -> tuple[Tensor, Tensor]:
+        """Both images of a pair, uint8 ``(3, H, W)``; a second one of another size is resized to the first.
+
+        Args:
+            first: name of the image.
+            second: name of the other.
+        """
+        return self.image(first), same_size(self.image(first), self.image(second))
+
     def put(self, name: str, image: Tensor) -> None:
-        """Add an image, uint8 ``(3, H, W)``; it is kept without loss, since later stages look for small differences."""
-        self.images[name] = encode_png(image)
+        """Add an image, uint8 ``(3, H, W)``; it is encoded when the batch is done, or when its file is asked for.
+
+        Raises:
+            PairError: the tensor is not such an image.
+        """
+        _check_image(image)
+        self.images.pop(name, None)
         self.decoded[name] = image
+        self.unsaved.add(name)
+
+    def remove(self, name: str) -> None:
+        """Forget an image of this record; one of an earlier stage stays where it is."""
+        self.images.pop(name, None)
+        self.decoded.pop(name, None)
+        self.unsaved.discard(name)
+
+    def seal(self, image_format: ImageFormat = "png", keep_dropped: KeepDropped = "all", quality: int = 95) -> None:
+        """Turn the images into files, and let the decoded ones go.
+
+        Args:
+            image_format: of images that have no file yet; PNG loses nothing.
+            keep_dropped: what stays of a dropped record's images: all, small JPEG copies, or none.
+            quality: of JPEG and WebP.
+        """
+        if self.dropped is not None and keep_dropped != "all":
+            names = dict.fromkeys([*self.images, *self.decoded]) if keep_dropped == "thumbnails" else []
+            names = [name for name in names if name in self.images or name in self.unsaved]
+            self.images = {name: thumb for name in names if (thumb := self._thumbnail(name)) is not None}
+        else:
+            # the order in which they were put, not that of the set
+            for name in [name for name in self.decoded if name in self.unsaved]:
+                self.images[name] = encode_image(self.decoded[name], image_format, quality)
+        self.unsaved, self.decoded = set(), {}
+
+    def _thumbnail(self, name: str) -> bytes | None:
+        try:
+            return encode_image(shrink(self.image(name), THUMBNAIL), "jpeg", 80)
+        except PairError:
+            return None  # an unreadable file is why the record was dropped
 
     def score(self, **values: float) -> None:
         """Note what the stage at work measured."""
@@ -99,6 +155,7 @@ class Record:
             self.origin,
             self.inherit,
             dict(self.decoded),
+            set(self.unsaved),
         )
 
 
@@ -117,19 +174,44 @@ def decode_image(data: bytes, what: str) -> Tensor:
     return read_image_bytes(data, what)
 
 
-def encode_png(image: Tensor) -> bytes:
-    """uint8 ``(3, H, W)`` to a PNG, quickly rather than small.
+def encode_image(image: Tensor, image_format: ImageFormat = "png", quality: int = 95) -> bytes:
+    """uint8 ``(3, H, W)`` to a file, quickly rather than small.
+
+    Args:
+        image: uint8 ``(3, H, W)``.
+        image_format: PNG loses nothing.
+        quality: of JPEG and WebP, 0 to 100.
 
     Raises:
-        PairError: the tensor is no such image.
+        PairError: the tensor is not such an image.
     """
     from PIL import Image
 
+    _check_image(image)
+    options: dict[str, Any] = {"compress_level": 1} if image_format == "png" else {"quality": quality}
+    if image_format == "jpeg":
+        options["subsampling"] = 0  # half the colour would move small differences
+    stream = io.BytesIO()
+    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy())
+    picture.save(stream, image_format.upper(), **options)
+    return stream.getvalue()
+
+
+def encode_png(image: Tensor) -> bytes:
+    """uint8 ``(3, H, W)`` to a PNG; see `encode_image`."""
+    return encode_image(image)
+
+
+def shrink(image: Tensor, side: int) -> Tensor:
+    """Image whose longer side has at most that many pixels, uint8 ``(3, H, W)``."""
+    height, width = image.shape[1:]
+    scale = side / max(height, width)
+    return image if scale >= 1 else resize(image, (max(1, round(height * scale)), max(1, round(width * scale))))
+
+
+def _check_image(image: Tensor) -> None:
     if image.dtype != torch.uint8 or image.ndim != 3 or image.shape[0] != 3:
         raise PairError(f"an image is {image.dtype} {tuple(image.shape)}; expected uint8 (3, H, W)")
-    stream = io.BytesIO()
-    Image.fromarray(image.permute(1, 2, 0).contiguous().cpu().numpy()).save(stream, "PNG", compress_level=1)
-    return stream.getvalue()
 
 
 def counted(reasons: Mapping[str, int]) -> str:

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 
 
-class ReleasePairs(Stage):
+class ReleasePairs(PipelineStage):
     """Writes the kept pairs as pictures and a table ``pairs.jsonl``, the form that `FolderPairs` reads.
 
     Args:

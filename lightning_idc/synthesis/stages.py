@@ -1,79 +1,55 @@
-"""What runs in a pipeline: a stage works on batches of records; several of them may make one pass.
+"""What runs in a pipeline: a stage takes batches of records; several of them may make one pass.
 
-A stage is a LightningModule, run by ``trainer.predict(stage, Records(source, target))``, so that devices, nodes,
-precision and logging are the Trainer's business.
+A stage is a LightningModule, so that its models are moved and counted like any other, but it needs no Trainer:
+`engine.ShardJob` makes one shard with it, and the launchers (in process, Lightning, Ray, SLURM) only say which.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningModule
 from torch import nn
 
 from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.records import Record, counted
-from lightning_idc.synthesis.slots.base import Slot
-from lightning_idc.synthesis.store import RecordSource, RecordStore, write_shard
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.slots.base import ModelInterface
+from lightning_idc.synthesis.store import RecordSource, RecordStore
+
+if TYPE_CHECKING:
+    from lightning_idc.synthesis.pipeline import Records
 
 
-class Work:
-    """Records that a stage takes in one step; a plain class, so that Lightning leaves its images where they are.
-
-    Args:
-        shard: that the results go to; -1 for a step without records.
-        records: in order, the dropped ones among them.
-        last: whether the shard is whole after this step.
-    """
-
-    def __init__(self, shard: int, records: Sequence[Record], last: bool) -> None:
-        self.shard, self.records, self.last = shard, list(records), last
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-
-class Feed(LightningDataModule, ABC):
-    """What a pass asks of the data module that it runs on; `pipeline.Records` is it."""
-
-    target: Path
-    """Folder of the store that is made."""
-
-    @property
-    @abstractmethod
-    def source(self) -> RecordSource:
-        """Where the records come from."""
-
-    @abstractmethod
-    def complete(self) -> bool:
-        """Mark the target as finished if all shards are there, and say whether they are."""
-
-
-class Pass(LightningModule, ABC):
-    """Takes all records of a source once and leaves a store behind: a `Stage`, or a `Chain` of them.
+class BasePipelineStage(LightningModule, ABC):
+    """Takes all records of a source once and leaves a store behind: a `PipelineStage`, or a `Sequential` of them.
 
     Args:
         seed: of all random choices, which depend on it and on a record's id.
     """
 
     reads: tuple[str, ...] = ()
-    """Images that are decoded in the loader's workers; a record whose image cannot be read is dropped there."""
+    """Images that are decoded ahead, in threads; a record whose image cannot be read is dropped there."""
 
     def __init__(self, seed: int = 0) -> None:
         super().__init__()
         self.seed = seed
-        self._made: list[Record] = []
 
     @abstractmethod
-    def work_on(self, records: Sequence[Record]) -> list[Record]:
+    def transform(self, records: Sequence[Record]) -> list[Record]:
         """Results of a batch, in order, the dropped records among them."""
 
     def settings(self) -> dict[str, Any]:
         """What decides the outcome: models, revisions, thresholds. Plain values; kept with every record."""
         return {}
+
+    def requirements(self) -> list[str]:
+        """Problems that would stop this stage, known before any model is read; see `preflight`."""
+        return [problem for part in self.interfaces() for problem in part.requirements()]
+
+    def prepare(self, source: RecordSource) -> None:
+        """Called once by each process, before its first batch and after :meth:`setup`."""
 
     def finish(self, store: RecordStore) -> None:
         """Called once, by one process, when all shards are there: reports and exports."""
@@ -83,60 +59,52 @@ class Pass(LightningModule, ABC):
         """As records tell it."""
         return type(self).__name__
 
+    @property
+    def at_work(self) -> str:
+        """Name of the stage that raised an error, where this is several in one."""
+        return self.name
+
+    def interfaces(self) -> list[ModelInterface]:
+        """All models of this stage; one within another comes first."""
+        return [module for module in reversed(list(self.modules())) if isinstance(module, ModelInterface)]
+
     def setup(self, stage: str) -> None:
-        """Read the weights of all slots, before the pass is moved to its device."""
-        for module in reversed(list(self.modules())):  # a slot within a slot comes first
-            if isinstance(module, Slot):
-                module.load()
+        """Read the weights of all models, before the stage is moved to its device."""
+        for part in self.interfaces():
+            part.load()
 
     def on_predict_start(self) -> None:
-        self._made = []
+        self._records().job.open(self)
 
-    def predict_step(self, batch: Work, batch_idx: int = 0) -> int:
-        made = self.work_on(batch.records)
-        for record in made:
-            record.decoded = {}  # a shard may hold a thousand records; their files are enough
-        self._made += made
-        if batch.last:
-            write_shard(self.feed().target, batch.shard, self._made)
-            self._made = []
-        return len(batch)
+    def predict_step(self, batch: int, batch_idx: int = 0) -> int:
+        if batch >= 0:  # -1 lets a process without shards take part
+            self._records().job.make_shard(self, batch)
+        return batch
 
     def on_predict_end(self) -> None:
-        feed = self.feed()
-        self.trainer.strategy.barrier("shards")
-        if self.trainer.is_global_zero and feed.complete():
-            store = RecordStore(feed.target)
-            kept, reasons = store.counts()
-            told = f": {counted(reasons)}" if reasons else ""
-            print(f"{self.name}: {kept} records kept, {sum(reasons.values())} dropped{told}", flush=True)
-            self.finish(store)
-        self.trainer.strategy.barrier("manifest")
+        # no collectives: the shards on disk are the truth, so a long finish lets nobody time out
+        if self.trainer.limit_predict_batches == 1.0:
+            self._records().job.make_pending(self, wait=self.trainer.is_global_zero)
+        if self.trainer.is_global_zero:
+            self._records().job.finish(self)
 
-    def feed(self) -> Feed:
-        """The data module of this run.
+    def _records(self) -> Records:
+        from lightning_idc.synthesis.pipeline import Records
 
-        Raises:
-            PairError: it is of another kind.
-        """
         data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, Feed):
+        if not isinstance(data, Records):
             raise PairError(
                 f"{self.name} is a stage of a pipeline; predict with it on a Records data module, not on {data!r}"
             )
         return data
 
 
-class Stage(Pass):
+class PipelineStage(BasePipelineStage):
     """One step of a pipeline. A subclass writes :meth:`process`, and names the images that it reads.
 
     Args:
         seed: of all random choices, which depend on it and on a record's id.
     """
-
-    def __init__(self, seed: int = 0) -> None:
-        super().__init__(seed)
-        self._settings: dict[str, Any] | None = None
 
     @abstractmethod
     def process(self, records: list[Record]) -> Sequence[Record | Sequence[Record]]:
@@ -149,17 +117,19 @@ class Stage(Pass):
             For each record, in order, the record or the records made of it.
         """
 
-    def slot_settings(self) -> dict[str, Any]:
-        """Settings of the models in this stage, by the name of their slot."""
-        return {name: slot.settings() for name, slot in self.named_children() if isinstance(slot, Slot)}
+    def model_settings(self) -> dict[str, Any]:
+        """Settings of the models in this stage, by the name of their attribute."""
+        return {name: part.settings() for name, part in self.named_children() if isinstance(part, ModelInterface)}
 
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
-        self._settings = {"stage": self.name, **self.settings(), "seed": self.seed}
+    def refuse(self, record: Record, model: ModelInterface) -> None:
+        """Drop a record that a model cannot answer about, with the model's reason."""
+        reason = model.refusal(record.facts)
+        if reason is not None:
+            record.drop("unknown to the model", reason)
 
-    def work_on(self, records: Sequence[Record]) -> list[Record]:
-        """See `Pass`; dropped records stay as they are, every other gets this stage into its history."""
-        settings = self._settings or {"stage": self.name, **self.settings(), "seed": self.seed}
+    def transform(self, records: Sequence[Record]) -> list[Record]:
+        """See `BasePipelineStage`; dropped records stay as they are, every other gets this stage into its history."""
+        settings = {"stage": self.name, **self.settings(), "seed": self.seed}
         alive = [record.dropped is None for record in records]
         live = [record for record, here in zip(records, alive, strict=True) if here]
         for record in live:
@@ -176,13 +146,13 @@ class Stage(Pass):
         return results
 
 
-class Apply(Stage):
+class MapStage(PipelineStage):
     """A stage that is a plain function of one record.
 
     Args:
         function: changes or drops a record and returns it, or returns several.
-        reads: images that it looks at.
-        seed: see `Stage`.
+        reads: images that it asks for.
+        seed: see `PipelineStage`.
     """
 
     def __init__(
@@ -206,45 +176,52 @@ class Apply(Stage):
         return [self.function(record) for record in records]
 
 
-class Chain(Pass):
+class Sequential(BasePipelineStage):
     """Several stages in one pass over the records, with one store at the end instead of one for each.
 
     All of their models have to fit into memory at once, and a change of one stage's settings makes all of them anew.
 
     Args:
-        stages: in order; the first one's images are read, the others find theirs in the records.
+        stages: in order; the first one's images are read ahead, the others find theirs in the records.
         seed: not used; each stage has its own.
     """
 
-    def __init__(self, stages: list[Pass], seed: int = 0) -> None:
+    def __init__(self, stages: list[BasePipelineStage], seed: int = 0) -> None:
         super().__init__(seed)
         if not stages:
-            raise PairError("a chain needs at least one stage")
+            raise PairError("a Sequential needs at least one stage")
         self.stages = nn.ModuleList(stages)
         self.reads = stages[0].reads
+        self._at_work = stages[0].name
 
     @property
-    def parts(self) -> list[Pass]:
+    def at_work(self) -> str:
+        return self._at_work
+
+    @property
+    def parts(self) -> list[BasePipelineStage]:
         """The stages, as what they are."""
-        return [part for part in self.stages if isinstance(part, Pass)]
+        return [part for part in self.stages if isinstance(part, BasePipelineStage)]
 
     def settings(self) -> dict[str, Any]:
         return {"stages": [{"stage": part.name, **part.settings(), "seed": part.seed} for part in self.parts]}
 
+    def requirements(self) -> list[str]:
+        return [problem for part in self.parts for problem in part.requirements()]
+
     def setup(self, stage: str) -> None:
         for part in self.parts:
-            part.trainer = self.trainer  # Lightning hands it to direct children only
             part.setup(stage)
 
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
+    def prepare(self, source: RecordSource) -> None:
         for part in self.parts:
-            part.on_predict_start()
+            part.prepare(source)
 
-    def work_on(self, records: Sequence[Record]) -> list[Record]:
+    def transform(self, records: Sequence[Record]) -> list[Record]:
         made = list(records)
         for part in self.parts:
-            made = part.work_on(made)
+            self._at_work = part.name
+            made = part.transform(made)
         return made
 
     def finish(self, store: RecordStore) -> None:

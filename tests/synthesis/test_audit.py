@@ -12,7 +12,7 @@ from toy_stages import Numbers
 from lightning_idc.synthesis.audit import Audit, _fair_shares
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.stages import Apply, Chain
+from lightning_idc.synthesis.stages import MapStage, Sequential
 
 EVIL = "</script><script>alert(1)</script><!--"
 
@@ -36,7 +36,11 @@ def make(record: Record) -> Record:
 
 
 def page(tmp_path: Path, **options: int) -> str:
-    run(Chain([Apply(make), Audit(str(tmp_path / "audit.html"), **options)]), Numbers(10, broken=[]), tmp_path / "a")
+    run(
+        Sequential([MapStage(make), Audit(str(tmp_path / "audit.html"), **options)]),
+        Numbers(10, broken=[]),
+        tmp_path / "a",
+    )
     return (tmp_path / "audit.html").read_text(encoding="utf-8")
 
 
@@ -87,6 +91,6 @@ def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path
         record.drop("no similar image", None, "in both windows")
         return record
 
-    run(Chain([Apply(single), Audit(str(tmp_path / "audit.html"))]), Numbers(3, broken=[]), tmp_path / "a")
+    run(Sequential([MapStage(single), Audit(str(tmp_path / "audit.html"))]), Numbers(3, broken=[]), tmp_path / "a")
     pairs = data_of((tmp_path / "audit.html").read_text(encoding="utf-8"))["pairs"]
     assert [len(pair["images"]) for pair in pairs] == [1, 1, 1]  # type: ignore[arg-type]

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from lightning_idc.methods.img_diff.edits import PasteEdits
-from lightning_idc.methods.img_diff.library import rendered_things
 from lightning_idc.methods.namc.descriptions import (
     INSTRUCTIONS,
     TEMPLATE,
@@ -21,12 +20,13 @@ from lightning_idc.methods.namc.descriptions import (
     says_something,
     take_apart,
 )
+from lightning_idc.synthesis.library import rendered_things
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import VisionLanguageModel
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import SamplePhotos
-from lightning_idc.synthesis.stages import Chain
+from lightning_idc.synthesis.stages import Sequential
 
 HEAD = "The difference between the two images is that the first image"
 
@@ -121,7 +121,7 @@ def test_refused_answers_are_counted_with_their_reason(tmp_path: Path) -> None:
 
 def test_the_embedded_describer_fills_the_template_on_photographs(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
-    chain = Chain([PasteEdits(size=128, kinds=["replace"]), Descriptions()])
+    chain = Sequential([PasteEdits(size=128, kinds=["replace"]), Descriptions()])
     store = run(chain, SamplePhotos(copies=3), tmp_path / "a")
     described = [r for r in store if r.dropped is None]
     assert len(described) > 0.8 * len(store)

@@ -9,8 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-pytest.importorskip("diffusers")
-
 from lightning_idc.synthesis.slots.diffusion import DiffusionInpainter, PromptToPrompt, align
 
 

@@ -19,16 +19,17 @@ def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path:
     caption = "A dog sleeps on the sofa."
     answers = {
         "A cat sleeps on the sofa.": None,
-        '"New sentence: A cat sleeps on the sofa."\nI chose a cat.': None,
+        '"A cat sleeps on the sofa."\nI chose a cat.': None,
+        "Of course --- A cat sleeps on the sofa.</s>": None,
         "": "empty answer",
         caption: "nothing replaced",
         "I replaced the dog with a cat.": "answer talks about the edit",
         "Two birds fly high above the old stone bridge at night.": "too much changed",
     }
-    store = run(PromptedEdits(Canned(list(answers))), Sentences([caption] * len(answers)), tmp_path / "a")
+    store = run(PromptedEdits(Canned(list(answers)), max_changed_words=6), Sentences([caption] * len(answers)), tmp_path / "a")
     assert [r.dropped and r.dropped["reason"] for r in store] == list(answers.values())
     assert store.record(0).facts["nouns"] == ["dog", "cat"]
-    assert store.counts()[0] == 2
+    assert store.counts()[0] == 3
 
 
 def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from toy_stages import pair_of
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
+from lightning_idc.data.core.checking import look_through_benchmark
 from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
@@ -22,15 +25,18 @@ from lightning_idc.methods.img_diff.areas import (
 from lightning_idc.methods.img_diff.edits import KINDS, PasteEdits
 from lightning_idc.methods.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
 from lightning_idc.methods.img_diff.presets import PAPER, PRESETS, filters_named
+from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION
 from lightning_idc.methods.img_diff.release import Release
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
-from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions, draw_box, side_by_side
+from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
+from lightning_idc.synthesis.drawing import draw_box, side_by_side
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
-from lightning_idc.synthesis.stages import Chain
+from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
@@ -43,7 +49,7 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
     light: bool, precision: float, recall: float
 ) -> None:
-    records = DifferenceAreas(filters="embedded").work_on(scenes(100, 128, light, jitter=0.0, seed=11))
+    records = DifferenceAreas(filters="embedded").transform(scenes(100, 128, light, jitter=0.0, seed=11))
     measured = found_and_true(records)
     assert measured["true"] > 100
     assert measured["precision"] > precision and measured["recall"] > recall, measured
@@ -79,12 +85,12 @@ class Score(ImageTextMatcher):
 )
 def test_pairs_are_kept_between_09_and_098(angle: int, reason: str | None) -> None:
     # cos .19 = .982, cos .30 = .955, cos .46 = .896
-    record = PairSimilarity(Similarity(), "paper").work_on([pair_of(0, angle)])[0]
+    record = PairSimilarity(Similarity(), "paper").transform([pair_of(0, angle)])[0]
     assert (record.dropped and record.dropped["reason"]) == reason
 
 
 def areas_of(record: Record, filters: str, found: list[tuple[tuple[int, int, int, int], float]]) -> list[str | None]:
-    made = DifferenceAreas(Boxes(found), Similarity(), Score(), filters).work_on([record])[0]
+    made = DifferenceAreas(Boxes(found), Similarity(), Score(), filters).transform([record])[0]
     return [None if area["dropped"] is None else area["dropped"]["reason"] for area in made.facts["areas"]]
 
 
@@ -170,7 +176,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         DifferenceCaptions(),
         Release(str(root / "release"), together="id", shares=(0.5, 0.25, 0.25)),
     ]
-    run(Chain(chain), str(root / "pairs"), root / "made", shard_size=16)
+    run(Sequential(chain), str(root / "pairs"), root / "made", shard_size=16)
     return root
 
 
@@ -204,16 +210,49 @@ class TestWholePipeline:
                     said, right = said + 1, right + (caption == f"a {noun}")
         assert right / said > 0.9, (right, said)
 
+    def test_what_is_released_is_read_back_equal(self, folder: Path) -> None:
+        """Our reader of the authors' layout finds every box, question, caption and picture that was written."""
+        data = ImgDiff(folder / "release", official=False, shares=(1.0, 0.0, 0.0))
+        problems = look_through_benchmark(data)
+        assert not [text for text in problems if "missing" in text], "every picture lies where the authors have it"
+        pairs = data.pairs_of("train")
+        written = [
+            (record, number, area)
+            for record in RecordStore(folder / "made")
+            if record.dropped is None
+            for number, area in enumerate(kept(record.facts["areas"]))
+        ]
+        assert len(pairs) == len(written) > 10 and any(number for _, number, _ in written)
+        questions = set()
+        for index, (record, number, area) in enumerate(written):
+            sample = pairs.load(index)
+            assert sample.id == f"{file_name(record.id)}_{number}" and image_of(sample.id) == file_name(record.id)
+            assert sample.captions == [area["difference"]]
+            assert [sample.meta["captions1"], sample.meta["captions2"]] == area["captions"]
+            questions.add(sample.meta["question"])
+            height, width = record.facts["size"]
+            assert sample.boxes is not None
+            assert (sample.boxes[0, 0] - torch.tensor(area["box"])).abs().max() <= 0.005 * max(height, width) + 1e-4
+            for image, side in ((sample.before, "before"), (sample.after, "after")):
+                drawn = draw_box(record.image(side), area["box"]).int()
+                assert (image.int() - drawn).abs().float().mean() < 3, "a JPEG of that picture with its red box"
+                x, y = max(area["box"][0] - 5, 0), max(area["box"][1] - 5, 0)
+                assert image[0, y + 1, x + 1] > 200 and image[1:, y + 1, x + 1].max() < 70, "red"
+        assert questions == {RELEASED_QUESTION}
+
     def test_the_release_has_the_published_form(self, folder: Path) -> None:
         entries = json.loads((folder / "release" / "img_diff_object_replacement.json").read_text())
-        assert entries
+        assert len({entry["path"] for entry in entries}) == len(entries), "each box has pictures of its own"
         for entry in entries:
             assert set(entry) == {"path", "bbox", "captions1", "captions2", "conversations"}
-            box = json.loads(entry["bbox"])
-            assert isinstance(entry["bbox"], str) and all(0 <= value <= 1 for value in box) and box[0] < box[2]
+            assert re.fullmatch(r"\[[01]\.\d\d, [01]\.\d\d, [01]\.\d\d, [01]\.\d\d\]", entry["bbox"])
             assert [turn["from"] for turn in entry["conversations"]] == ["human", "gpt"]
-            assert (folder / "release" / f"{entry['path']}_0.png").is_file()
-            assert (folder / "release" / f"{entry['path']}_1.png").is_file()
+
+    def test_plain_pictures_can_be_released(self, folder: Path, tmp_path: Path) -> None:
+        run(Release(str(tmp_path / "plain"), boxes="plain"), str(folder / "made"), tmp_path / "made")
+        pairs = ImgDiff(tmp_path / "plain", official=False, shares=(1.0, 0.0, 0.0)).pairs_of("train")
+        record = next(record for record in RecordStore(folder / "made") if record.dropped is None)
+        assert (pairs.load(0).before.int() - record.image("before").int()).abs().float().mean() < 3
 
     def test_a_captioner_can_train_on_the_release(self, folder: Path) -> None:
         data = FolderPairs(str(folder / "release"))
@@ -232,16 +271,16 @@ class TestWholePipeline:
 
             def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
                 assert all(image.shape == (3, 128, 2 * 128 + 20) for (image,) in images)
-                assert all("within the red bounding box" in prompt for prompt in prompts)
+                assert set(prompts) == {RELEASED_QUESTION}
                 return [truths[n] if n % 2 else "the weather changed" for n in range(len(images))]
 
-        chain = Chain([AnswerPairs(Half()), RateAnswers()])
+        chain = Sequential([AnswerPairs(Half()), RateAnswers()])
         rated = [r for r in run(chain, str(tmp_path / "set"), tmp_path / "rated", batch_size=64, shard_size=64)]
         assert [r.facts["rating"] for r in rated if r.dropped is None] == [0, 3] * 5
         assert "15 of 30 points for 10 answers" in capsys.readouterr().out
 
     def test_removal_makes_questions_with_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
-        chain = Chain([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
+        chain = Sequential([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
         made = [r for r in run(chain, str(folder / "pairs"), tmp_path / "made") if r.dropped is None]
         entries = json.loads((tmp_path / "release" / "img_diff_object_removal.json").read_text())
         assert len(entries) == len(made) > 5

@@ -9,6 +9,7 @@ import torch
 from toy_stages import Canned, pair_of
 
 from lightning_idc.methods.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
+from lightning_idc.methods.img_diff.prompts import UNNATURAL_FILTER
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import VisionLanguageModel
@@ -24,12 +25,20 @@ class Says(VisionLanguageModel):
         return self.answers
 
 
-def test_the_unnatural_image_filter_reads_yes_and_no() -> None:
-    records = [pair_of(0, 1) for _ in range(4)]
-    # the first pictures of all pairs, then the second ones
-    stage = NaturalImages(Says(["Yes.", "yes", "No, it is distorted", "Perhaps", "Yes", "no", "Yes", "Yes"]))
-    reasons = [r.dropped and r.dropped["reason"] for r in stage.work_on(records)]
-    assert reasons == [None, "unnatural image", "unnatural image", "answer not understood"]
+def test_the_unnatural_image_filter_asks_about_both_pictures_in_one() -> None:
+    """One question for a pair, and only "no" anywhere in the answer drops it (unnatural_images_filter.py:161-164)."""
+    asked: list[tuple[tuple[int, ...], str]] = []
+
+    class Asked(Says):
+        def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+            asked.extend((tuple(shown[0].shape), prompt) for shown, prompt in zip(images, prompts, strict=True))
+            return self.answers
+
+    records = [pair_of(0, 1) for _ in range(5)]
+    stage = NaturalImages(Asked(["Yes.", "no", "No, it is distorted", "Perhaps", "yes, but not so"]))
+    reasons = [r.dropped and r.dropped["reason"] for r in stage.transform(records)]
+    assert reasons == [None, "unnatural image", "unnatural image", None, "unnatural image"]
+    assert asked == [((3, 40, 40 + 20 + 40), UNNATURAL_FILTER)] * 5
 
 
 def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
@@ -41,8 +50,8 @@ def test_without_weights_flat_pictures_and_noise_are_unnatural() -> None:
         record = Record("r")
         record.decoded = {"before": real, "after": after}
         records.append(record)
-    made = NaturalImages().work_on(records)
-    assert [r.dropped and r.dropped["value"] for r in made] == [None, "after", "after"]
+    made = NaturalImages().transform(records)
+    assert [r.dropped and r.dropped["value"] for r in made] == [None, "no", "no"]
 
 
 def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
@@ -59,6 +68,6 @@ def test_an_evaluation_set_is_drawn_by_id_and_rated_from_0_to_3(
     for record in drawn:
         record.facts["answer"] = "?"
     judge = RateAnswers(Canned(["3", "Rating: 2", "0", "4", "two", "2.5"]))
-    rated = judge.work_on(drawn)
+    rated = judge.transform(drawn)
     assert [r.facts.get("rating") for r in rated] == [3, 2, 0, None, None, None]
     assert rated[3].dropped and rated[3].dropped["reason"] == "rating not understood"

@@ -12,7 +12,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.stages import Apply
+from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore
 
 pytest.importorskip("faiss")
@@ -59,7 +59,7 @@ def vectors() -> Vectors:
 
 
 def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> None:
-    run(Apply(as_it_is), vectors, tmp_path / "features")
+    run(MapStage(as_it_is), vectors, tmp_path / "features")
     stage = SimilarPairs(str(tmp_path / "features"), neighbours=20)
     store = run(stage, str(tmp_path / "features"), tmp_path / "pairs", batch_size=7)
     found: dict[str, set[str]] = {}
@@ -138,6 +138,6 @@ def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None
 def test_a_store_without_features_says_so(tmp_path: Path) -> None:
     from toy_stages import Numbers
 
-    run(Apply(as_it_is), Numbers(4), tmp_path / "plain")
+    run(MapStage(as_it_is), Numbers(4), tmp_path / "plain")
     with pytest.raises(PairError, match="Features"):
         Search.over(RecordStore(tmp_path / "plain"), "clip", True)

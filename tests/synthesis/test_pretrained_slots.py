@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.slots.chat import ChatModel, ChatVisionModel, OwnDraws, PromptedCaptioner, PromptedTeller
+from lightning_idc.methods.img_diff.questions import PromptedTeller
+from lightning_idc.synthesis.slots.chat import (
+    ChatModel,
+    ChatVisionModel,
+    GumbelSampling,
+    PromptedCaptioner,
+)
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
 from lightning_idc.synthesis.slots.sam import SamSegmenter
 
@@ -149,14 +155,15 @@ def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch
     config = SamConfig(vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config=prompt)
     SamModel(config).save_pretrained(tmp_path)
     SamImageProcessor(size={"longest_edge": 32}, pad_size={"height": 32, "width": 32}).save_pretrained(tmp_path)
-    slot = SamSegmenter(str(tmp_path), thresholds=(-1e9, -1.0), points=6, points_at_once=20)
+    slot = SamSegmenter(str(tmp_path), confidence=-1e9, stability=-1.0, overlap=0.7, points=6, points_at_once=20)
     slot.load()
     twins = [picture.flip(2) for picture in pictures]
-    found = slot.regions(pictures, twins)
+    found = slot.regions(pictures, twins, masks=True)
     for regions, height in zip(found, (20, 24, 28), strict=True):
         for region in regions:
             x1, y1, x2, y2 = region.box
             assert 0 <= x1 < x2 <= 24 and 0 <= y1 < y2 <= height
+            assert region.mask is not None and region.picture in (0, 1)
             inside = region.mask.nonzero()
             assert [int(inside[:, 1].min()), int(inside[:, 0].min())] == [x1, y1]
         assert regions == sorted(regions, key=lambda region: -region.confidence)
@@ -167,7 +174,7 @@ def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch
     pipeline = MaskGenerationPipeline(model=slot.net, image_processor=slot.processor)
     options = {"points_per_crop": 6, "pred_iou_thresh": -1e9, "stability_score_thresh": -1.0}
     expected = pipeline(as_pil(pictures[:1])[0], **options)
-    own = slot._segment(pictures[:1])[0]
+    own = slot._segment(pictures[:1], True)[0]
     masks = [mask for mask in map(torch.as_tensor, expected["masks"]) if mask.any()]
     assert len(own) == len(masks) > 0
     assert all(torch.equal(region.mask, mask) for region, mask in zip(own, masks, strict=True))
@@ -183,7 +190,7 @@ def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
-    slot = ChatModel(str(tmp_path), dtype="float32", max_new_tokens=8)
+    slot = ChatModel(str(tmp_path), dtype="float32", max_new_tokens=8, template="none")
     slot.load()
     before = torch.random.get_rng_state()
     first = slot.answer(TEXTS, [1, 2, 3])
@@ -201,7 +208,7 @@ def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None
 def test_draws_have_the_distribution_that_was_asked_for() -> None:
     count, temperature = 20_000, 0.7
     scores = torch.tensor([1.0, 0.0, -0.5]).expand(count, 3)
-    drawn = OwnDraws(range(count), temperature, torch.device("cpu"))(torch.zeros(count, 0), scores).argmax(1)
+    drawn = GumbelSampling(range(count), temperature, torch.device("cpu"))(torch.zeros(count, 0), scores).argmax(1)
     expected = (scores[0] / temperature).softmax(0)
     assert torch.allclose(drawn.bincount(minlength=3) / count, expected, atol=0.015)
 
@@ -265,5 +272,5 @@ def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, p
     captioner = PromptedCaptioner(slot, "a red", least_side=16)
     assert len(captioner.caption(pictures)) == 3
     same = [picture[:, :20] for picture in pictures]
-    told = PromptedTeller(slot, "a {first} on {second}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
+    told = PromptedTeller(slot, "a {caption1} on {caption2}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
     assert len(told) == 2

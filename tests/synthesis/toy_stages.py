@@ -9,7 +9,7 @@ import torch
 
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 
 class Numbers:
@@ -39,13 +39,13 @@ class Numbers:
         return record
 
 
-class Shade(Stage):
+class Shade(PipelineStage):
     """Drops multiples of seven, makes two of multiples of five, and adds a random offset to the others' pictures.
 
     Args:
         most: greatest offset.
         pause: seconds per batch, for kills to fall into.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("picture",)

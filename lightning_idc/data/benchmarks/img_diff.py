@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -23,9 +24,10 @@ REMOVAL = 5_773
 class ImgDiff(Benchmark):
     """Img-Diff: pairs made by a diffusion model, each with a box and a description of what differs in it.
 
-    The release has no splits; they are drawn by a hash of the images' name with ``shares``, so that all boxes of a pair
-    of images are in one. A record is one box; pairs are called ``PATH#2`` where images have several. The caption
-    is the last answer of the record's conversation; ``meta`` holds ``question``, ``captions1`` and ``captions2``.
+    A record is one box; in the release each has pictures of its own, with the box drawn in red, named ``IMAGE_k``.
+    Pairs are called ``PATH#2`` where several boxes share their pictures. There are no splits; they are drawn with
+    ``shares`` by a hash of ``IMAGE``, so that all boxes of a pair of images are in one. The caption is the last answer
+    of the record's conversation; ``meta`` holds ``question``, ``captions1`` and ``captions2``.
 
     Jiao et al.: Img-Diff: Contrastive Data Synthesis for Multimodal Large Language Models (CVPR 2025).
 
@@ -85,9 +87,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         return Counts(len(own), sum(len(record.captions) for record in own), records=len(self._everything()))
 
     def read(self, split: Split) -> list[Record]:
-        return [
-            record for record in self._everything() if split_by_hash(record.id.partition("#")[0], self.shares) == split
-        ]
+        return [record for record in self._everything() if split_by_hash(image_of(record.id), self.shares) == split]
 
     def source_of(self, records: Any) -> BoxedSource:
         return BoxedSource(records, self.image_size, self.interpolation, self.image_options)
@@ -127,6 +127,16 @@ class BoxedSource(FileSource):
         height, width = sample.before.shape[1:]
         sample.boxes = (box * torch.tensor([width, height] * 2)).expand(1, 2, 4).clone()
         return sample
+
+
+def image_of(id: str) -> str:
+    """Name of the pair of images that a record's pictures were made from.
+
+    Example:
+        >>> image_of("edit/17_3"), image_of("edit/17#2"), image_of("17")
+        ('edit/17', 'edit/17', '17')
+    """
+    return re.sub(r"(?<=[^/])_\d+$", "", id.partition("#")[0])
 
 
 def box_of(row: Row) -> list[float]:

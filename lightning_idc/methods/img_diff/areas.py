@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.methods.img_diff.presets import Filters, filters_named
+from lightning_idc.methods.img_diff.presets import Filters, check_matcher, filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours, box_iou
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 
 def reject(area: dict[str, Any], reason: str, value: float | str, limit: str) -> None:
@@ -32,13 +32,13 @@ def cosines(encoder: ImageEncoder, first: Sequence[Tensor], second: Sequence[Ten
     return (vectors[: len(first)] * vectors[len(first) :]).sum(1)
 
 
-class PairSimilarity(Stage):
+class PairSimilarity(PipelineStage):
     """Image Similarity Filter: keeps pairs that are alike and not the same.
 
     Args:
         encoder: of pictures.
         filters: name of a preset; see `presets`.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -53,7 +53,7 @@ class PairSimilarity(Stage):
 
     def process(self, records: list[Record]) -> list[Record]:
         low, high = self.filters.pair_similarity
-        images = [[record.image(side) for record in records] for side in self.reads]
+        images = zip(*(record.pair() for record in records), strict=True)
         for record, value in zip(records, cosines(self.encoder, *images).tolist(), strict=True):
             record.score(pair_similarity=value)
             if not low < value < high:
@@ -62,7 +62,7 @@ class PairSimilarity(Stage):
         return records
 
 
-class DifferenceAreas(Stage):
+class DifferenceAreas(PipelineStage):
     """Regions from a segmenter, kept where the crops differ and show what they should, without overlap.
 
     Writes the fact ``areas``: one entry per region with box, confidence, similarity, match and ``dropped``. The name
@@ -73,7 +73,7 @@ class DifferenceAreas(Stage):
         encoder: of crops.
         matcher: of crops and names.
         filters: name of a preset; see `presets`.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -90,13 +90,14 @@ class DifferenceAreas(Stage):
         self.segmenter = segmenter or DifferenceContours()
         self.encoder = encoder or PixelEncoder()
         self.matcher = matcher or ColorMatcher()
-        self.filters: Filters = filters_named(filters)
+        self.filters: Filters = check_matcher(filters_named(filters), self.matcher)
 
     def settings(self) -> dict[str, Any]:
-        return {**self.slot_settings(), "filters": self.filters.plain()}
+        return {**self.model_settings(), "filters": self.filters.plain()}
 
     def process(self, records: list[Record]) -> list[Record]:
-        regions = self.segmenter.regions(*([record.image(side) for record in records] for side in self.reads))
+        before, after = zip(*(record.pair() for record in records), strict=True)
+        regions = self.segmenter.regions(before, after)
         for record, found in zip(records, regions, strict=True):
             record.facts["size"] = list(record.image("before").shape[1:])
             record.facts["areas"] = [
@@ -127,7 +128,7 @@ class DifferenceAreas(Stage):
         todo = [(record, area) for record in records for area in kept(record.facts["areas"])]
         if not todo:
             return
-        crops = [[crop(record.image(side), area["box"]) for record, area in todo] for side in self.reads]
+        crops = [[crop(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
         for (_, area), value in zip(todo, cosines(self.encoder, *crops).tolist(), strict=True):
             area["similarity"] = round(value, 4)
             if value >= self.filters.crop_similarity:
@@ -136,7 +137,7 @@ class DifferenceAreas(Stage):
     def _by_name(self, records: list[Record]) -> None:
         named = [record for record in records if record.facts.get("nouns")]
         todo = [
-            (area, side, crop(record.image(self.reads[side]), area["box"]), record.facts["nouns"][side])
+            (area, side, crop(record.pair()[side], area["box"]), record.facts["nouns"][side])
             for record in named
             for area in kept(record.facts["areas"])
             for side in (0, 1)

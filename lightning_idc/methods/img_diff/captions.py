@@ -10,28 +10,24 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.methods.img_diff.lexicon import Lexicon
+from lightning_idc.methods.img_diff.prompts import CAPTION_EDIT
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 _WORD = re.compile(r"[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
 _TALK = ("replac", "modified", "become")
 """Signs of an answer that talks about the edit instead of making it (ImgDiff scripts)."""
-INSTRUCTION = (
-    "Replace one object in the sentence by another object and change nothing else. Answer with the new sentence.\n"
-    "Sentence: A dog sleeps on the sofa.\nNew sentence: A cat sleeps on the sofa.\n"
-    "Sentence: {caption}\nNew sentence:"
-)
 
 
-class LexiconEdits(Stage):
+class LexiconEdits(PipelineStage):
     """Replaces a noun by a random one of its category (section 11).
 
     Reads the fact ``caption``; writes ``captions`` (the original and the twin) and ``nouns``.
 
     Args:
         wordnet: folder of WordNet's database; None for our own small list.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     def __init__(self, wordnet: str | None = None, seed: int = 0) -> None:
@@ -52,43 +48,67 @@ class LexiconEdits(Stage):
         return records
 
 
-class PromptedEdits(Stage):
+class PromptedEdits(PipelineStage):
     """Lets a language model replace an object; answers that do anything else are dropped, never fatal.
+
+    What counts as such an answer, and how it is cleaned, are the scripts' rules; that something has to be replaced is
+    needed by the stages that follow.
 
     Args:
         model: follows the instruction; the paper's is Vicuna-1.5-13B.
-        seed: see `Stage`.
+        prompt: with ``{caption}``.
+        max_changed_words: more of them on both sides together are dropped; None, as in the scripts, for any number.
+        seed: see `PipelineStage`.
     """
 
-    def __init__(self, model: TextModel, seed: int = 0) -> None:
+    def __init__(
+        self, model: TextModel, prompt: str = CAPTION_EDIT, max_changed_words: int | None = None, seed: int = 0
+    ) -> None:
         super().__init__(seed)
-        self.model = model
+        self.model, self.prompt, self.max_changed_words = model, prompt, max_changed_words
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.model.settings(), "instruction": INSTRUCTION}
+        own = {"prompt": self.prompt, "max_changed_words": self.max_changed_words}
+        return {"model": self.model.settings(), **own}
 
     def process(self, records: list[Record]) -> list[Record]:
-        prompts = [INSTRUCTION.format(caption=record.facts["caption"]) for record in records]
+        prompts = [self.prompt.format(caption=record.facts["caption"]) for record in records]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
-        for record, answer in zip(records, self.model.answer(prompts, seeds), strict=True):
-            self._take(record, answer)
+        for record, prompt, answer in zip(records, prompts, self.model.answer(prompts, seeds), strict=True):
+            self._take(record, clean_answer(answer, prompt))
         return records
 
-    def _take(self, record: Record, answer: str) -> None:
-        lines = [line.strip().strip('"') for line in answer.strip().splitlines() if line.strip()]
-        twin = lines[0].removeprefix("New sentence:").strip() if lines else ""
+    def _take(self, record: Record, twin: str) -> None:
         caption = record.facts["caption"]
         nouns = changed_words(caption, twin)
+        changed = len(nouns[0].split()) + len(nouns[1].split())
         if not twin:
             record.drop("empty answer", "", "a sentence")
-        elif any(sign in twin.lower() and sign not in caption.lower() for sign in _TALK):
+        elif any(sign in twin.lower() for sign in _TALK):
             record.drop("answer talks about the edit", twin, f"none of {', '.join(_TALK)}")
         elif not nouns[0] or not nouns[1]:
             record.drop("nothing replaced", twin, "another object")
-        elif len(nouns[0].split()) + len(nouns[1].split()) > 6:
-            record.drop("too much changed", f"{nouns[0]} / {nouns[1]}", "one object")
+        elif self.max_changed_words is not None and changed > self.max_changed_words:
+            record.drop("too much changed", f"{nouns[0]} / {nouns[1]}", f"at most {self.max_changed_words} words")
         else:
             record.facts["captions"], record.facts["nouns"] = [caption, twin], list(nouns)
+
+
+def clean_answer(answer: str, prompt: str = "") -> str:
+    """The sentence in a language model's answer, by the rules of the scripts.
+
+    Args:
+        answer: of the model.
+        prompt: that may stand in front of it.
+
+    Example:
+        >>> clean_answer('Sure --- "A cat sleeps."</s>')
+        'A cat sleeps.'
+    """
+    for part in (prompt, "\nEND", "</s>", "<s>"):
+        answer = answer.replace(part, "") if part else answer
+    lines = [line.strip() for line in answer.rpartition("---")[2].strip().splitlines()]
+    return next((line for line in lines if line), "").strip('"').strip()
 
 
 def replace_noun(caption: str, lexicon: Lexicon, rng: np.random.Generator) -> tuple[list[str], list[str]] | None:

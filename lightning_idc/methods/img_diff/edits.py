@@ -12,21 +12,21 @@ from torch import Tensor
 from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.scene import COLORS
-from lightning_idc.methods.img_diff.library import Cutout, cutouts_from, rendered_things
+from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.contours import box_iou
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]
 KINDS: tuple[Kind, ...] = ("replace", "recolor", "remove", "add", "move")
 _TRIES = 60
 
 
-class PasteEdits(Stage):
+class PasteEdits(PipelineStage):
     """Makes a pair of a photograph: things are blended into it, and one of them differs between before and after.
 
     Reads ``image``; writes ``before`` and ``after``, the facts ``nouns`` (what stands at the changed place in either
-    picture, None for nothing), ``captions`` of either picture, ``edit`` and ``true_boxes``.
+    picture, None for nothing), ``captions`` of either picture, ``edit``, ``true_boxes`` and ``library``.
 
     Args:
         size: height and width of the pictures, pixels.
@@ -36,7 +36,7 @@ class PasteEdits(Stage):
         library: folder of cut-outs with transparency; None for rendered things.
         blend: OpenCV's seamless cloning, which takes on the light of the photograph, or plain pasting.
         noise: standard deviation of the noise that both pictures get, each its own, in steps of 255.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
 
     Raises:
         PairError: a kind is unknown, or sizes are out of range.
@@ -66,6 +66,7 @@ class PasteEdits(Stage):
         self.size, self.kinds, self.things, self.scale = size, tuple(kinds), tuple(things), tuple(scale)
         self.library, self.blend, self.noise = library, blend, noise
         self._cutouts: tuple[Cutout, ...] = ()
+        self._identity = ""
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -74,14 +75,14 @@ class PasteEdits(Stage):
             "kinds": list(self.kinds),
             "things": list(self.things),
             "scale": list(self.scale),
-            "library": self.library or "rendered",
+            "library": library_identity(self.library),
             "blend": self.blend,
             "noise": self.noise,
         }
 
     def setup(self, stage: str) -> None:
         super().setup(stage)
-        self._cutouts = cutouts_from(self.library) if self.library else rendered_things()
+        self._cutouts, self._identity = cutouts(self.library), library_identity(self.library)
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
@@ -116,10 +117,10 @@ class PasteEdits(Stage):
             boxes.append(box)
         record.put("before", pictures[0])
         record.put("after", pictures[1])
-        record.images.pop("image", None)  # the photograph itself is not needed again
+        record.remove("image")  # the photograph itself is not needed again
         around = [cutout.name for cutout, _ in others]
         names = [None if thing is None else thing.name for thing in (first, second)]
-        record.facts["edit"] = kind
+        record.facts["edit"], record.facts["library"] = kind, self._identity
         record.facts["nouns"] = names
         record.facts["captions"] = [_sentence([name, *around]) for name in names]
         moved = kind == "move"
@@ -153,12 +154,12 @@ class PasteEdits(Stage):
         return result, box
 
 
-class RandomCrops(Stage):
+class RandomCrops(PipelineStage):
     """Takes a random square out of each photograph, sometimes mirrored; the picture ``image`` is replaced.
 
     Args:
         size: height and width of the pictures, pixels.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("image",)

@@ -10,15 +10,14 @@ import torch
 from torch import Tensor
 
 from lightning_idc.methods.img_diff.areas import kept
-from lightning_idc.methods.img_diff.release import QUESTION
-from lightning_idc.methods.img_diff.sentences import draw_box, side_by_side
+from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, UNNATURAL_FILTER
+from lightning_idc.synthesis.drawing import BAR, draw_box, side_by_side
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.embedded import WordEncoder
-from lightning_idc.synthesis.stages import Stage
-from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.synthesis.store import RecordSource, RecordStore
 
-NATURAL = "Does this image look natural, without distorted objects? Answer with yes or no."
 RATING = (
     "Compare an answer with the true description of the difference between two images. Rate the answer from 0 (wrong) "
     "to 3 (the same meaning). Reply with the number only.\nTrue description: {truth}\nAnswer: {answer}\nRating:"
@@ -43,7 +42,7 @@ class PictureCheck(VisionLanguageModel):
         return {"model": "PictureCheck", "contrast": self.contrast, "smoothness": self.smoothness}
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        return ["yes" if all(map(self._shows_something, shown)) else "no" for shown in images]
+        return ["yes" if all(self._shows_something(part) for part in sides(shown)) else "no" for shown in images]
 
     def _shows_something(self, image: Tensor) -> bool:
         gray = image.float().mean(0)
@@ -51,6 +50,16 @@ class PictureCheck(VisionLanguageModel):
             return False
         neighbours = torch.stack([gray[:, :-1].flatten(), gray[:, 1:].flatten()])
         return bool(torch.corrcoef(neighbours)[0, 1] > self.smoothness)
+
+
+def sides(images: Sequence[Tensor]) -> list[Tensor]:
+    """The pictures that were shown, a pair with a black bar in the middle taken apart."""
+    found: list[Tensor] = []
+    for image in images:
+        width = (image.shape[2] - BAR) // 2
+        paired = width > 0 and not image[:, :, width : width + BAR].any()
+        found += [image[:, :, :width], image[:, :, width + BAR :]] if paired else [image]
+    return found
 
 
 class WordJudge(TextModel):
@@ -75,42 +84,49 @@ class WordJudge(TextModel):
         return [str(sum(value >= step for step in self.steps)) for value in alike]
 
 
-class NaturalImages(Stage):
-    """Unnatural-image filter: both pictures must look natural to a model (the paper's is InternVL2.5-8B).
+class NaturalImages(PipelineStage):
+    """Unnatural-image filter: one question about both pictures of a pair (the paper's model is InternVL2.5-8B).
+
+    As in the scripts both stand in one picture with a bar between them, and a pair goes if "no" is anywhere in the
+    answer.
 
     Args:
-        model: answers with yes or no; another answer is counted as a reason of its own.
-        seed: see `Stage`.
+        model: answers with yes or no.
+        prompt: the question.
+        boxes: whether red boxes are drawn around the kept areas, as in the released pictures, which the scripts take.
+        seed: see `PipelineStage`.
     """
 
     reads = ("before", "after")
 
-    def __init__(self, model: VisionLanguageModel | None = None, seed: int = 0) -> None:
+    def __init__(
+        self,
+        model: VisionLanguageModel | None = None,
+        prompt: str = UNNATURAL_FILTER,
+        boxes: bool = False,
+        seed: int = 0,
+    ) -> None:
         super().__init__(seed)
-        self.model = model or PictureCheck()
+        self.model, self.prompt, self.boxes = model or PictureCheck(), prompt, boxes
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.model.settings(), "question": NATURAL}
+        return {"model": self.model.settings(), "question": self.prompt, "boxes": self.boxes}
 
     def process(self, records: list[Record]) -> list[Record]:
-        images = [[record.image(side)] for side in self.reads for record in records]
-        answers = self.model.answer(images, [NATURAL] * len(images))
-        for number, record in enumerate(records):
-            said = [yes_or_no(answers[number + side * len(records)]) for side in (0, 1)]
-            if None in said:
-                record.drop("answer not understood", answers[number + said.index(None) * len(records)], "yes or no")
-            elif False in said:
-                record.drop("unnatural image", self.reads[said.index(False)], "two natural images")
+        shown = [[side_by_side(*self._pictures(record))] for record in records]
+        for record, answer in zip(records, self.model.answer(shown, [self.prompt] * len(shown)), strict=True):
+            if "no" in answer.lower():
+                record.drop("unnatural image", answer, "no 'no' in the answer")
         return records
 
+    def _pictures(self, record: Record) -> tuple[Tensor, Tensor]:
+        before, after = record.pair()
+        for area in kept(record.facts.get("areas") or []) if self.boxes else []:
+            before, after = draw_box(before, area["box"]), draw_box(after, area["box"])
+        return before, after
 
-def yes_or_no(answer: str) -> bool | None:
-    """What an answer begins with; None where it is neither."""
-    match = re.match(r"\W*(yes|no)\b", answer, re.IGNORECASE)
-    return None if match is None else match[1].lower() == "yes"
 
-
-class EvaluationSet(Stage):
+class EvaluationSet(PipelineStage):
     """Keeps a fixed number of pairs, drawn by their ids alone, with their most different area as the truth.
 
     Args:
@@ -126,9 +142,7 @@ class EvaluationSet(Stage):
     def settings(self) -> dict[str, Any]:
         return {"size": self.size}
 
-    def on_predict_start(self) -> None:
-        super().on_predict_start()
-        source = self.feed().source
+    def prepare(self, source: RecordSource) -> None:
         ids = [record.id for record in map(source.record, range(len(source))) if record.dropped is None]
         self._chosen = set(sorted(ids, key=lambda id: record_seed(self.seed, id).random())[: self.size])
 
@@ -142,14 +156,14 @@ class EvaluationSet(Stage):
         return records
 
 
-class AnswerPairs(Stage):
+class AnswerPairs(PipelineStage):
     """Asks the model that is to be rated what differs inside the red box; writes the fact ``answer``.
 
     Both pictures stand in one, with a bar between them, and the question is that of the released data.
 
     Args:
         model: is asked.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -159,23 +173,24 @@ class AnswerPairs(Stage):
         self.model = model
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.model.settings(), "question": QUESTION}
+        return {"model": self.model.settings(), "question": RELEASED_QUESTION}
 
     def process(self, records: list[Record]) -> list[Record]:
-        boxes = [record.facts["areas"][0]["box"] for record in records]
-        sides = [[draw_box(r.image(side), box) for r, box in zip(records, boxes, strict=True)] for side in self.reads]
-        shown = [[side_by_side(*pair)] for pair in zip(*sides, strict=True)]
-        for record, answer in zip(records, self.model.answer(shown, [QUESTION] * len(shown)), strict=True):
+        shown = []
+        for record in records:
+            before, after = (draw_box(image, record.facts["areas"][0]["box"]) for image in record.pair())
+            shown.append([side_by_side(before, after)])
+        for record, answer in zip(records, self.model.answer(shown, [RELEASED_QUESTION] * len(shown)), strict=True):
             record.facts["answer"] = " ".join(answer.split())
         return records
 
 
-class RateAnswers(Stage):
+class RateAnswers(PipelineStage):
     """Rates the fact ``answer`` against ``truth`` from 0 to 3; the sum of 500 pairs is at most 1,500.
 
     Args:
         judge: the paper's is InternLM2.5; an answer without a number from 0 to 3 is counted and not rated.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     def __init__(self, judge: TextModel | None = None, seed: int = 0) -> None:

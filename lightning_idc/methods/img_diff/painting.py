@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor
-
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import Slot
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.slots.base import PairPainter
+from lightning_idc.synthesis.stages import PipelineStage
 
 
-class PairPainter(Slot):
-    """Paints two captions that differ in one object as pictures that differ in one place."""
-
-    @abstractmethod
-    def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        """Two pictures for each pair of captions, uint8 ``(3, H, W)``."""
-
-
-class PaintPairs(Stage):
+class PaintPairs(PipelineStage):
     """Paints the fact ``captions``; writes ``before`` and ``after``.
 
     Args:
         painter: the paper's is SDXL with prompt-to-prompt.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     def __init__(self, painter: PairPainter, seed: int = 0) -> None:

@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.slots.base import ImageTextMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +26,8 @@ class Filters:
         caption_match: least score of a crop and its caption (CITM), both crops.
         caption_similarity: cosine of the two captions below which they differ (CS).
         described_regions: regions that are captioned, the most different first; None for all.
+        match_margin: pixels around a box in the crops that are compared with captions.
+        match_score: the matcher's score that the thresholds are for; None where the source does not say.
     """
 
     pair_similarity: tuple[float, float] = (0.9, 0.98)
@@ -39,6 +42,8 @@ class Filters:
     caption_match: float = 0.4
     caption_similarity: float = 0.85
     described_regions: int | None = None
+    match_margin: int = 0
+    match_score: Literal["cosine", "probability"] | None = None
 
     def plain(self) -> dict[str, Any]:
         """Plain values for a record's history."""
@@ -54,7 +59,15 @@ PRESETS: dict[str, Filters] = {
     "table17_3": PAPER,
     "table17_4": replace(PAPER, pair_similarity=(0.85, 0.98)),
     # the ImgDiff branch: cosines of the matcher, small boxes left out, ten boxes kept and five described
-    "scripts": replace(PAPER, caption_match=0.35, most_regions=10, area=(1 / 400, 1.0), described_regions=5),
+    "scripts": replace(
+        PAPER,
+        caption_match=0.35,
+        most_regions=10,
+        area=(1 / 400, 1.0),
+        described_regions=5,
+        match_margin=5,
+        match_score="cosine",
+    ),
     # the recipe of data-juicer's main branch: probabilities of the matcher, both sides, the list's own order
     "data_juicer": replace(
         PAPER,
@@ -64,10 +77,25 @@ PRESETS: dict[str, Filters] = {
         keep="first",
         area=(0.0, 1 / 10),
         caption_similarity=0.8,
+        match_score="probability",
     ),
     # for the embedded slots, whose scores have scales of their own; measured in benchmarks/synthesis.py
     "embedded": replace(PAPER, pair_similarity=(0.6, 0.99999), crop_similarity=0.97),
 }
+
+
+def check_matcher(filters: Filters, matcher: ImageTextMatcher) -> Filters:
+    """The thresholds, if the matcher's scores are of the kind that they are for.
+
+    Raises:
+        PairError: they are of another kind.
+    """
+    if None not in (filters.match_score, matcher.score) and filters.match_score != matcher.score:
+        raise PairError(
+            f"the thresholds of this preset are for a matcher's {filters.match_score}; it gives a {matcher.score}: "
+            f"set the matcher's score to {filters.match_score}, or choose another preset"
+        )
+    return filters
 
 
 def filters_named(name: str) -> Filters:

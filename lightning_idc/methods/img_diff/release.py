@@ -1,58 +1,82 @@
-"""The JSON of the released Img-Diff data, beside a folder that any captioner trains on."""
+"""The Img-Diff data in the layout that its authors released, beside a folder that any captioner trains on."""
 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Literal
 
+from lightning_idc.core.types import PairError
 from lightning_idc.methods.img_diff.areas import kept
-from lightning_idc.synthesis.records import Record
+from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_shares
+from lightning_idc.synthesis.drawing import draw_box
+from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.store import RecordStore
 
-QUESTION = (
-    "Analyse the left image and the right image (separated by the black vertical bar). "
-    "What is the difference between the two images within the red bounding box?"
-)
+REPLACEMENT = "img_diff_object_replacement.json"
+PICTURES = "object_replacement/filtered_new_edit_data"
+"""Folder of the replacement pictures, as the authors' archive unpacks."""
 
 
 class Release(ReleasePairs):
-    """Writes the kept pairs as `ReleasePairs` does, and their boxes as ``img_diff_object_replacement.json``."""
+    """Writes the kept pairs as `ReleasePairs` does, and their boxes in the authors' layout, which `ImgDiff` reads.
+
+    One pair of JPEG pictures for each box, with the box drawn in red, since the question asks about "the red bounding
+    box": ``object_replacement/filtered_new_edit_data/NAME_k_0.jpg`` and ``_1.jpg``, ``path`` being ``NAME_k``.
+
+    Args:
+        folder: that is written; its files are replaced.
+        boxes: whether the box is drawn into the pictures; ``plain`` for models that are told where it is.
+        options: of `ReleasePairs`.
+    """
+
+    def __init__(self, folder: str, boxes: Literal["drawn", "plain"] = "drawn", **options: Any) -> None:
+        super().__init__(folder, **options)
+        if boxes not in ("drawn", "plain"):
+            raise PairError(f"boxes is {boxes!r}; expected drawn or plain")
+        self.boxes = boxes
+
+    def settings(self) -> dict[str, Any]:
+        return {**super().settings(), "boxes": self.boxes}
 
     def finish(self, store: RecordStore) -> None:
         super().finish(store)
-        released = [entry for record in store if record.dropped is None for entry in entries(record)]
-        target = self.folder / "img_diff_object_replacement.json"
-        target.write_text(json.dumps(released, ensure_ascii=False, indent=1), encoding="utf-8")
-        print(f"{len(released)} boxes: {target}", flush=True)
+        (self.folder / PICTURES).mkdir(parents=True, exist_ok=True)
+        released: list[dict[str, Any]] = []
+        for record in store:
+            if record.dropped is None:
+                self._write_pictures(record)
+                released += entries(record)
+        text = json.dumps(released, ensure_ascii=False, indent=1)
+        (self.folder / REPLACEMENT).write_text(text, encoding="utf-8")
+        print(f"{len(released)} boxes: {self.folder / REPLACEMENT}", flush=True)
+
+    def _write_pictures(self, record: Record) -> None:
+        for number, area in enumerate(kept(record.facts["areas"])):
+            for side, image in enumerate(record.pair()):
+                picture = draw_box(image, area["box"]) if self.boxes == "drawn" else image
+                path = self.folder / PICTURES / f"{file_name(record.id)}_{number}_{side}.jpg"
+                path.write_bytes(encode_image(picture, "jpeg"))
 
 
 def entries(record: Record) -> list[dict[str, Any]]:
-    """One entry per kept box in the form of the released replacement data.
+    """One entry for each kept box in the form of the released replacement data.
 
-    The box is normalised, rounded to two decimals and a text; ``path`` lacks the ending ``_0.png`` or ``_1.png``.
+    The box is the text of a list of shares, two decimals each; ``path`` lacks the ending ``_0.jpg`` or ``_1.jpg``.
+
+    Args:
+        record: with the facts ``areas`` and ``size``.
     """
     return [
         {
-            "path": f"images/{file_name(record.id)}",
-            "bbox": str(normalised(area["box"], record.facts["size"])),
+            "path": f"{file_name(record.id)}_{number}",
+            "bbox": f"[{', '.join(box_in_shares(area['box'], record.facts['size']))}]",
             "captions1": area["captions"][0],
             "captions2": area["captions"][1],
             "conversations": [
-                {"from": "human", "value": QUESTION},
+                {"from": "human", "value": RELEASED_QUESTION},
                 {"from": "gpt", "value": area["difference"]},
             ],
         }
-        for area in kept(record.facts["areas"])
+        for number, area in enumerate(kept(record.facts["areas"]))
     ]
-
-
-def normalised(box: list[float], size: list[int]) -> list[float]:
-    """Box x1 y1 x2 y2 in shares of width and height, two decimals.
-
-    Args:
-        box: pixels.
-        size: height and width, pixels.
-    """
-    height, width = size
-    return [round(value / full, 2) for value, full in zip(box, (width, height, width, height), strict=True)]

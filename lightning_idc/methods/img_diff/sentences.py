@@ -2,33 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from lightning_idc.methods.img_diff.areas import kept, reject
-from lightning_idc.methods.img_diff.presets import filters_named
+from lightning_idc.methods.img_diff.presets import check_matcher, filters_named
+from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, ImageTextMatcher, TextEncoder, crop
+from lightning_idc.synthesis.slots.base import (
+    DifferenceTeller,
+    ImageCaptioner,
+    ImageTextMatcher,
+    TextEncoder,
+    crop,
+)
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, TemplateTeller, WordEncoder
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 
 SIDES = ("before", "after")
-BAR, LINE, MARGIN = 20, 3, 5
-"""Black bar between the pictures (section 18.1), width of the red line, its distance to the box (scripts); pixels."""
 
 
-class RegionCaptions(Stage):
-    """Stage 1: captions of the crops of each kept region; regions with a wrong or with two similar captions go.
+class RegionCaptions(PipelineStage):
+    """Step 1: what stands in each kept region of either picture; regions with a wrong or two similar captions go.
+
+    Captions are checked against the crops of the regions; the scripts leave five pixels around them (``match_margin``).
 
     Args:
-        captioner: of crops.
+        captioner: of regions; one that asks about whole pictures is given the boxes.
         matcher: of crops and captions.
         encoder: of captions.
         filters: name of a preset; see `presets`.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = SIDES
@@ -45,17 +50,19 @@ class RegionCaptions(Stage):
         self.captioner = captioner or NearestPrototype()
         self.matcher = matcher or ColorMatcher()
         self.encoder = encoder or WordEncoder()
-        self.filters = filters_named(filters)
+        self.filters = check_matcher(filters_named(filters), self.matcher)
 
     def settings(self) -> dict[str, Any]:
-        return {**self.slot_settings(), "filters": self.filters.plain()}
+        return {**self.model_settings(), "filters": self.filters.plain()}
 
     def process(self, records: list[Record]) -> list[Record]:
-        todo = [(record, area) for record in records for area in self._described(record)]
+        for record in records:
+            self.refuse(record, self.captioner)
+        todo = [(record, area) for record in records if record.dropped is None for area in self._described(record)]
         if todo:
             self._caption(todo)
         for record in records:
-            if not kept(record.facts["areas"]):
+            if record.dropped is None and not kept(record.facts["areas"]):
                 record.drop("no area described", 0, f"1 or more of {len(record.facts['areas'])}")
         return records
 
@@ -67,8 +74,10 @@ class RegionCaptions(Stage):
         return areas[:most]
 
     def _caption(self, todo: list[tuple[Record, dict[str, Any]]]) -> None:
-        crops = [crop(record.image(side), area["box"]) for side in SIDES for record, area in todo]
-        captions = [" ".join(text.split()) for text in self.captioner.caption(crops)]
+        images = [record.pair()[side] for side in (0, 1) for record, _ in todo]
+        boxes = [area["box"] for _ in (0, 1) for _, area in todo]
+        captions = [" ".join(text.split()) for text in self.captioner.caption_regions(images, boxes)]
+        crops = [crop(image, grown(box, self.filters.match_margin)) for image, box in zip(images, boxes, strict=True)]
         scores = self.matcher.match(crops, captions).tolist()
         vectors = self.encoder.encode(captions)
         alike = (vectors[: len(todo)] * vectors[len(todo) :]).sum(1).tolist()
@@ -88,14 +97,14 @@ class RegionCaptions(Stage):
                 reject(area, "captions too similar", area["caption_similarity"], limit)
 
 
-class DifferenceCaptions(Stage):
-    """Stage 2: a sentence about each region, from both pictures with a red box around it.
+class DifferenceCaptions(PipelineStage):
+    """Step 2: a sentence about each region, from both pictures with a red box around it.
 
     Writes ``difference`` into each area and the fact ``summary`` with all of them.
 
     Args:
         teller: says how the pictures differ inside the box.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = SIDES
@@ -109,7 +118,7 @@ class DifferenceCaptions(Stage):
 
     def process(self, records: list[Record]) -> list[Record]:
         todo = [(record, area) for record in records for area in kept(record.facts["areas"])]
-        boxed = [[draw_box(record.image(side), area["box"]) for record, area in todo] for side in SIDES]
+        boxed = [[draw_box(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
         texts = self.teller.tell(boxed[0], boxed[1], [tuple(area["captions"]) for _, area in todo])
         for (_, area), text in zip(todo, texts, strict=True):
             area["difference"] = " ".join(text.split())
@@ -123,25 +132,6 @@ class DifferenceCaptions(Stage):
         return records
 
 
-def draw_box(image: Tensor, box: list[float]) -> Tensor:
-    """Copy of a picture with a red frame around a box, 3 pixels wide and 5 away from it, cut off at the border.
-
-    Args:
-        image: uint8 ``(3, H, W)``.
-        box: x1 y1 x2 y2, pixels.
-    """
-    height, width = image.shape[1:]
-    x1, y1 = max(int(box[0]) - MARGIN, 0), max(int(box[1]) - MARGIN, 0)
-    x2, y2 = min(round(box[2]) + MARGIN, width), min(round(box[3]) + MARGIN, height)
-    framed = image.clone()
-    red = image.new_tensor([255, 0, 0])[:, None, None]
-    framed[:, y1 : y1 + LINE, x1:x2] = red
-    framed[:, max(y2 - LINE, 0) : y2, x1:x2] = red
-    framed[:, y1:y2, x1 : x1 + LINE] = red
-    framed[:, y1:y2, max(x2 - LINE, 0) : x2] = red
-    return framed
-
-
-def side_by_side(before: Tensor, after: Tensor) -> Tensor:
-    """Both pictures in one, with a black bar of 20 pixels between them (section 18.1)."""
-    return torch.cat([before, before.new_zeros(3, before.shape[1], BAR), after], 2)
+def grown(box: Sequence[float], margin: float) -> list[float]:
+    """Box x1 y1 x2 y2 with some pixels around it."""
+    return [box[0] - margin, box[1] - margin, box[2] + margin, box[3] + margin]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
@@ -15,7 +15,7 @@ from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
-from lightning_idc.synthesis.stages import Stage
+from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 
 VERBS = (
@@ -58,7 +58,7 @@ _EMPTY_WORDS = {
 """Placeholders, auxiliaries and negations."""
 
 
-class Descriptions(Stage):
+class Descriptions(PipelineStage):
     """Lets a vision-language model describe each pair in the template, and takes the answer apart.
 
     Reads ``before`` and ``after``, the fact ``captions`` (one paragraph for each image) and, except for CC3M,
@@ -88,10 +88,12 @@ class Descriptions(Stage):
         return {"model": self.model.settings(), "instruction": INSTRUCTIONS[self.kind]}
 
     def process(self, records: list[Record]) -> list[Record]:
-        live = [record for record in records if self._has_facts(record)]
+        for record in records:
+            self.refuse(record, self.model)
+        live = [record for record in records if record.dropped is None and self._has_facts(record)]
         verbs = [VERBS[int(record_seed(self.seed, record.id).integers(len(VERBS)))] for record in live]
         prompts = [instruction(self.kind, record.facts, verb) for record, verb in zip(live, verbs, strict=True)]
-        images = [[record.image(side) for side in self.reads] for record in live]
+        images = [list(record.pair()) for record in live]
         answers = self.model.answer(images, prompts) if live else []
         for record, verb, answer in zip(live, verbs, answers, strict=True):
             record.facts["description"], record.facts["verb"] = " ".join(answer.split()), verb
@@ -163,12 +165,12 @@ def repetitions(texts: Iterable[str]) -> dict[str, float | int]:
     }
 
 
-class ImageParagraphs(Stage):
+class ImageParagraphs(PipelineStage):
     """Describes each image of a pair on its own; writes the fact ``captions``, which the instructions quote.
 
     Args:
         captioner: the paper takes LLaVA's detailed paragraphs.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("before", "after")
@@ -193,11 +195,17 @@ class EmbeddedDescriber(VisionLanguageModel):
     """Fills the template without weights: names what stands in the region where the two images differ most.
 
     It says that it does not know, outside of the template, where it can name nothing in either image.
+
+    Args:
+        library: folder of cut-outs that the pictures were made with; None for rendered things.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, library: str | None = None) -> None:
         super().__init__()
-        self.contours, self.captioner = DifferenceContours(), NearestPrototype()
+        self.contours, self.captioner = DifferenceContours(), NearestPrototype(library)
+
+    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+        return self.captioner.refusal(facts)
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         regions = self.contours.regions([pair[0] for pair in images], [pair[1] for pair in images])

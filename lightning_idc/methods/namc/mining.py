@@ -18,8 +18,8 @@ from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder
 from lightning_idc.synthesis.slots.embedded import PixelEncoder
-from lightning_idc.synthesis.stages import Stage
-from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.synthesis.store import RecordSource, RecordStore
 
 VIEWS = ("clip", "dino")
 EXACT_UP_TO = 200_000
@@ -27,13 +27,13 @@ EXACT_UP_TO = 200_000
 _BLOCK, _SAMPLE = 16_384, 65_536
 
 
-class Features(Stage):
+class Features(PipelineStage):
     """Encodes each image with two encoders; writes the arrays ``clip`` and ``dino`` in half precision (Eq. 3).
 
     Args:
         clip: the paper's is CLIP ViT-L/14.
         dino: the paper's is DINOv2-L.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     reads = ("image",)
@@ -83,7 +83,7 @@ class Window:
         return ids
 
 
-class SimilarPairs(Stage):
+class SimilarPairs(PipelineStage):
     """Pairs each image with the most similar one of each cluster of its candidates (Eq. 4 to 12).
 
     Writes one record per pair with the pictures ``before`` and ``after`` and the facts ``first`` and ``second``. As in
@@ -99,7 +99,7 @@ class SimilarPairs(Stage):
         clip: thresholds of the CLIP similarity.
         dino: thresholds of the DINOv2 similarity.
         index: ``exact`` compares all, ``approximate`` searches an inverted file; ``auto`` decides by their number.
-        seed: see `Stage`.
+        seed: see `PipelineStage`.
     """
 
     def __init__(
@@ -137,10 +137,8 @@ class SimilarPairs(Stage):
             "index": self.index,
         }
 
-    def setup(self, stage: str) -> None:
-        super().setup(stage)
+    def prepare(self, source: RecordSource) -> None:
         self._store = RecordStore(self.features)
-        source = self.feed().source
         if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
             raise PairError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)

@@ -1,4 +1,4 @@
-"""Places for models: what a stage asks of one, with embedded answers that need no weights and pretrained ones."""
+"""Interfaces of models: what a stage asks of one, with embedded answers that need no weights and pretrained ones."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from lightning_idc.synthesis.slots.base import (
     ImageEncoder,
     ImageTextMatcher,
     Inpainter,
+    ModelInterface,
     Region,
     Segmenter,
-    Slot,
     TextEncoder,
     TextModel,
     VisionLanguageModel,
@@ -22,9 +22,10 @@ __all__ = [
     "ImageEncoder",
     "ImageTextMatcher",
     "Inpainter",
+    "ModelInterface",
+    "PairPainter",
     "Region",
     "Segmenter",
-    "Slot",
     "TextEncoder",
     "TextModel",
     "VisionLanguageModel",

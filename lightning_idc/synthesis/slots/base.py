@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
 
-class Slot(nn.Module, ABC):
-    """A model in its place. As a module of a stage it is moved to the stage's device."""
+class ModelInterface(nn.Module, ABC):
+    """What a stage asks of one kind of model. As a module of a stage it is moved to the stage's device."""
 
     def load(self) -> None:
         """Read the weights, if there are any; called once, before the first batch."""
@@ -21,6 +21,18 @@ class Slot(nn.Module, ABC):
         """Model, revision and whatever else decides its answers; plain values, known without the weights."""
         return {"model": type(self).__name__}
 
+    def requirements(self) -> list[str]:
+        """What is missing for `load`: packages, weights, a template; asked before the first stage of a recipe runs."""
+        return []
+
+    def provenance(self) -> dict[str, Any]:
+        """What was read by `load`: the commit and the digest of the weights; nothing where there are none."""
+        return {}
+
+    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+        """Why this model cannot answer about a record with these facts; None where it can."""
+        return None
+
     @property
     def device(self) -> torch.device:
         """Of the weights; the CPU where there are none."""
@@ -28,7 +40,7 @@ class Slot(nn.Module, ABC):
         return torch.device("cpu") if first is None else first.device
 
 
-class ImageEncoder(Slot):
+class ImageEncoder(ModelInterface):
     """Images to vectors whose cosine says how alike they are."""
 
     @abstractmethod
@@ -36,7 +48,7 @@ class ImageEncoder(Slot):
         """Unit vectors, float ``(N, D)`` on the CPU."""
 
 
-class TextEncoder(Slot):
+class TextEncoder(ModelInterface):
     """Texts to vectors whose cosine says how alike they are."""
 
     @abstractmethod
@@ -44,8 +56,11 @@ class TextEncoder(Slot):
         """Unit vectors, float ``(N, D)`` on the CPU."""
 
 
-class ImageTextMatcher(Slot):
+class ImageTextMatcher(ModelInterface):
     """Whether a picture shows what a text names."""
+
+    score: Literal["cosine", "probability"] | None = None
+    """What a score is; None for a scale of the matcher's own."""
 
     @abstractmethod
     def match(self, images: Sequence[Tensor], texts: Sequence[str]) -> Tensor:
@@ -59,31 +74,48 @@ class Region:
     Args:
         box: x1 y1 x2 y2, pixels, the last two exclusive.
         confidence: 0 to 1.
-        mask: bool ``(H, W)`` of the whole picture.
+        mask: bool ``(H, W)`` of that picture; None where only boxes were asked for.
+        picture: 0 or 1, the one of a pair that it was found in; None for both.
     """
 
     box: tuple[int, int, int, int]
     confidence: float
-    mask: Tensor
+    mask: Tensor | None = None
+    picture: Literal[0, 1] | None = None
 
 
-class Segmenter(Slot):
+class Segmenter(ModelInterface):
     """Finds where things are, or where two pictures differ."""
 
     @abstractmethod
-    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
-        """Regions of each pair of pictures of one size, the most confident first."""
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
+        """Regions of each pair of pictures, the most confident first.
+
+        Args:
+            before: first pictures.
+            after: second pictures, each of its partner's size.
+            masks: whether the regions' masks are needed; boxes alone are cheaper.
+        """
 
 
-class ImageCaptioner(Slot):
-    """Says what a picture shows."""
+class ImageCaptioner(ModelInterface):
+    """Says what a picture shows, or a part of it."""
 
     @abstractmethod
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         """One sentence or phrase for each picture."""
 
+    def caption_regions(self, images: Sequence[Tensor], boxes: Sequence[Sequence[float]]) -> list[str]:
+        """One sentence or phrase for what stands in a box of each picture; asked of the crops unless overridden.
 
-class DifferenceTeller(Slot):
+        Args:
+            images: uint8 ``(3, H, W)`` each.
+            boxes: x1 y1 x2 y2 in pixels, one for each.
+        """
+        return self.caption([crop(image, box) for image, box in zip(images, boxes, strict=True)])
+
+
+class DifferenceTeller(ModelInterface):
     """Says how two pictures differ inside a box that is drawn on both."""
 
     @abstractmethod
@@ -97,7 +129,7 @@ class DifferenceTeller(Slot):
         """
 
 
-class Inpainter(Slot):
+class Inpainter(ModelInterface):
     """Fills a part of a picture with background."""
 
     @abstractmethod
@@ -105,7 +137,15 @@ class Inpainter(Slot):
         """Pictures of the same sizes, unchanged outside of the bool masks ``(H, W)``."""
 
 
-class TextModel(Slot):
+class PairPainter(ModelInterface):
+    """Paints two captions that differ in one object as pictures that differ in one place."""
+
+    @abstractmethod
+    def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
+        """Two pictures for each pair of captions, uint8 ``(3, H, W)``."""
+
+
+class TextModel(ModelInterface):
     """A language model that follows an instruction."""
 
     @abstractmethod
@@ -113,7 +153,7 @@ class TextModel(Slot):
         """One answer for each prompt, drawn with its own seed."""
 
 
-class VisionLanguageModel(Slot):
+class VisionLanguageModel(ModelInterface):
     """A language model that follows an instruction about pictures."""
 
     @abstractmethod

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, TextModel, VisionLanguageModel
+from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.slots.base import ImageCaptioner, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.loading import Loading
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
+
+VICUNA = (
+    "A chat between a curious user and an artificial intelligence assistant. The assistant gives helpful, detailed, "
+    "and polite answers to the user's questions. USER: {prompt} ASSISTANT:"
+)
+"""Version 1.1 of Vicuna's template, for checkpoints that bring none; the tokenizer adds the first token."""
 
 
 class ChatModel(Pretrained, TextModel):
@@ -23,6 +31,10 @@ class ChatModel(Pretrained, TextModel):
         batch_size: prompts per forward pass.
         max_new_tokens: of an answer.
         temperature: 0 for the most probable answer.
+        stop: an answer ends before the first of these.
+        template: of the prompt where the checkpoint brings none: ``vicuna``, as LLaVA and FastChat write it, which is
+            taken for models with that name; ``none`` sends the text as it is.
+        loading: see `Pretrained`.
     """
 
     def __init__(
@@ -33,18 +45,41 @@ class ChatModel(Pretrained, TextModel):
         batch_size: int = 16,
         max_new_tokens: int = 128,
         temperature: float = 0.8,
+        stop: Sequence[str] = (),
+        template: Literal["vicuna", "none"] | None = None,
+        loading: Loading | None = None,
     ) -> None:
-        super().__init__(model, revision, dtype, batch_size)
-        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        super().__init__(model, revision, dtype, batch_size, loading)
+        self.max_new_tokens, self.temperature, self.stop = max_new_tokens, temperature, tuple(stop)
+        self.template = template or ("vicuna" if "vicuna" in model.lower() else None)
 
     def settings(self) -> dict[str, Any]:
-        return {**super().settings(), "max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        more = {"stop": list(self.stop)} if self.stop else {}
+        drawn = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
+        return {**super().settings(), **drawn, "template": self.template, **more}
+
+    def requirements(self) -> list[str]:
+        problems = super().requirements()
+        if not problems and self.template is None:
+            from transformers import AutoTokenizer
+
+            tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+            problems += [] if tokenizer.chat_template else [self._bare()]
+        return problems
 
     def load(self) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.read(AutoModelForCausalLM, AutoTokenizer)
         _pad_left(self.processor)
+        if not self.processor.chat_template and self.template is None:
+            raise PairError(self._bare())
+
+    def _bare(self) -> str:
+        return (
+            f"the model {self.name!r} has no chat template, so it would be asked without the form that it was trained "
+            "on; set template to vicuna, or to none to send the bare text"
+        )
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         texts = [self._chat(prompt) for prompt in prompts]
@@ -53,21 +88,42 @@ class ChatModel(Pretrained, TextModel):
 
     @torch.inference_mode()
     def _answer(self, texts: list[str], seeds: list[int]) -> list[str]:
-        inputs = self.processor(texts, padding=True, return_tensors="pt").to(self.device)
+        special = not starts_with_bos(texts[0], self.processor)
+        inputs = self.processor(texts, padding=True, add_special_tokens=special, return_tensors="pt").to(self.device)
         inputs.pop("token_type_ids", None)
-        drawn = [OwnDraws(seeds, self.temperature, self.device)] if self.temperature else []
-        out = self.net.generate(**inputs, do_sample=False, logits_processor=drawn, max_new_tokens=self.max_new_tokens)
-        return self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        drawn = [GumbelSampling(seeds, self.temperature, self.device)] if self.temperature else []
+        stopped = {"stop_strings": list(self.stop), "tokenizer": self.processor} if self.stop else {}
+        out = self.net.generate(
+            **inputs, do_sample=False, logits_processor=drawn, max_new_tokens=self.max_new_tokens, **stopped
+        )
+        answers = self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        return [cut_at(answer, self.stop) for answer in answers]
 
     def _chat(self, prompt: str) -> str:
-        if not self.processor.chat_template:
-            return prompt
-        return self.processor.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
-        )
+        if self.processor.chat_template:
+            return self.processor.apply_chat_template(
+                [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            )
+        return VICUNA.format(prompt=prompt) if self.template == "vicuna" else prompt
 
 
-class OwnDraws:
+def starts_with_bos(text: str, tokenizer: Any) -> bool:
+    """Whether a template wrote the first token itself, so that the tokenizer must not add another."""
+    return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+
+
+def cut_at(answer: str, stop: Sequence[str]) -> str:
+    """The part of an answer before the first of some strings.
+
+    Example:
+        >>> cut_at("a cat\\nand a dog", ["\\n"])
+        'a cat'
+    """
+    ends = [place for sign in stop if (place := answer.find(sign)) >= 0]
+    return answer[: min(ends)] if ends else answer
+
+
+class GumbelSampling:
     """Makes greedy decoding draw each answer with a seed of its own, whatever shares its batch.
 
     The largest of log-probabilities with Gumbel noise is a draw from the distribution.
@@ -98,6 +154,7 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         dtype: of the weights.
         batch_size: prompts per forward pass.
         max_new_tokens: of an answer.
+        loading: see `Pretrained`.
     """
 
     def __init__(
@@ -107,8 +164,9 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         dtype: str = "bfloat16",
         batch_size: int = 8,
         max_new_tokens: int = 128,
+        loading: Loading | None = None,
     ) -> None:
-        super().__init__(model, revision, dtype, batch_size)
+        super().__init__(model, revision, dtype, batch_size, loading)
         self.max_new_tokens = max_new_tokens
 
     def settings(self) -> dict[str, Any]:
@@ -119,6 +177,11 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
 
         self.read(AutoModelForImageTextToText, AutoProcessor)
         _pad_left(self.processor.tokenizer)
+        if not self.processor.chat_template:
+            raise PairError(
+                f"the processor of {self.name!r} has no chat template, so it is unknown how a picture is asked about; "
+                "use a checkpoint that brings one, such as those of llava-hf"
+            )
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         # models that take pictures as they are have a token for each 28 x 28 pixels or so
@@ -135,7 +198,10 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
             for prompt, shown in zip(prompts, images, strict=True)
         ]
         pictures = [as_pil(shown) for shown in images]
-        inputs = self.processor(text=texts, images=pictures, padding=True, return_tensors="pt").to(self.device)
+        special = not starts_with_bos(texts[0], self.processor.tokenizer)
+        inputs = self.processor(
+            text=texts, images=pictures, padding=True, add_special_tokens=special, return_tensors="pt"
+        ).to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.net.dtype)
         out = self.net.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens)
         return self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
@@ -177,32 +243,3 @@ class PromptedCaptioner(ImageCaptioner):
 def _enlarged(image: Tensor, least: int) -> Tensor:
     height, width = image.shape[1:]
     return resize(image, (max(height, least), max(width, least)))
-
-
-class PromptedTeller(DifferenceTeller):
-    """Difference sentences by a vision-language model that sees both pictures in one, with a bar between them.
-
-    Args:
-        model: is asked.
-        prompt: with ``{first}`` and ``{second}`` for the captions of either box.
-    """
-
-    def __init__(
-        self,
-        model: VisionLanguageModel,
-        prompt: str = (
-            "The left and the right image are separated by a black bar; a red box marks the same place in both. In the "
-            "left box there is: {first} In the right box there is: {second} Describe in one sentence how they differ."
-        ),
-    ) -> None:
-        super().__init__()
-        self.model, self.prompt = model, prompt
-
-    def settings(self) -> dict[str, Any]:
-        return {**self.model.settings(), "prompt": self.prompt}
-
-    def tell(self, before: Sequence[Tensor], after: Sequence[Tensor], captions: Sequence[tuple[str, str]]) -> list[str]:
-        from lightning_idc.methods.img_diff.sentences import side_by_side
-
-        prompts = [self.prompt.format(first=first, second=second) for first, second in captions]
-        return self.model.answer([[side_by_side(*pair)] for pair in zip(before, after, strict=True)], prompts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter
 
+_SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
 _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
 """How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
 
@@ -44,7 +45,7 @@ class DifferenceContours(Segmenter):
             "gap": self.gap,
         }
 
-    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
         return [self._pair(*both) for both in zip(before, after, strict=True)]
 
     def _pair(self, before: Tensor, after: Tensor) -> list[Region]:
@@ -70,9 +71,11 @@ class DifferenceContours(Segmenter):
             parts = [self._largest(inside & (edges[i] > edges[1 - i])) for i in (0, 1)]
             pair = [part for part in parts if part is not None and part[1].sum() > 0.3 * inside.sum()]
             apart = len(pair) == 2 and box_iou(pair[0][0], pair[1][0]) < 0.3
-            for place, area in pair if apart else [(box, inside)]:
+            for number, (place, area) in enumerate(pair if apart else [(box, inside)]):
                 confidence = 1 - 1 / (1 + float(strength[area].mean()))
-                found.append(Region(place, confidence, torch.from_numpy(area)))
+                # what moved stands in one picture at each place; otherwise the edges do not say in which
+                picture = _SIDES[number] if apart else None
+                found.append(Region(place, confidence, torch.from_numpy(area), picture))
         return sorted(found, key=lambda region: -region.confidence)
 
     def _components(self, mask: np.ndarray) -> list[tuple[tuple[int, int, int, int], np.ndarray]]:
@@ -133,7 +136,7 @@ class ColorRegions(Segmenter):
             "most_area": self.most_area,
         }
 
-    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor]) -> list[list[Region]]:
+    def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
         return [self._one(image) for image in before]
 
     def _one(self, image: Tensor) -> list[Region]:
@@ -153,7 +156,7 @@ class ColorRegions(Segmenter):
             for number, (x, y, w, h, area) in enumerate(stats):
                 if number and self.least_area <= area / mask.size <= self.most_area:
                     box = (int(x), int(y), int(x + w), int(y + h))
-                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number)))
+                    found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number), 0))
         return sorted(found, key=lambda region: -region.confidence)
 
 

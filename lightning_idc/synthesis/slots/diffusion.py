@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
-from lightning_idc.methods.img_diff.painting import PairPainter
-from lightning_idc.synthesis.slots.base import Inpainter, Slot
+from lightning_idc.synthesis.memory import halving
+from lightning_idc.synthesis.provenance import model_provenance
+from lightning_idc.synthesis.slots.base import Inpainter, ModelInterface, PairPainter
+from lightning_idc.synthesis.slots.loading import missing_package, missing_weights, unreadable
 
 
-class Diffusion(Slot):
+class Diffusion(ModelInterface):
     """A slot with a pipeline of diffusers.
 
     Args:
@@ -23,11 +27,16 @@ class Diffusion(Slot):
         revision: commit or tag on the hub; kept with every record.
         dtype: of the weights, as torch names it.
         steps: of denoising.
-        batch_size: pictures or pairs per run.
+        batch_size: pictures or pairs per run; where memory runs out it is halved.
+        offload: keeps on the GPU only the part of the pipeline that is at work; needs the package accelerate.
     """
 
-    def __init__(self, model: str, revision: str | None, dtype: str, steps: int, batch_size: int) -> None:
+    def __init__(
+        self, model: str, revision: str | None, dtype: str, steps: int, batch_size: int, offload: bool
+    ) -> None:
         super().__init__()
+        self.offload = offload
+        self._read: dict[str, Any] = {}
         self.name, self.revision, self.dtype = model, revision, dtype
         self.steps, self.batch_size = steps, batch_size
         self.unet: Any = None  # a sub-module, which Lightning moves to the device
@@ -36,31 +45,52 @@ class Diffusion(Slot):
     def settings(self) -> dict[str, Any]:
         return {"model": self.name, "revision": self.revision, "dtype": self.dtype, "steps": self.steps}
 
-    def read(self, kind: Any) -> None:
+    def requirements(self) -> list[str]:
+        if find_spec("diffusers") is None:
+            return [missing_package("diffusers", "synthesis")]
+        absent = missing_weights(self.name, self.revision, "model_index.json")
+        return [absent] if absent else []
+
+    def provenance(self) -> dict[str, Any]:
+        return self._read
+
+    def read(self, kind: str) -> None:
         """Load the pipeline.
 
+        Args:
+            kind: name of its class in diffusers.
+
         Raises:
-            PairError: it is not there.
+            PairError: it is not there, or diffusers is not.
         """
+        if self._pipe is not None:
+            return  # a stage may be made ready more than once
+        if find_spec("diffusers") is None:
+            raise PairError(missing_package("diffusers", "synthesis"))
+        import diffusers
+
+        dtype = getattr(torch, self.dtype)
         try:
-            pipe = kind.from_pretrained(self.name, revision=self.revision, torch_dtype=getattr(torch, self.dtype))
+            pipe = getattr(diffusers, kind).from_pretrained(self.name, revision=self.revision, torch_dtype=dtype)
         except (OSError, ValueError) as error:
-            raise PairError(
-                f"the pipeline {self.name!r} cannot be read ({error}); fetch it where there is a network, with "
-                f"`hf download {self.name}`, or name a local folder"
-            ) from error
+            raise PairError(unreadable(self.name, error)) from error
         self.use(pipe)
+        self._read = model_provenance(self.name, self.revision) | {"dtype": str(self.unet.dtype)}
 
     def use(self, pipe: Any) -> None:
         """Take a pipeline that was made already."""
         pipe.set_progress_bar_config(disable=True)
+        # one picture at a time: eight of 1,024 pixels in full precision do not fit beside the model
+        pipe.vae.enable_slicing()
+        if self.offload:
+            pipe.enable_model_cpu_offload()
         self._pipe = [pipe]  # in a list, so that its parts are not registered twice
         self.unet = pipe.unet.eval().requires_grad_(False)
 
     @property
     def pipe(self) -> Any:
         """The pipeline, on the device of this slot."""
-        return self._pipe[0].to(self.device)
+        return self._pipe[0] if self.offload else self._pipe[0].to(self.device)
 
 
 class PromptToPrompt(Diffusion, PairPainter):
@@ -79,6 +109,7 @@ class PromptToPrompt(Diffusion, PairPainter):
         cross: share of the steps in which cross-attention is shared; the scripts take 1.
         own: share of the steps in which self-attention is shared; the scripts take 0.4.
         size: height and width, pixels; None for the model's own.
+        offload: see `Diffusion`.
     """
 
     def __init__(
@@ -92,8 +123,9 @@ class PromptToPrompt(Diffusion, PairPainter):
         cross: float = 1.0,
         own: float = 0.4,
         size: int | None = None,
+        offload: bool = False,
     ) -> None:
-        super().__init__(model, revision, dtype, steps, batch_size)
+        super().__init__(model, revision, dtype, steps, batch_size, offload)
         self.guidance, self.cross, self.own, self.size = guidance, cross, own, size
 
     def settings(self) -> dict[str, Any]:
@@ -101,17 +133,16 @@ class PromptToPrompt(Diffusion, PairPainter):
         return {**super().settings(), **shares, "control": "prompt-to-prompt, refine"}
 
     def load(self) -> None:
-        from diffusers import StableDiffusionXLPipeline
-
-        self.read(StableDiffusionXLPipeline)
+        self.read("StableDiffusionXLPipeline")
 
     @torch.inference_mode()
     def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
-        found: list[tuple[Tensor, Tensor]] = []
-        for start in range(0, len(captions), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            found += self._paint(captions[part], seeds[part])
-        return found
+        def work(part: list[int]) -> list[tuple[Tensor, Tensor]]:
+            return self._paint([captions[n] for n in part], [seeds[n] for n in part])
+
+        numbers = list(range(len(captions)))
+        parts = (numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size))
+        return [pair for part in parts for pair in halving(work, part)]
 
     def _paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:
         pipe = self.pipe
@@ -194,24 +225,41 @@ class _SharedAttention:
         memory = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         query, key, value = attn.to_q(hidden_states), attn.to_k(memory), attn.to_v(memory)
         query, key, value = (attn.head_to_batch_dim(part).contiguous() for part in (query, key, value))
-        weights = attn.get_attention_scores(query, key, attention_mask)
-        weights = self._share(weights, hidden_states.shape[0])
-        out = attn.batch_to_head_dim(torch.bmm(weights, value))
+        shape = attention_mask[:, None] if attention_mask is not None and attention_mask.ndim == 3 else attention_mask
+        out = F.scaled_dot_product_attention(
+            *(part.unflatten(0, (-1, attn.heads)) for part in (query, key, value)), attn_mask=shape, scale=attn.scale
+        ).flatten(0, 1)
+        if self._shares(query.shape[1]):
+            self._share(attn, out, query, key, value)
+        out = attn.batch_to_head_dim(out)
         return attn.to_out[1](attn.to_out[0](out))
 
-    def _share(self, weights: Tensor, batch: int) -> Tensor:
-        control = self.control
-        pairs, heads = len(control.places), weights.shape[0] // batch
-        guided = batch // (2 * pairs)  # 2 with classifier-free guidance, else 1
-        cube = weights.reshape(guided, pairs, 2, heads, *weights.shape[1:]).clone()
-        first, twin = cube[-1, :, 0], cube[-1, :, 1]
-        if self.cross and control.step < control.cross_steps:
-            places = control.places.to(weights.device)[:, None, None].expand_as(twin)
-            taken = first.gather(3, places)
-            cube[-1, :, 1] = torch.where(control.shared.to(weights.device)[:, None, None], taken, twin)
-        elif not self.cross and control.step < control.own_steps and weights.shape[1] <= 32 * 32:
-            cube[-1, :, 1] = first
-        return cube.reshape(weights.shape)
+    def _shares(self, places: int) -> bool:
+        if self.cross:
+            return self.control.step < self.control.cross_steps
+        return self.control.step < self.control.own_steps and places <= 32 * 32
+
+    def _share(self, attn: Any, out: Tensor, query: Tensor, key: Tensor, value: Tensor) -> None:
+        """Write the outcome of the twins of the guided half anew; only their weights are held as a matrix.
+
+        Args:
+            attn: the layer.
+            out: outcome for the whole batch, ``(batch * heads, N, d)``, which is changed.
+            query: the same, before attention.
+            key: ``(batch * heads, M, d)``.
+            value: ``(batch * heads, M, d)``.
+        """
+        control, heads = self.control, attn.heads
+        pairs = len(control.places)
+        # the last 2 * pairs are the guided half, or all without guidance
+        parts = [part.unflatten(0, (-1, 2, heads))[-pairs:] for part in (query, key, value, out)]
+        queries, keys, values, outs = parts
+        first = (queries[:, 0] @ keys[:, 0].transpose(-1, -2) * attn.scale).softmax(-1)
+        if self.cross:
+            twin = (queries[:, 1] @ keys[:, 1].transpose(-1, -2) * attn.scale).softmax(-1)
+            places = control.places.to(out.device)[:, None, None].expand_as(twin)
+            first = torch.where(control.shared.to(out.device)[:, None, None], first.gather(3, places), twin)
+        outs[:, 1] = first @ values[:, 1]
 
 
 class DiffusionInpainter(Diffusion, Inpainter):
@@ -227,6 +275,7 @@ class DiffusionInpainter(Diffusion, Inpainter):
         strength: how much of the picture's own noise is kept; the scripts take 0.85.
         guidance: of the text; the scripts take 0.
         size: height and width that the model paints at, pixels.
+        offload: see `Diffusion`.
     """
 
     def __init__(
@@ -240,8 +289,9 @@ class DiffusionInpainter(Diffusion, Inpainter):
         strength: float = 0.85,
         guidance: float = 0.0,
         size: int = 512,
+        offload: bool = False,
     ) -> None:
-        super().__init__(model, revision, dtype, steps, batch_size)
+        super().__init__(model, revision, dtype, steps, batch_size, offload)
         self.prompt, self.strength, self.guidance, self.size = prompt, strength, guidance, size
 
     def settings(self) -> dict[str, Any]:
@@ -249,35 +299,38 @@ class DiffusionInpainter(Diffusion, Inpainter):
         return {**super().settings(), **more}
 
     def load(self) -> None:
-        from diffusers import StableDiffusionXLInpaintPipeline
-
-        self.read(StableDiffusionXLInpaintPipeline)
+        self.read("StableDiffusionXLInpaintPipeline")
 
     @torch.inference_mode()
     def fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
+        def work(part: list[int]) -> list[Tensor]:
+            return self._fill([images[n] for n in part], [masks[n] for n in part], [seeds[n] for n in part])
+
+        numbers = list(range(len(images)))
+        parts = (numbers[start : start + self.batch_size] for start in range(0, len(numbers), self.batch_size))
+        return [picture for part in parts for picture in halving(work, part)]
+
+    def _fill(self, images: Sequence[Tensor], masks: Sequence[Tensor], seeds: Sequence[int]) -> list[Tensor]:
         size = (self.size, self.size)
-        filled: list[Tensor] = []
-        for start in range(0, len(images), self.batch_size):
-            part = slice(start, start + self.batch_size)
-            small = torch.stack([resize(image, size) for image in images[part]]).float() / 255
-            where = torch.stack([resize(_as_image(mask), size)[:1] for mask in masks[part]]).float() / 255
-            out = self.pipe(
-                prompt=[self.prompt] * len(small),
-                image=small.to(self.device, self.unet.dtype),
-                mask_image=(where > 0.5).to(self.device, self.unet.dtype),
-                height=self.size,
-                width=self.size,
-                num_inference_steps=self.steps,
-                strength=self.strength,
-                guidance_scale=self.guidance,
-                generator=[torch.Generator().manual_seed(seed) for seed in seeds[part]],
-                output_type="pt",
-            ).images
-            painted = (out.float() * 255).round().clamp(0, 255).to(torch.uint8).cpu()
-            for image, mask, picture in zip(images[part], masks[part], painted, strict=True):
-                own = resize(picture, (image.shape[1], image.shape[2]))
-                filled.append(torch.where(mask.cpu(), own, image))
-        return filled
+        small = torch.stack([resize(image, size) for image in images]).float() / 255
+        where = torch.stack([resize(_as_image(mask), size)[:1] for mask in masks]).float() / 255
+        out = self.pipe(
+            prompt=[self.prompt] * len(small),
+            image=small.to(self.device, self.unet.dtype),
+            mask_image=(where > 0.5).to(self.device, self.unet.dtype),
+            height=self.size,
+            width=self.size,
+            num_inference_steps=self.steps,
+            strength=self.strength,
+            guidance_scale=self.guidance,
+            generator=[torch.Generator().manual_seed(seed) for seed in seeds],
+            output_type="pt",
+        ).images
+        painted = (out.float() * 255).round().clamp(0, 255).to(torch.uint8).cpu()
+        return [
+            torch.where(mask.cpu(), resize(picture, (image.shape[1], image.shape[2])), image)
+            for image, mask, picture in zip(images, masks, painted, strict=True)
+        ]
 
 
 def _as_image(mask: Tensor) -> Tensor:

@@ -10,56 +10,90 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Slot, TextEncoder
+from lightning_idc.synthesis.memory import halving
+from lightning_idc.synthesis.provenance import model_provenance
+from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
+from lightning_idc.synthesis.slots.loading import Loading, missing_weights, unreadable
 
 Answer = TypeVar("Answer")
 
 
-class Pretrained(Slot):
-    """A slot whose weights are read by name.
+class Pretrained(ModelInterface):
+    """A model of transformers whose weights are read by name.
 
     Args:
         model: folder or name on the hub.
         revision: commit or tag on the hub; kept with every record.
         dtype: of the weights, as torch names it.
-        batch_size: pictures or texts per forward pass.
+        batch_size: pictures or texts per forward pass; where memory runs out it is halved.
+        loading: device map, quantisation and attention of a large model.
     """
 
-    def __init__(self, model: str, revision: str | None = None, dtype: str = "float32", batch_size: int = 32) -> None:
+    def __init__(
+        self,
+        model: str,
+        revision: str | None = None,
+        dtype: str = "float32",
+        batch_size: int = 32,
+        loading: Loading | None = None,
+    ) -> None:
         super().__init__()
         self.name, self.revision, self.dtype, self.batch_size = model, revision, dtype, batch_size
+        self.loading = loading or Loading()
         self.net: Any = None
         self.processor: Any = None
+        self._read: dict[str, Any] = {}
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.name, "revision": self.revision, "dtype": self.dtype}
+        own = {"model": self.name, "revision": self.revision, "dtype": self.dtype}
+        return {**own, **self.loading.settings()}
+
+    def requirements(self) -> list[str]:
+        absent = missing_weights(self.name, self.revision)
+        return [*self.loading.requirements(), *([absent] if absent else [])]
+
+    def provenance(self) -> dict[str, Any]:
+        return self._read
+
+    @property
+    def device(self) -> torch.device:
+        return self.net.device if self.loading.keeps_device and self.net is not None else super().device
 
     def read(self, kind: Any, processor: Any) -> None:
         """Load a model and what prepares its inputs, with everything that the checkpoint should hold.
 
+        Args:
+            kind: class with ``from_pretrained``.
+            processor: the same, of its inputs.
+
         Raises:
             PairError: it is not there, or weights are missing from it.
         """
+        if self.net is not None:
+            return  # a stage may be made ready more than once
+        dtype = getattr(torch, self.dtype)
         try:
             net, about = kind.from_pretrained(
-                self.name, revision=self.revision, dtype=getattr(torch, self.dtype), output_loading_info=True
+                self.name, revision=self.revision, dtype=dtype, output_loading_info=True, **self.loading.options(dtype)
             )
             self.processor = processor.from_pretrained(self.name, revision=self.revision)
         except (OSError, ValueError) as error:
-            raise PairError(
-                f"the model {self.name!r} cannot be read ({error}); fetch it where there is a network, with "
-                f"`hf download {self.name}`, or name a local folder"
-            ) from error
+            raise PairError(unreadable(self.name, error)) from error
         if about["missing_keys"]:
             # transformers would go on with random weights
             raise PairError(f"the model {self.name!r} lacks weights: {', '.join(sorted(about['missing_keys'])[:5])}")
-        self.net = net.eval().requires_grad_(False)
+        net = net.eval().requires_grad_(False)
+        self._read = model_provenance(self.name, self.revision) | {"dtype": str(net.dtype)}
+        if self.loading.keeps_device:
+            object.__setattr__(self, "net", net)  # not a sub-module, which would be moved with the stage
+        else:
+            self.net = net
 
     def in_batches(self, sizes: Sequence[int], work: Callable[[list[int]], Sequence[Answer]]) -> list[Answer]:
         """Answers to many inputs in their order, found batch by batch; inputs of like sizes share one.
 
         What is padded to the longest of a batch, or waits for its last word, then does so for little. The largest come
-        first: what does not fit into memory fails at once.
+        first: what does not fit into memory shows at once, and is then done in halves.
 
         Args:
             sizes: of each input, on any scale.
@@ -69,7 +103,7 @@ class Pretrained(Slot):
         found: dict[int, Answer] = {}
         for start in range(0, len(order), self.batch_size):
             part = order[start : start + self.batch_size]
-            found.update(zip(part, work(part), strict=True))
+            found.update(zip(part, halving(work, part), strict=True))
         return [found[number] for number in range(len(sizes))]
 
 

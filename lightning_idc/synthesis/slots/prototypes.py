@@ -1,8 +1,8 @@
-"""A captioner without weights, which knows rendered things by their pictures."""
+"""A captioner without weights, which knows the things of a library by their pictures, and nothing else."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.images import resize
+from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent
 
@@ -42,28 +43,37 @@ class Outline:
 
 
 class NearestPrototype(ImageCaptioner):
-    """Names a picture after the most similar one of the rendered things; plain background where none is.
+    """Names a picture after the most similar thing of the library that was pasted; plain background where none is.
+
+    It knows nothing but that library: a record whose pictures were not pasted from it (`PasteEdits` says so in the fact
+    ``library``) is refused, since whatever would be said of it is a guess.
 
     Each thing is looked for in several sizes and places. It is compared inside its outline only, so that what it stands
     on does not matter, and the picture has to change at the outline, so that a part of something is not named.
 
     Args:
+        library: folder of cut-outs that the pictures were made with; None for rendered things.
         side: longer side of a thing when it is compared, pixels.
         least: similarity below which nothing is recognised.
         background: what is said then.
     """
 
-    def __init__(self, side: int = 20, least: float = 0.92, background: str = "plain background") -> None:
+    def __init__(
+        self,
+        library: str | None = None,
+        side: int = 20,
+        least: float = 0.92,
+        background: str = "plain background",
+    ) -> None:
         super().__init__()
+        self.library, self.identity = library, library_identity(library)
         self.side, self.least, self.background = side, least, background
         self.names: list[str] = []
         self.outlines: list[Outline] = []
 
     def load(self) -> None:
-        from lightning_idc.methods.img_diff.library import Cutout, rendered_things
-
         shapes: dict[bytes, list[Cutout]] = {}
-        for thing in rendered_things():
+        for thing in cutouts(self.library):
             shapes.setdefault(thing.alpha.numpy().tobytes(), []).append(thing)
         self.names = [thing.name for things in shapes.values() for thing in things]
         self.outlines = [
@@ -71,7 +81,15 @@ class NearestPrototype(ImageCaptioner):
         ]
 
     def settings(self) -> dict[str, Any]:
-        return {"model": "NearestPrototype", "side": self.side, "least": self.least}
+        return {"model": "NearestPrototype", "library": self.identity, "side": self.side, "least": self.least}
+
+    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+        if facts.get("library") == self.identity:
+            return None
+        return (
+            f"NearestPrototype knows things of the library {self.identity!r}; these pictures are of "
+            f"{facts.get('library', 'unknown origin')!r}"
+        )
 
     def _outline(self, alpha: Tensor, images: Sequence[Tensor]) -> Outline:
         size = (self.side, self.side)

@@ -1,7 +1,8 @@
-"""Named things that can be pasted into photographs: rendered ones, or cut-outs from a folder."""
+"""Named things that can be pasted into photographs, and recognised there: rendered ones, or cut-outs from a folder."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -42,6 +43,25 @@ class Cutout:
     def on_gray(self) -> Tensor:
         """The thing on a neutral ground, uint8 ``(3, H, W)``."""
         return (self.alpha * self.image + (1 - self.alpha) * 110).round().to(torch.uint8)
+
+
+RENDERED = "rendered"
+"""Identity of the library of rendered things."""
+
+
+def cutouts(library: str | Path | None) -> tuple[Cutout, ...]:
+    """The things of a library: a folder of cut-outs, or the rendered ones for None."""
+    return rendered_things() if library is None else cutouts_from(library)
+
+
+def library_identity(library: str | Path | None) -> str:
+    """What tells a library from others: its names and bytes, wherever the folder lies."""
+    if library is None:
+        return RENDERED
+    found = hashlib.sha256()
+    for path in sorted(Path(library).expanduser().glob("*.png")):
+        found.update(f"{path.name}:".encode() + path.read_bytes())
+    return found.hexdigest()[:16]
 
 
 @cache

@@ -1,0 +1,75 @@
+"""The authors' questions to a vision-language model: what stands in a region, and how two regions differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from torch import Tensor
+
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_pixels, box_in_shares
+from lightning_idc.synthesis.drawing import side_by_side
+from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
+
+_WRITTEN = {"shares": box_in_shares, "pixels": box_in_pixels}
+
+
+class PromptedRegions(ImageCaptioner):
+    """Captions of regions by a model that sees the whole picture and is told where the region is (section 19.2.4).
+
+    Args:
+        model: is asked.
+        prompt: with ``{x1}``, ``{y1}``, ``{x2}`` and ``{y2}``.
+        coordinates: ``shares`` of the picture's sides, as for replaced objects, or ``pixels``, as for removed ones.
+
+    Raises:
+        PairError: the coordinates are of another kind.
+    """
+
+    def __init__(
+        self,
+        model: VisionLanguageModel,
+        prompt: str = REGION_CAPTION,
+        coordinates: Literal["shares", "pixels"] = "shares",
+    ) -> None:
+        super().__init__()
+        if coordinates not in _WRITTEN:
+            raise PairError(f"coordinates is {coordinates!r}; expected shares or pixels")
+        self.model, self.prompt, self.coordinates = model, prompt, coordinates
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.model.settings(), "prompt": self.prompt, "coordinates": self.coordinates}
+
+    def refusal(self, facts: Mapping[str, Any]) -> str | None:
+        return self.model.refusal(facts)
+
+    def caption(self, images: Sequence[Tensor]) -> list[str]:
+        return self.caption_regions(images, [[0, 0, image.shape[2], image.shape[1]] for image in images])
+
+    def caption_regions(self, images: Sequence[Tensor], boxes: Sequence[Sequence[float]]) -> list[str]:
+        written = [
+            dict(zip(("x1", "y1", "x2", "y2"), _WRITTEN[self.coordinates](box, image.shape[1:]), strict=True))
+            for image, box in zip(images, boxes, strict=True)
+        ]
+        return self.model.answer([[image] for image in images], [self.prompt.format(**box) for box in written])
+
+
+class PromptedTeller(DifferenceTeller):
+    """Difference sentences by a model that sees both pictures in one, with a bar between them.
+
+    Args:
+        model: is asked.
+        prompt: with ``{caption1}`` and ``{caption2}`` for what stands in either box.
+    """
+
+    def __init__(self, model: VisionLanguageModel, prompt: str = DIFFERENCE) -> None:
+        super().__init__()
+        self.model, self.prompt = model, prompt
+
+    def settings(self) -> dict[str, Any]:
+        return {**self.model.settings(), "prompt": self.prompt}
+
+    def tell(self, before: Sequence[Tensor], after: Sequence[Tensor], captions: Sequence[tuple[str, str]]) -> list[str]:
+        prompts = [self.prompt.format(caption1=first, caption2=second) for first, second in captions]
+        return self.model.answer([[side_by_side(*pair)] for pair in zip(before, after, strict=True)], prompts)

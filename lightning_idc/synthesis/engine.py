@@ -1,0 +1,372 @@
+"""The one unit of all pipelines: chunk k of a source goes through a stage and becomes shard k of a store.
+
+A shard is made by one process from its beginning and moved into place as a whole, so neither kills nor the number of
+processes nor the launcher change what is in it. A batch that fails is halved down to the record that is the cause.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.claims import claimed, forget_claims, remove_abandoned
+from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
+from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
+from lightning_idc.synthesis.records import UNREADABLE, ImageFormat, KeepDropped, Record, counted
+from lightning_idc.synthesis.stages import BasePipelineStage, Sequential
+from lightning_idc.synthesis.store import (
+    FORMAT,
+    MANIFEST,
+    RecordSource,
+    RecordStore,
+    damaged_shards,
+    read_manifest,
+    save_manifest,
+    shard_about,
+    write_shard,
+)
+
+PROGRESS = "progress.jsonl"
+FAILED = "error"
+"""Reason of records that were dropped since the stage raised an error."""
+_AHEAD = 2
+"""Batches that are read while one is at work."""
+
+
+class ShardJob:
+    """What a stage is to make: from which source, into which store, in which pieces. No Trainer is needed.
+
+    Args:
+        source: the folder of a finished store, or a source of records.
+        target: folder of the store that is made; one that was begun is continued.
+        batch_size: records per step; it changes no outcome.
+        shard_size: records of the source per shard: what is lost by a kill, and what one process takes at a time.
+        num_workers: threads that read and decode images ahead.
+        limit: only the first records of the source.
+        keep_dropped: images that stay of dropped records: ``all``, ``thumbnails`` or ``none``.
+        image_format: of images that the stage makes; PNG loses nothing, JPEG is about a quarter of it.
+        max_failures: records that may be dropped since the stage raised an error, before the run ends.
+
+    Raises:
+        PairError: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        source: str | RecordSource,
+        target: str | Path,
+        batch_size: int = 16,
+        shard_size: int = 128,
+        num_workers: int = 0,
+        limit: int | None = None,
+        keep_dropped: KeepDropped = "all",
+        image_format: ImageFormat = "png",
+        max_failures: int = 100,
+    ) -> None:
+        if batch_size < 1 or shard_size < 1:
+            raise PairError(f"batch_size is {batch_size} and shard_size {shard_size}; expected at least 1")
+        if keep_dropped not in ("all", "thumbnails", "none") or image_format not in ("png", "jpeg", "webp"):
+            raise PairError(
+                f"keep_dropped is {keep_dropped!r} and image_format {image_format!r}; expected all, thumbnails or "
+                "none, and png, jpeg or webp"
+            )
+        self._given = source
+        self._source: RecordSource | None = None
+        self.target = Path(target)
+        self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit
+        self.keep_dropped, self.image_format, self.max_failures = keep_dropped, image_format, max_failures
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker opens a store of its own
+        return {**self.__dict__, "_source": None if isinstance(self._given, str) else self._source}
+
+    @property
+    def source(self) -> RecordSource:
+        """Where the records come from; opened when first asked for, since an earlier stage may have to make it."""
+        if self._source is None:
+            self._source = RecordStore(self._given) if isinstance(self._given, str) else self._given
+            if not len(self._source):
+                raise PairError(f"the source {self._given!r} has no records, so there is nothing to make")
+        return self._source
+
+    def __len__(self) -> int:
+        return len(self.source) if self.limit is None else min(self.limit, len(self.source))
+
+    @property
+    def shards(self) -> int:
+        """Number of shards that the target will have."""
+        return -(-len(self) // self.shard_size)
+
+    def pending(self) -> list[int]:
+        """Shards that are not finished."""
+        return [number for number in range(self.shards) if shard_about(self.target, number) is None]
+
+    def begin(self, stage: BasePipelineStage) -> None:
+        """Check the source, then begin the target, or check what a stopped run left there; any process may call it.
+
+        Raises:
+            PairError: the source is damaged, or the target was made by another stage, with other settings or from
+                another source.
+        """
+        about = self.about(stage)
+        if isinstance(self.source, RecordStore):
+            self.source.verify()
+        self.target.mkdir(parents=True, exist_ok=True)
+        if (self.target / MANIFEST).exists():
+            found = read_manifest(self.target)
+            if found["fingerprint"] != about["fingerprint"]:
+                changed = [key for key in ("stage", "settings", "records") if found.get(key) != about[key]]
+                raise PairError(
+                    f"{self.target} was begun with {' and '.join(changed) or 'records of the source'} that are "
+                    "different now; name another target, or remove that folder to begin anew"
+                )
+            remove_abandoned(self.target)
+            self._remove_damaged()
+            return
+        others = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
+        if others and not (self.target / MANIFEST).exists():  # another process may have begun it just now
+            raise PairError(f"{self.target} is not empty and holds no store; name another target")
+        save_manifest(self.target / MANIFEST, about)
+
+    def _remove_damaged(self) -> None:
+        damaged = damaged_shards(self.target, self.shards)
+        for path in damaged:
+            path.with_suffix(".json").unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+        if damaged:
+            print(f"{self.target}: damaged, made again: {', '.join(path.name for path in damaged)}", flush=True)
+
+    def open(self, stage: BasePipelineStage) -> None:
+        """Make a stage whose models are loaded ready for shards of this job.
+
+        Raises:
+            PairError: the target was begun with other weights of a model.
+        """
+        record_provenance(self.target, stage)
+        stage.eval()
+        stage.prepare(self.source)
+
+    def make_shard(self, stage: BasePipelineStage, number: int) -> bool:
+        """Make one shard, if nobody has made it and nobody is making it.
+
+        Args:
+            stage: ready, see `open`.
+            number: of the shard.
+
+        Returns:
+            Whether this call made it.
+
+        Raises:
+            PairError: more than ``max_failures`` records failed, or all of a shard did.
+        """
+        if shard_about(self.target, number) is not None:
+            return False
+        with claimed(self.target, number) as mine:
+            if not mine or shard_about(self.target, number) is not None:
+                return False
+            began = time.monotonic()
+            records: list[Record] = []
+            with torch.inference_mode():
+                for indices, batch in self._batches(stage, number):
+                    records += self._transform(stage, indices, batch)
+            self._check_failures(stage, number, records)
+            write_shard(self.target, number, records)
+            self._note(number, len(records), time.monotonic() - began)
+        return True
+
+    def make_pending(self, stage: BasePipelineStage, wait: bool = True) -> None:
+        """Make what nobody has made, taking over from processes that died.
+
+        Args:
+            stage: ready, see `open`.
+            wait: until shards that other processes are making are there.
+        """
+        while pending := self.pending():
+            made = [self.make_shard(stage, number) for number in pending]
+            if not any(made):
+                if not wait:
+                    return
+                time.sleep(0.2)
+
+    def complete(self, stage: BasePipelineStage) -> bool:
+        """Mark the target as finished if all shards are there, and say whether they are."""
+        if self.pending():
+            return False
+        if not read_manifest(self.target).get("complete"):
+            about = {**self.about(stage), "complete": True, "provenance": stored_provenance(self.target)}
+            save_manifest(self.target / MANIFEST, about)
+        forget_claims(self.target)
+        return True
+
+    def finish(self, stage: BasePipelineStage) -> bool:
+        """Complete the target, say what is in it, and let the stage write its reports; see `complete`."""
+        if not self.complete(stage):
+            return False
+        store = RecordStore(self.target)
+        kept, reasons = store.counts()
+        told = f": {counted(reasons)}" if reasons else ""
+        print(f"{stage.name}: {kept} records kept, {sum(reasons.values())} dropped{told}", flush=True)
+        stage.finish(store)
+        return True
+
+    def about(self, stage: BasePipelineStage) -> dict[str, Any]:
+        """Manifest of the target before it is complete."""
+        settings = {**stage.settings(), "seed": stage.seed}
+        if self.keep_dropped != "all" or self.image_format != "png":
+            settings["images"] = {"format": self.image_format, "keep_dropped": self.keep_dropped}
+        kind = f"{type(stage).__module__}.{type(stage).__qualname__}"
+        decides = [FORMAT, kind, settings, self.source.fingerprint, self.shard_size, len(self)]
+        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
+        return {
+            "format": FORMAT,
+            "stage": kind,
+            "settings": json.loads(json.dumps(settings)),
+            # relative, so that all folders of a run may be moved together
+            "source": None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve()),
+            "records": len(self),
+            "shard_size": self.shard_size,
+            "shards": self.shards,
+            "fingerprint": hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
+            "complete": False,
+        }
+
+    def _batches(self, stage: BasePipelineStage, number: int) -> Iterator[tuple[list[int], list[Record]]]:
+        """Positions and records of a shard, batch by batch, with their images decoded; read ahead in threads."""
+        end = min((number + 1) * self.shard_size, len(self))
+        parts = [
+            list(range(start, min(start + self.batch_size, end)))
+            for start in range(number * self.shard_size, end, self.batch_size)
+        ]
+        if not self.num_workers:
+            for indices in parts:
+                yield indices, [_decoded(self._record(index), stage.reads) for index in indices]
+            return
+        # threads, since decoders release the lock: no tensor has to cross a process, which costs a descriptor each
+        with ThreadPoolExecutor(self.num_workers) as pool:
+            waiting: deque[tuple[list[int], list[Future[Record]]]] = deque()
+            for indices in parts:
+                records = [self._record(index) for index in indices]
+                waiting.append((indices, [pool.submit(_decoded, record, stage.reads) for record in records]))
+                if len(waiting) > _AHEAD:
+                    first, found = waiting.popleft()
+                    yield first, [future.result() for future in found]
+            for first, found in waiting:
+                yield first, [future.result() for future in found]
+
+    def _record(self, index: int) -> Record:
+        record = self.source.record(index)
+        if isinstance(self.source, RecordStore):
+            # what an earlier stage wrote is looked up there and not written again
+            record.inherit, record.images, record.origin = partial(self.source.lookup, index), {}, index
+        return record
+
+    def _transform(self, stage: BasePipelineStage, indices: list[int], records: list[Record]) -> list[Record]:
+        try:
+            made = stage.transform(records)
+            for record in made:
+                record.seal(self.image_format, self.keep_dropped)
+            return made
+        except Exception as error:
+            if is_out_of_memory(error):
+                release_memory(error)
+                if self.batch_size > 1:
+                    self.batch_size = max(1, len(indices) // 2)
+            failure = error
+        # a stage changes records in place, so they are read again
+        if len(indices) > 1:
+            half = len(indices) // 2
+            return [
+                result
+                for part in (indices[:half], indices[half:])
+                for result in self._transform(
+                    stage, part, [_decoded(self._record(index), stage.reads) for index in part]
+                )
+            ]
+        record = self._record(indices[0])
+        message = f"{type(failure).__name__}: {failure}"
+        print(f"{stage.at_work}: record {record.id} failed and is dropped: {message}", file=sys.stderr, flush=True)
+        record.dropped = {"stage": stage.at_work, "reason": FAILED, "value": message, "limit": "no error"}
+        record.seal(self.image_format, self.keep_dropped)
+        return [record]
+
+    def _check_failures(self, stage: BasePipelineStage, number: int, records: list[Record]) -> None:
+        failed = [record for record in records if _failed_in(record, stage)]
+        if not failed:
+            return
+        assert failed[0].dropped is not None
+        first = f"the first is record {failed[0].id}: {failed[0].dropped['value']}"
+        done = sum(record.dropped is None or record.dropped["stage"] in names_of(stage) for record in records)
+        if len(failed) == done > 1:
+            raise PairError(f"all {done} records of shard {number} failed in {stage.name}; {first}")
+        earlier = self.source.counts()[1].get(FAILED, 0) if isinstance(self.source, RecordStore) else 0
+        sides = (shard_about(self.target, other) for other in range(self.shards))
+        count = len(failed) + sum(side["dropped"].get(FAILED, 0) for side in sides if side is not None) - earlier
+        if count > self.max_failures:
+            raise PairError(
+                f"{count} records failed in {stage.name}, of which {self.max_failures} are allowed (max_failures); "
+                f"{first}"
+            )
+
+    def _note(self, number: int, records: int, seconds: float) -> None:
+        entry = {"shard": number, "records": records, "seconds": round(seconds, 3), "process": os.getpid()}
+        # one short write at the end of a file is not torn apart by other processes
+        with (self.target / PROGRESS).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+
+
+def make_shard(
+    stage: BasePipelineStage, source: str | RecordSource, number: int, target: str | Path, **options: Any
+) -> bool:
+    """Make one shard of a store with a stage, without a Trainer; nothing is done where it is there already.
+
+    Args:
+        stage: its models are loaded on the first call.
+        source: see `ShardJob`, as for ``options``.
+        number: of the shard.
+        target: folder of the store.
+        options: of `ShardJob`.
+
+    Returns:
+        Whether this call made it.
+    """
+    job = ShardJob(source, target, **options)
+    job.begin(stage)
+    stage.setup("predict")
+    job.open(stage)
+    return job.make_shard(stage, number)
+
+
+def _decoded(record: Record, reads: tuple[str, ...]) -> Record:
+    if record.dropped is None:
+        try:
+            for name in reads:
+                record.image(name)
+        except PairError as error:
+            record.drop(UNREADABLE, str(error))
+    return record
+
+
+def names_of(stage: BasePipelineStage) -> set[str]:
+    """Name of a stage and of those that it is made of, as records that they drop tell it."""
+    parts = stage.parts if isinstance(stage, Sequential) else []
+    return {stage.name}.union(*(names_of(part) for part in parts))
+
+
+def _failed_in(record: Record, stage: BasePipelineStage) -> bool:
+    return (
+        record.dropped is not None
+        and record.dropped["reason"] == FAILED
+        and record.dropped["stage"] in names_of(stage)
+    )

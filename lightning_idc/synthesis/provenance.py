@@ -1,0 +1,119 @@
+"""What ran, not what was asked for: commits and digests of weights, versions, device and dtypes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+import socket
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_idc.core.types import PairError
+
+if TYPE_CHECKING:
+    from lightning_idc.synthesis.stages import BasePipelineStage
+
+_PACKAGES = ("lightning_idc", "torch", "transformers", "diffusers", "numpy", "pillow", "opencv-python-headless")
+_BLOCK = 1 << 22
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth")
+
+
+def weights_digest(files: Iterable[Path]) -> str | None:
+    """One hash of weight files by their names and bytes; None where there are none.
+
+    A file of the hub's cache is a link to a blob that is named after its SHA-256, so it is not read again.
+
+    Args:
+        files: in any order.
+    """
+    found = sorted(path for path in files if path.suffix in _WEIGHTS and path.is_file())
+    if not found:
+        return None
+    whole = hashlib.sha256()
+    for path in found:
+        whole.update(f"{path.name}:{_file_digest(path)}\n".encode())
+    return whole.hexdigest()
+
+
+def _file_digest(path: Path) -> str:
+    blob = path.resolve().name
+    if path.is_symlink() and len(blob) == 64 and set(blob) <= set("0123456789abcdef"):
+        return blob
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found.update(block)
+    return found.hexdigest()
+
+
+def model_provenance(name: str, revision: str | None) -> dict[str, Any]:
+    """Commit and digest of the weights of a model, in a folder or in the hub's cache.
+
+    Args:
+        name: folder or name on the hub.
+        revision: that was asked for.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        return {"commit": None, "weights": weights_digest(folder.rglob("*"))}
+    from huggingface_hub import snapshot_download
+
+    # what was read just now lies in the cache, in a folder that is named after the commit
+    folder = Path(snapshot_download(name, revision=revision, local_files_only=True))
+    return {"commit": folder.name, "weights": weights_digest(folder.rglob("*"))}
+
+
+def environment() -> dict[str, Any]:
+    """Versions and the device of this process."""
+    versions = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            versions[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
+    return {"versions": versions, "device": device, "cuda": torch.version.cuda}
+
+
+def record_provenance(target: Path, stage: BasePipelineStage) -> None:
+    """Keep what this process runs beside the shards, and compare its weights with those of earlier ones.
+
+    Args:
+        target: folder of the store.
+        stage: with its models loaded.
+
+    Raises:
+        PairError: a model has other weights or another commit now.
+    """
+    names = {id(module): name for name, module in stage.named_modules()}
+    models = {names[id(part)]: part.provenance() for part in stage.interfaces()}
+    models = {name: about for name, about in models.items() if about}
+    folder = target / "provenance"
+    folder.mkdir(exist_ok=True)
+    for earlier in stored_provenance(target):
+        for name in models.keys() & earlier["models"].keys():
+            now, then = models[name], earlier["models"][name]
+            changed = [key for key in ("commit", "weights") if now.get(key) != then.get(key)]
+            if changed:
+                raise PairError(
+                    f"{target} was begun with another {' and '.join(changed)} of the model in {name!r} "
+                    f"({then}, now {now}); name another target, or bring the old one back"
+                )
+    value = {"models": models, **environment()}
+    text = json.dumps(value, indent=1, sort_keys=True)
+    path = folder / f"{hashlib.sha256(text.encode()).hexdigest()[:16]}.json"
+    if not path.is_file():
+        partial = path.with_name(f"{path.name}.{socket.gethostname()}.{os.getpid()}.partial")
+        partial.write_text(text, encoding="utf-8")
+        os.replace(partial, path)
+
+
+def stored_provenance(target: Path) -> list[dict[str, Any]]:
+    """What the processes ran that made a store: one entry for each different one."""
+    return [json.loads(path.read_text(encoding="utf-8")) for path in sorted((target / "provenance").glob("*.json"))]
