@@ -9,11 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import sys
 import time
-from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,10 +18,11 @@ import torch
 
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.claims import claimed, forget_claims, remove_abandoned
-from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
+from lightning_idc.synthesis.isolation import FAILED, IsolatedStage, failures, told
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
-from lightning_idc.synthesis.records import UNREADABLE, ImageFormat, KeepDropped, Record, counted
-from lightning_idc.synthesis.stages import BasePipelineStage, Sequential
+from lightning_idc.synthesis.reading import read_ahead
+from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
+from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import (
     FORMAT,
     MANIFEST,
@@ -39,10 +36,6 @@ from lightning_idc.synthesis.store import (
 )
 
 PROGRESS = "progress.jsonl"
-FAILED = "error"
-"""Reason of records that were dropped since the stage raised an error."""
-_AHEAD = 2
-"""Batches that are read while one is at work."""
 
 
 class ShardJob:
@@ -178,9 +171,14 @@ class ShardJob:
                 return False
             began = time.monotonic()
             records: list[Record] = []
+            work = IsolatedStage(stage, self._record, self._seal, self.batch_size)
+            end = min((number + 1) * self.shard_size, len(self))
             with torch.inference_mode():
-                for indices, batch in self._batches(stage, number):
-                    records += self._transform(stage, indices, batch)
+                for indices, batch in read_ahead(
+                    range(number * self.shard_size, end), self.batch_size, self._record, stage.reads, self.num_workers
+                ):
+                    records += work.transform(indices, batch)
+            self.batch_size = work.batch_size  # smaller where memory ran out
             self._check_failures(stage, number, records)
             write_shard(self.target, number, records)
             self._note(number, len(records), time.monotonic() - began)
@@ -242,29 +240,6 @@ class ShardJob:
             "complete": False,
         }
 
-    def _batches(self, stage: BasePipelineStage, number: int) -> Iterator[tuple[list[int], list[Record]]]:
-        """Positions and records of a shard, batch by batch, with their images decoded; read ahead in threads."""
-        end = min((number + 1) * self.shard_size, len(self))
-        parts = [
-            list(range(start, min(start + self.batch_size, end)))
-            for start in range(number * self.shard_size, end, self.batch_size)
-        ]
-        if not self.num_workers:
-            for indices in parts:
-                yield indices, [_decoded(self._record(index), stage.reads) for index in indices]
-            return
-        # threads, since decoders release the lock: no tensor has to cross a process, which costs a descriptor each
-        with ThreadPoolExecutor(self.num_workers) as pool:
-            waiting: deque[tuple[list[int], list[Future[Record]]]] = deque()
-            for indices in parts:
-                records = [self._record(index) for index in indices]
-                waiting.append((indices, [pool.submit(_decoded, record, stage.reads) for record in records]))
-                if len(waiting) > _AHEAD:
-                    first, found = waiting.popleft()
-                    yield first, [future.result() for future in found]
-            for first, found in waiting:
-                yield first, [future.result() for future in found]
-
     def _record(self, index: int) -> Record:
         record = self.source.record(index)
         if isinstance(self.source, RecordStore):
@@ -272,51 +247,20 @@ class ShardJob:
             record.inherit, record.images, record.origin = partial(self.source.lookup, index), {}, index
         return record
 
-    def _transform(self, stage: BasePipelineStage, indices: list[int], records: list[Record]) -> list[Record]:
-        try:
-            made = stage.transform(records)
-            for record in made:
-                record.seal(self.image_format, self.keep_dropped)
-            return made
-        except Exception as error:
-            if is_out_of_memory(error):
-                release_memory(error)
-                if self.batch_size > 1:
-                    self.batch_size = max(1, len(indices) // 2)
-            failure = error
-        # a stage changes records in place, so they are read again
-        if len(indices) > 1:
-            half = len(indices) // 2
-            return [
-                result
-                for part in (indices[:half], indices[half:])
-                for result in self._transform(
-                    stage, part, [_decoded(self._record(index), stage.reads) for index in part]
-                )
-            ]
-        record = self._record(indices[0])
-        message = f"{type(failure).__name__}: {failure}"
-        print(f"{stage.at_work}: record {record.id} failed and is dropped: {message}", file=sys.stderr, flush=True)
-        record.dropped = {"stage": stage.at_work, "reason": FAILED, "value": message, "limit": "no error"}
+    def _seal(self, record: Record) -> None:
         record.seal(self.image_format, self.keep_dropped)
-        return [record]
 
     def _check_failures(self, stage: BasePipelineStage, number: int, records: list[Record]) -> None:
-        failed = [record for record in records if _failed_in(record, stage)]
+        failed = failures(stage, number, records)
         if not failed:
             return
-        assert failed[0].dropped is not None
-        first = f"the first is record {failed[0].id}: {failed[0].dropped['value']}"
-        done = sum(record.dropped is None or record.dropped["stage"] in names_of(stage) for record in records)
-        if len(failed) == done > 1:
-            raise PairError(f"all {done} records of shard {number} failed in {stage.name}; {first}")
         earlier = self.source.counts()[1].get(FAILED, 0) if isinstance(self.source, RecordStore) else 0
         sides = (shard_about(self.target, other) for other in range(self.shards))
         count = len(failed) + sum(side["dropped"].get(FAILED, 0) for side in sides if side is not None) - earlier
         if count > self.max_failures:
             raise PairError(
                 f"{count} records failed in {stage.name}, of which {self.max_failures} are allowed (max_failures); "
-                f"{first}"
+                f"{told(failed)}"
             )
 
     def _note(self, number: int, records: int, seconds: float) -> None:
@@ -346,27 +290,3 @@ def make_shard(
     stage.setup("predict")
     job.open(stage)
     return job.make_shard(stage, number)
-
-
-def _decoded(record: Record, reads: tuple[str, ...]) -> Record:
-    if record.dropped is None:
-        try:
-            for name in reads:
-                record.image(name)
-        except PairError as error:
-            record.drop(UNREADABLE, str(error))
-    return record
-
-
-def names_of(stage: BasePipelineStage) -> set[str]:
-    """Name of a stage and of those that it is made of, as records that they drop tell it."""
-    parts = stage.parts if isinstance(stage, Sequential) else []
-    return {stage.name}.union(*(names_of(part) for part in parts))
-
-
-def _failed_in(record: Record, stage: BasePipelineStage) -> bool:
-    return (
-        record.dropped is not None
-        and record.dropped["reason"] == FAILED
-        and record.dropped["stage"] in names_of(stage)
-    )

@@ -26,7 +26,8 @@ def test_malformed_answers_of_the_language_model_are_counted_not_fatal(tmp_path:
         "I replaced the dog with a cat.": "answer talks about the edit",
         "Two birds fly high above the old stone bridge at night.": "too much changed",
     }
-    store = run(PromptedEdits(Canned(list(answers)), max_changed_words=6), Sentences([caption] * len(answers)), tmp_path / "a")
+    stage = PromptedEdits(Canned(list(answers)), max_changed_words=6)
+    store = run(stage, Sentences([caption] * len(answers)), tmp_path / "a")
     assert [r.dropped and r.dropped["reason"] for r in store] == list(answers.values())
     assert store.record(0).facts["nouns"] == ["dog", "cat"]
     assert store.counts()[0] == 3

@@ -48,7 +48,8 @@ def test_the_scripts_preset_has_the_scripts_numbers(authors: dict[str, Any]) -> 
     assert list(preset.pair_similarity) == value["image_similarity"]
     assert preset.confidence == value["fastsam_conf"] and preset.overlap == value["box_iou"]
     assert (preset.region_match, preset.caption_match) == (value["itm_noun"], value["caption_itm"])
-    assert (preset.crop_similarity, preset.caption_similarity) == (value["crop_similarity"], value["caption_similarity"])
+    assert preset.crop_similarity == value["crop_similarity"]
+    assert preset.caption_similarity == value["caption_similarity"]
     assert (preset.most_regions, preset.described_regions) == (value["boxes_kept"], value["qa_turns_run"])
     assert preset.area == (value["box_min_area"], 1.0) and preset.match_margin == value["box_margin"]
 

@@ -226,8 +226,9 @@ class _SharedAttention:
         query, key, value = attn.to_q(hidden_states), attn.to_k(memory), attn.to_v(memory)
         query, key, value = (attn.head_to_batch_dim(part).contiguous() for part in (query, key, value))
         shape = attention_mask[:, None] if attention_mask is not None and attention_mask.ndim == 3 else attention_mask
+        per_head = [part.unflatten(0, (-1, attn.heads)) for part in (query, key, value)]
         out = F.scaled_dot_product_attention(
-            *(part.unflatten(0, (-1, attn.heads)) for part in (query, key, value)), attn_mask=shape, scale=attn.scale
+            per_head[0], per_head[1], per_head[2], attn_mask=shape, scale=attn.scale
         ).flatten(0, 1)
         if self._shares(query.shape[1]):
             self._share(attn, out, query, key, value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -178,10 +178,10 @@ class FastSamSegmenter(Segmenter):
 
 def both_pictures(first: Sequence[Region], second: Sequence[Region]) -> list[Region]:
     """Regions of both pictures of a pair, each marked with the picture it is from, the most confident first."""
-    sides: tuple[Literal[0], Literal[1]] = (0, 1)
-    for side, regions in zip(sides, (first, second), strict=True):
-        for region in regions:
-            region.picture = side
+    for region in first:
+        region.picture = 0
+    for region in second:
+        region.picture = 1
     return sorted([*first, *second], key=lambda region: -region.confidence)
 
 
