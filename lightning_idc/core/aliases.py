@@ -81,11 +81,25 @@ MOVED_MODULES = {
     "report.text": "core.text",
     "schedules": "core.schedules",
     "synthesis.descriptions": "methods.namc.descriptions",
+    "methods.img_diff.library": "synthesis.library",
     "synthesis.flow": "methods.procap.flow",
     "synthesis.img_diff": "methods.img_diff",
+    "synthesis.img_diff.library": "synthesis.library",
     "synthesis.interpolation": "methods.procap.interpolation",
     "synthesis.mining": "methods.namc.mining",
     "synthesis.procedures": "methods.procap.procedures",
+}
+
+# class of an earlier edition, as its module is called today -> class of this one
+RENAMED_CLASSES = {
+    "synthesis.slots.base.Slot": "synthesis.slots.base.ModelInterface",
+    "synthesis.slots.chat.OwnDraws": "synthesis.slots.chat.GumbelSampling",
+    "synthesis.slots.chat.PromptedTeller": "methods.img_diff.questions.PromptedTeller",
+    "synthesis.stages.Apply": "synthesis.stages.MapStage",
+    "synthesis.stages.Chain": "synthesis.stages.Sequential",
+    "synthesis.stages.Pass": "synthesis.stages.BasePipelineStage",
+    "synthesis.stages.Stage": "synthesis.stages.PipelineStage",
+    "methods.img_diff.painting.PairPainter": "synthesis.slots.base.PairPainter",
 }
 
 
@@ -104,7 +118,9 @@ def current_path(class_path: str) -> str:
     head, tail = module, ""
     while head:
         if head in MOVED_MODULES:
-            return ".".join(part for part in (package, MOVED_MODULES[head], tail, name) if part)
+            module = ".".join(part for part in (MOVED_MODULES[head], tail) if part)
+            break
         head, _, last = head.rpartition(".")
         tail = f"{last}.{tail}" if tail else last
-    return class_path
+    path = ".".join(part for part in (module, name) if part)
+    return f"{package}.{RENAMED_CLASSES.get(path, path)}"
