@@ -6,7 +6,6 @@ processes nor the launcher change what is in it. A batch that fails is halved do
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -16,26 +15,28 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.claims import claimed, forget_claims, remove_abandoned
+from lightning_idc.core.shards import read_shard
+from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.files import remove_partials
+from lightning_idc.synthesis.claims import claimed, forget_claims
 from lightning_idc.synthesis.isolation import FAILED, IsolatedStage, failures, told
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
 from lightning_idc.synthesis.reading import read_ahead
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import (
-    FORMAT,
-    MANIFEST,
+    REMEDY,
     RecordSource,
     RecordStore,
-    damaged_shards,
-    read_manifest,
-    save_manifest,
-    shard_about,
+    finished_shards,
+    remove_damaged,
     write_shard,
 )
 
 PROGRESS = "progress.jsonl"
+_POLL = 0.2
+"""Seconds between looks for shards that other processes make."""
 
 
 class ShardJob:
@@ -69,9 +70,9 @@ class ShardJob:
         max_failures: int = 100,
     ) -> None:
         if batch_size < 1 or shard_size < 1:
-            raise PairError(f"batch_size is {batch_size} and shard_size {shard_size}; expected at least 1")
+            raise ConfigError(f"batch_size is {batch_size} and shard_size {shard_size}; expected at least 1")
         if keep_dropped not in ("all", "thumbnails", "none") or image_format not in ("png", "jpeg", "webp"):
-            raise PairError(
+            raise ConfigError(
                 f"keep_dropped is {keep_dropped!r} and image_format {image_format!r}; expected all, thumbnails or "
                 "none, and png, jpeg or webp"
             )
@@ -91,7 +92,7 @@ class ShardJob:
         if self._source is None:
             self._source = RecordStore(self._given) if isinstance(self._given, str) else self._given
             if not len(self._source):
-                raise PairError(f"the source {self._given!r} has no records, so there is nothing to make")
+                raise DataError(f"the source {self._given!r} has no records, so there is nothing to make")
         return self._source
 
     def __len__(self) -> int:
@@ -104,7 +105,7 @@ class ShardJob:
 
     def pending(self) -> list[int]:
         """Shards that are not finished."""
-        return [number for number in range(self.shards) if shard_about(self.target, number) is None]
+        return [number for number, shard in enumerate(finished_shards(self.target, self.shards)) if shard is None]
 
     def begin(self, stage: BasePipelineStage) -> None:
         """Check the source, then begin the target, or check what a stopped run left there; any process may call it.
@@ -113,33 +114,31 @@ class ShardJob:
             PairError: the source is damaged, or the target was made by another stage, with other settings or from
                 another source.
         """
-        about = self.about(stage)
+        identity = self.identity(stage)
         if isinstance(self.source, RecordStore):
-            self.source.verify()
+            self.source.check()
         self.target.mkdir(parents=True, exist_ok=True)
+        remove_partials(self.target)
         if (self.target / MANIFEST).exists():
-            found = read_manifest(self.target)
-            if found["fingerprint"] != about["fingerprint"]:
-                changed = [key for key in ("stage", "settings", "records") if found.get(key) != about[key]]
-                raise PairError(
-                    f"{self.target} was begun with {' and '.join(changed) or 'records of the source'} that are "
-                    "different now; name another target, or remove that folder to begin anew"
-                )
-            remove_abandoned(self.target)
-            self._remove_damaged()
+            self._compare(identity)
+            damaged = remove_damaged(self.target, self.shards)
+            if damaged:
+                print(f"{self.target}: damaged, made again: {', '.join(damaged)}", flush=True)
             return
         others = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
         if others and not (self.target / MANIFEST).exists():  # another process may have begun it just now
-            raise PairError(f"{self.target} is not empty and holds no store; name another target")
-        save_manifest(self.target / MANIFEST, about)
+            raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
+        self._write_manifest(identity)
 
-    def _remove_damaged(self) -> None:
-        damaged = damaged_shards(self.target, self.shards)
-        for path in damaged:
-            path.with_suffix(".json").unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
-        if damaged:
-            print(f"{self.target}: damaged, made again: {', '.join(path.name for path in damaged)}", flush=True)
+    def _compare(self, identity: dict[str, Any]) -> None:
+        found = read_manifest(self.target, "records", REMEDY)
+        if found["fingerprint"] != fingerprint_of(identity):
+            known = found["identity"]
+            changed = [key for key in ("stage", "settings", "records") if known.get(key) != identity[key]]
+            raise ConfigError(
+                f"{self.target} was begun with {' and '.join(changed) or 'records of the source'} that are "
+                "different now; name another target, or remove that folder to begin anew"
+            )
 
     def open(self, stage: BasePipelineStage) -> None:
         """Make a stage whose models are loaded ready for shards of this job.
@@ -164,10 +163,10 @@ class ShardJob:
         Raises:
             PairError: more than ``max_failures`` records failed, or all of a shard did.
         """
-        if shard_about(self.target, number) is not None:
+        if self._finished(number):
             return False
         with claimed(self.target, number) as mine:
-            if not mine or shard_about(self.target, number) is not None:
+            if not mine or self._finished(number):
                 return False
             began = time.monotonic()
             records: list[Record] = []
@@ -191,20 +190,21 @@ class ShardJob:
             stage: ready, see `open`.
             wait: until shards that other processes are making are there.
         """
-        while pending := self.pending():
+        pending = self.pending()
+        while pending:
             made = [self.make_shard(stage, number) for number in pending]
-            if not any(made):
+            pending = [number for number in pending if not self._finished(number)]
+            if pending and not any(made):
                 if not wait:
                     return
-                time.sleep(0.2)
+                time.sleep(_POLL)
 
     def complete(self, stage: BasePipelineStage) -> bool:
         """Mark the target as finished if all shards are there, and say whether they are."""
         if self.pending():
             return False
-        if not read_manifest(self.target).get("complete"):
-            about = {**self.about(stage), "complete": True, "provenance": stored_provenance(self.target)}
-            save_manifest(self.target / MANIFEST, about)
+        if not read_manifest(self.target, "records", REMEDY).get("complete"):
+            self._write_manifest(self.identity(stage), complete=True, provenance=stored_provenance(self.target))
         forget_claims(self.target)
         return True
 
@@ -219,26 +219,29 @@ class ShardJob:
         stage.finish(store)
         return True
 
-    def about(self, stage: BasePipelineStage) -> dict[str, Any]:
-        """Manifest of the target before it is complete."""
+    def identity(self, stage: BasePipelineStage) -> dict[str, Any]:
+        """All that decides the records of the target."""
         settings = {**stage.settings(), "seed": stage.seed}
         if self.keep_dropped != "all" or self.image_format != "png":
             settings["images"] = {"format": self.image_format, "keep_dropped": self.keep_dropped}
-        kind = f"{type(stage).__module__}.{type(stage).__qualname__}"
-        decides = [FORMAT, kind, settings, self.source.fingerprint, self.shard_size, len(self)]
-        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
         return {
-            "format": FORMAT,
-            "stage": kind,
+            "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
             "settings": json.loads(json.dumps(settings)),
-            # relative, so that all folders of a run may be moved together
-            "source": None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve()),
+            "source": self.source.fingerprint,
             "records": len(self),
             "shard_size": self.shard_size,
-            "shards": self.shards,
-            "fingerprint": hashlib.sha256(json.dumps(decides, sort_keys=True).encode()).hexdigest(),
-            "complete": False,
         }
+
+    def _write_manifest(self, identity: dict[str, Any], complete: bool = False, **extra: Any) -> None:
+        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
+        # relative, so that all folders of a run may be moved together
+        source = None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve())
+        write_manifest(self.target, identity, self.shards, source=source, complete=complete, **extra)
+
+    def _finished(self, number: int) -> bool:
+        path = self.target / f"{shard_name(number)}.arrow"
+        store = read_manifest(self.target, "records", REMEDY)["fingerprint"]
+        return path.is_file() and read_shard(path, store, REMEDY) is not None
 
     def _record(self, index: int) -> Record:
         record = self.source.record(index)
@@ -255,10 +258,10 @@ class ShardJob:
         if not failed:
             return
         earlier = self.source.counts()[1].get(FAILED, 0) if isinstance(self.source, RecordStore) else 0
-        sides = (shard_about(self.target, other) for other in range(self.shards))
-        count = len(failed) + sum(side["dropped"].get(FAILED, 0) for side in sides if side is not None) - earlier
+        done = (shard for shard in finished_shards(self.target, self.shards) if shard is not None)
+        count = len(failed) + sum(shard.about["dropped"].get(FAILED, 0) for shard in done) - earlier
         if count > self.max_failures:
-            raise PairError(
+            raise DataError(
                 f"{count} records failed in {stage.name}, of which {self.max_failures} are allowed (max_failures); "
                 f"{told(failed)}"
             )

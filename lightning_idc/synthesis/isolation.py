@@ -5,7 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from lightning_idc.core.types import PairError
+from lightning_idc.core.shards import StoreError
+from lightning_idc.errors import DataError
 from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
 from lightning_idc.synthesis.reading import decoded
 from lightning_idc.synthesis.records import Record
@@ -48,6 +49,8 @@ class IsolatedStage:
             for record in made:
                 self.seal(record)
             return made
+        except StoreError:
+            raise  # of an earlier stage: its shard is made again, and no record is lost
         except Exception as error:
             failure = error
         if is_out_of_memory(failure):
@@ -83,13 +86,13 @@ def failures(stage: BasePipelineStage, number: int, records: Sequence[Record]) -
         records: of the shard.
 
     Raises:
-        PairError: they are all that it took, so that the stage or its settings are the cause.
+        DataError: they are all that it took, so that the stage or its settings are the cause.
     """
     names = names_of(stage)
     taken = [record for record in records if record.dropped is None or record.dropped["stage"] in names]
     failed = [record for record in taken if record.dropped is not None and record.dropped["reason"] == FAILED]
     if len(failed) == len(taken) > 1:
-        raise PairError(f"all {len(taken)} records of shard {number} failed in {stage.name}; {told(failed)}")
+        raise DataError(f"all {len(taken)} records of shard {number} failed in {stage.name}; {told(failed)}")
     return failed
 
 

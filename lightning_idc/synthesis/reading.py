@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from lightning_idc.core.shards import StoreError
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.records import UNREADABLE, Record
 
@@ -53,6 +54,8 @@ def decoded(record: Record, images: Sequence[str]) -> Record:
         try:
             for name in images:
                 record.image(name)
+        except StoreError:
+            raise  # of an earlier stage: its shard is made again, and no record is lost
         except PairError as error:
             record.drop(UNREADABLE, str(error))
     return record

@@ -147,7 +147,7 @@ def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: 
 
 def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> None:
     run(Shade(), Numbers(200), tmp_path / "a", shard_size=2)
-    store = run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)
+    store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)
     assert sum(record.image("picture").sum() > 0 for record in store if record.dropped is None) > 100
     mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines() if str(tmp_path) in line}
     assert len(mapped) <= 64
@@ -155,10 +155,10 @@ def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> N
 
 def test_a_stage_reads_no_bytes_of_stores_whose_pictures_it_does_not_use(tmp_path: Path) -> None:
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    run(Apply(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
+    run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=6)
     with count_hashed() as hashed:
-        run(Apply(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)
-        run(Apply(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)  # finished already
+        run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)
+        run(MapStage(number_plus), str(tmp_path / "b"), tmp_path / "c", shard_size=6)  # finished already
     assert {path.parent.name for path in hashed} == {"b"}
     assert len(hashed) == len(set(hashed)) == 6, "each shard of the source once"
 
