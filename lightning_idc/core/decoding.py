@@ -78,13 +78,14 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
+    ends = torch.tensor(special.ends, device=device)
     for position in range(max_length):
         best = _next_log_probs(net.step(state, tokens), special).max(-1)
         tokens = best.indices
         ids[rows, position] = tokens
         sums[rows] += best.values
         lengths[rows] += 1
-        going = tokens != special.eos
+        going = ~torch.isin(tokens, ends)
         if position + 1 == max_length or not bool(going.any()):
             break
         if not bool(going.all()):
@@ -101,13 +102,14 @@ def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, sp
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
+    ends = torch.tensor(special.ends, device=device)
     for _ in range(max_length):
         best = _next_log_probs(net.logits(features, tokens)[:, 0, -1], special).max(-1)
         chosen = torch.where(going, best.indices, special.pad)
         sums += torch.where(going, best.values, 0.0)
         lengths += going
         tokens = torch.cat([tokens, chosen[:, None, None]], -1)
-        going = going & (chosen != special.eos)
+        going = going & ~torch.isin(chosen, ends)
         if not bool(going.any()):
             break
     return _collect(tokens[:, 0, 1:], lengths, sums)
@@ -204,7 +206,7 @@ def _beam_search(
             for rank, (p, t, s) in enumerate(zip(parent, token, total, strict=True)):
                 if s == float("-inf"):
                     continue
-                if t == special.eos or length == max_length:
+                if t in special.ends or length == max_length:
                     # an end token only counts among the best `beams` candidates, as if the beam held it
                     if rank < beams:
                         said = [*known[group * width + p][1:], t]

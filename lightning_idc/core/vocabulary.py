@@ -28,12 +28,19 @@ class SpecialIds(NamedTuple):
         bos: begins a caption.
         eos: ends it.
         never_said: ids that are never generated.
+        stops: ids that end a generated caption; ``eos`` alone when empty.
     """
 
     pad: int = PAD
     bos: int = BOS
     eos: int = EOS
     never_said: tuple[int, ...] = (PAD, BOS, UNK)
+    stops: tuple[int, ...] = ()
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Ids at which a generated caption ends."""
+        return self.stops or (self.eos,)
 
 
 _TOKEN = re.compile(r"\w+(?:['’\-]\w+)*|[^\w\s]")

@@ -15,7 +15,7 @@ from lightning_idc.core.decoding import beam_search, greedy
 from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.methods.vlm.scoring import cached, packed
+from lightning_idc.methods.vlm.scoring import WAYS
 
 FAMILIES = list(ARCHITECTURES)
 
@@ -63,7 +63,7 @@ def test_log_probs_equal_the_stock_model_s(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", FAMILIES)
-def test_both_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: str) -> None:
+def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: str) -> None:
     model = model_of(kind)
     pairs = samples(1)
     batch = model.collate(pairs)
@@ -78,14 +78,14 @@ def test_both_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: 
     expected = gradients(torch.stack([plain_log_probs(model, pairs[0], c).sum() for c in captions]).sum())
     assert any(g.abs().max() > 1e-3 for g in expected)
     scale = max(g.abs().max() for g in expected)
-    for way in (packed, cached):
+    for way in WAYS:
         model.net.scoring = way  # type: ignore[union-attr]
         try:
             score = model.score(model.encode(batch), batch.tokens, batch.caption_mask).sum()
         finally:
-            model.net.scoring = packed  # type: ignore[union-attr]
+            model.net.scoring = "auto"  # type: ignore[union-attr]
         for name, mine, right in zip(dict(model.net.named_parameters()), gradients(score), expected, strict=True):  # type: ignore[union-attr]
-            torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way.__name__} {name}")
+            torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way} {name}")
 
 
 @pytest.mark.parametrize("beams", [1, 3])

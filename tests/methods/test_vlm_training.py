@@ -225,7 +225,7 @@ def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Pat
     [
         ({}, "give either"),
         ({"model": "x", "architecture": {}}, "give either"),
-        ({"model": "x", "scoring": "quick"}, "packed, cached"),
+        ({"model": "x", "scoring": "quick"}, "packed, cached, plain"),
         ({"model": "x", "scoring": "cached", "activation_checkpointing": True}, "use `packed`"),
     ],
 )

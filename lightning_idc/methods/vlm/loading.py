@@ -1,4 +1,4 @@
-"""Where a vision-language model comes from: a folder, the Hugging Face cache or hub, or a configuration."""
+"""Random vision-language models of a configuration, their tokenizers, and language models that they start from."""
 
 from __future__ import annotations
 
@@ -11,55 +11,11 @@ from typing import Any
 import torch
 
 from lightning_idc.core.types import PairError
-from lightning_idc.core.vocabulary import SpecialIds, Vocabulary
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.methods.vlm.published import find_model
 
 PAD, END = "<pad>", "<end>"
-
-
-def load_model(name: str, dtype: torch.dtype = torch.float32) -> tuple[Any, Any, Family]:
-    """Model, processor and family of a folder or hub id.
-
-    Raises:
-        PairError: it is not there, lacks weights, or is of an unknown family.
-    """
-    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
-
-    _find(name)
-    family = family_of(AutoConfig.from_pretrained(name).model_type)
-    loaded: Any = AutoModelForImageTextToText.from_pretrained(name, dtype=dtype, output_loading_info=True)
-    model, info = loaded
-    missing = sorted(info["missing_keys"])
-    if missing:
-        raise PairError(
-            f"{name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
-            f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
-        )
-    processor = AutoProcessor.from_pretrained(name)
-    return model, processor, family
-
-
-def _find(name: str) -> None:
-    """Fail at once where a model can be had neither from a folder nor from the cache nor from the hub."""
-    if Path(name).is_dir():
-        return
-    from huggingface_hub import HfApi, snapshot_download
-
-    try:
-        snapshot_download(name, local_files_only=True)
-        return
-    except Exception:
-        pass
-    try:
-        # one short question: transformers itself would try every file again and again
-        HfApi().model_info(name, timeout=5)
-    except Exception as error:
-        raise PairError(
-            f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
-            f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
-            "(HF_HOME) or give the path of the folder"
-        ) from error
 
 
 def train_tokenizer(texts: Iterable[str], size: int, special_tokens: Iterable[str]) -> str:
@@ -152,7 +108,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         file = _gguf(name)
         name, options = str(file.parent), {"gguf_file": file.name}
     else:
-        _find(name)
+        find_model(name)
     tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
         raise PairError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
@@ -194,26 +150,3 @@ def text_config_of(language: Any) -> dict[str, Any]:
     """Configuration of a language model as a ``text_config``, in plain values."""
     # through JSON, since a checkpoint holds plain values only
     return json.loads(language.config.to_json_string(use_diff=False))
-
-
-class TokenizerVocabulary(Vocabulary):
-    """The tokenizer of a transformers model; a caption begins behind its prompt, so its begin token is never read.
-
-    Args:
-        tokenizer: the tokenizer.
-    """
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer = tokenizer
-        self.words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-        end = tokenizer.eos_token_id
-        padding = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
-        self.special = SpecialIds(padding, padding, end, tuple(sorted(set(tokenizer.all_special_ids) - {end})))
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of a sentence between begin and end."""
-        return [self.special.bos, *self.tokenizer(text, add_special_tokens=False).input_ids, self.special.eos]
-
-    def decode(self, ids: Iterable[int]) -> str:
-        """Sentence of ids up to the end token."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True).strip()

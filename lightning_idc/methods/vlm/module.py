@@ -2,32 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import shard
+from lightning_idc.core.images import resize
 from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
 from lightning_idc.methods.vlm.loading import (
-    TokenizerVocabulary,
     load_language_model,
-    load_model,
     make_model,
     put_language_model,
     text_config_of,
     train_tokenizer,
 )
 from lightning_idc.methods.vlm.net import VLMNet
-from lightning_idc.methods.vlm.scoring import Scoring, cached, packed
+from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
+from lightning_idc.methods.vlm.published import QUANTIZED, Source, load_model
+from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.sharding import shard_net
+from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
 from lightning_idc.nn.backbones import load_backbone
 
+SIZES = "sizes"
+"""Heights and widths of pairs that were padded to one size, among the inputs of a batch."""
 PROMPT = "What changed from the first image to the second?"
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
 
@@ -40,9 +46,19 @@ class VLMCaptioner(PairCaptioner):
         architecture: transformers configuration of a random model, ``model_type`` included.
         prompt: what is asked after the two images.
         prompts: what is asked about pairs of the parts of a mixture, by ``meta["part"]``.
-        scoring: ``packed`` or ``cached``, the two exact ways of ``scoring.py``.
+        scoring: how several answers are scored: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto`` takes
+            the first of them that gives what the stock model gives, found by a check when it is first needed.
         activation_checkpointing: compute activations twice instead of keeping them.
-        dtype: of the loaded weights, for example ``bfloat16``; Lightning's precision may change it afterwards.
+        dtype: of the frozen weights of ``model``, for example ``bfloat16``; those that train are float32. ``auto``
+            takes that of the Trainer's mixed precision, that of the files on a GPU, float32 otherwise.
+        revision: branch, tag or commit of ``model`` on the hub.
+        device: where ``model`` is put without a Trainer, which has its own; ``auto`` takes a GPU if there is one.
+        quantize: bits of the frozen weights of ``model``: ``4bit`` or ``8bit`` of bitsandbytes, ``int4`` or ``int8`` of
+            torchao. Train adapters on them.
+        attn: implementation of attention of ``model``, as transformers calls it, for example ``flash_attention_2``.
+        min_pixels: of an image; smaller ones are scaled up, with their aspect kept.
+        max_pixels: of an image; larger ones are scaled down, with their aspect kept. Each pair is then shown in its
+            own size, by the model's own processor.
         tokenizer: of a random model, as JSON text; learned from the training captions when None.
         tokenizer_size: most tokens of a learned tokenizer.
         language_model: weights and tokenizer that the language part of ``architecture`` takes, in place of its
@@ -65,9 +81,15 @@ class VLMCaptioner(PairCaptioner):
         architecture: dict[str, Any] | None = None,
         prompt: str = PROMPT,
         prompts: dict[str, str] | None = None,
-        scoring: str = "packed",
+        scoring: str = "auto",
         activation_checkpointing: bool = False,
-        dtype: str = "float32",
+        dtype: str = "auto",
+        revision: str | None = None,
+        device: str | None = None,
+        quantize: str | None = None,
+        attn: str | None = None,
+        min_pixels: int | None = None,
+        max_pixels: int | None = None,
         tokenizer: str | None = None,
         tokenizer_size: int = 2000,
         language_model: str | None = None,
@@ -80,19 +102,20 @@ class VLMCaptioner(PairCaptioner):
             raise PairError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
         if architecture is None and (language_model or tower_weights):
             raise PairError("`language_model` and `tower_weights` go into a random `architecture`; `model` has its own")
-        ways: dict[str, Scoring] = {"packed": packed, "cached": cached}
-        if scoring not in ways:
-            raise PairError(f"scoring {scoring!r} is unknown; expected one of {', '.join(ways)}")
+        if scoring not in (*WAYS, "auto"):
+            raise PairError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(WAYS)}")
         if scoring == "cached" and activation_checkpointing:
             raise PairError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
+        if quantize is not None and quantize not in QUANTIZED:
+            raise PairError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
+        dtype_named(dtype)
         # a checkpoint brings all weights, so it must not ask for these again
         for name in ("language_model", "tower_weights"):
             self.hparams.pop(name, None)
         self._start = (language_model, tower_weights)
-        self._scoring = ways[scoring]
         self._stock: set[str] = set()
         self.register_load_state_dict_pre_hook(take_stock)
-        self._prompts: dict[tuple[str, int, int], list[int]] = {}
+        self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
 
     # ---- making it --------------------------------------------------------------------------------------
 
@@ -103,7 +126,7 @@ class VLMCaptioner(PairCaptioner):
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
         if options["model"] is not None:
-            model, processor, family = load_model(options["model"], getattr(torch, options["dtype"]))
+            model, processor, family = load_model(self._source())
             self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
             made = self._make_random(data)
@@ -114,9 +137,11 @@ class VLMCaptioner(PairCaptioner):
             model.activation_checkpointing_enable()
         for path in family.unused(model):
             model.get_submodule(path).requires_grad_(False)
-        net = VLMNet(model, processor, family, self._scoring)
-        self.vision_modules = tuple(f"net.model.{path}" for path in family.vision)
-        self.vocabulary = vocabulary = TokenizerVocabulary(processor.tokenizer)
+        net = VLMNet(model, processor, family, options["scoring"])
+        self.vision_modules = tuple(f"net.model.{path}" for path in family.vision_parts(model))
+        self.vocabulary = vocabulary = TokenizerVocabulary(
+            processor, model.generation_config, media_tokens(model.config)
+        )
         if options["max_length"] is None:
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
             options["max_length"] = max((len(vocabulary.encode(text)) - 1 for text in captions), default=LONGEST)
@@ -143,50 +168,118 @@ class VLMCaptioner(PairCaptioner):
             load_backbone(nn.ModuleDict({"tower": model.get_submodule(family.vision[0])}), tower)
         return model, processor, family
 
+    def _source(self) -> Source:
+        options = self.hparams
+        device = None if self._trainer is not None else device_named(options["device"])
+        dtype = dtype_named(options["dtype"])
+        if options["dtype"] == "auto":
+            # files' own precision where a mixed one follows, since what trains is raised from it without a loss
+            low = self._low_precision() is not None or (device is not None and device.startswith("cuda"))
+            dtype = None if low else torch.float32
+        return Source(options["model"], options["revision"], dtype, options["quantize"], options["attn"], device)
+
+    def _low_precision(self) -> torch.dtype | None:
+        """Precision of the frozen weights where it is below float32."""
+        given = dtype_named(self.hparams["dtype"])
+        mixed = None if self._trainer is None else autocast_of(str(self._trainer.precision))
+        low = mixed or given
+        return None if low in (None, torch.float32) else low
+
     def configure_model(self) -> None:
         self.build()
+        if self.net is not None and self.hparams["model"] is not None:
+            set_precision(self.built_net, self._low_precision())
         if self.device_mesh is not None and self.net is not None:
-            for unit in self.built_net.units():
-                shard(unit, self.device_mesh, ())
+            shard_net(self.built_net, self.device_mesh, autocast_of(str(self.trainer.precision)))
         super().configure_model()
+
+    def configure_optimizers(self) -> Any:
+        found = super().configure_optimizers()
+        refuse_low_precision(self, found["optimizer"] if isinstance(found, dict) else found)
+        return found
 
     # ---- seeing and saying ------------------------------------------------------------------------------
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        inputs = batch.model_inputs
-        return self.built_net.encode(batch.images, inputs["prompt_ids"], inputs["prompt_mask"])
+        inputs = dict(batch.model_inputs)
+        images: Tensor | list[Tensor] = batch.images
+        if SIZES in inputs:
+            sizes = inputs.pop(SIZES).tolist()
+            images = [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
+        types = {name: inputs[name] for name in TOKEN_TYPES if name in inputs}
+        return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types)
+
+    def log_probs(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+        return nn.functional.pad(self.built_net.log_probs(features, tokens), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
-        batch = super().collate(samples)
-        height, width = batch.images.shape[-2:]
+        """Make a batch; pairs may differ in size, each is shown in its own; runs in the data loader's workers.
+
+        Raises:
+            PairError: a prompt and its images are longer than the model's context.
+        """
+        fitted = [self.fit(sample) for sample in samples]
+        sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in fitted]
+        batch = super().collate(padded(fitted))
         by_part = self.hparams["prompts"] or {}
         asked = [by_part.get(sample.meta.get("part", ""), self.hparams["prompt"]) for sample in samples]
-        prompts = [self.prompt_ids(prompt, height, width) for prompt in asked]
-        longest = max(map(len, prompts))
+        batch.model_inputs = self.prompt_inputs(asked, sizes)
+        if len(set(sizes)) > 1:
+            batch.model_inputs[SIZES] = torch.tensor(sizes)
+        return batch
+
+    def fit(self, sample: PairSample) -> PairSample:
+        """The pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` per image."""
+        size = fitting_size(*sample.before.shape[1:], self.hparams["min_pixels"], self.hparams["max_pixels"])
+        if size == tuple(sample.before.shape[1:]):
+            return sample
+        before, after = (resize(image, size, "bicubic") for image in (sample.before, sample.after))
+        return replace(sample, before=before, after=after, boxes=None, masks=None)
+
+    def prompt_inputs(self, prompts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
+        """Inputs of :meth:`VLMNet.encode` for prompts about pairs of sizes.
+
+        Args:
+            prompts: one per pair.
+            sizes: height and width of the images of each.
+        """
+        asked = [self._prompt(prompt, *size) for prompt, size in zip(prompts, sizes, strict=True)]
+        longest = max(len(row["input_ids"]) for row in asked)
+        lengths = torch.tensor([len(row["input_ids"]) for row in asked])
         padding = self.built_vocabulary.special.pad
         # padded on the left, so that every answer starts right behind its prompt
-        ids = torch.tensor([[padding] * (longest - len(row)) + row for row in prompts])
-        lengths = torch.tensor([len(row) for row in prompts])
-        mask = torch.arange(longest) >= longest - lengths[:, None]
-        batch.model_inputs = {"prompt_ids": ids, "prompt_mask": mask}
-        return batch
+        found = {
+            ("prompt_ids" if name == "input_ids" else name): torch.stack(
+                [
+                    nn.functional.pad(
+                        row[name], (longest - len(row[name]), 0), value=padding if name == "input_ids" else 0
+                    )
+                    for row in asked
+                ]
+            )
+            for name in asked[0]
+        }
+        return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}
 
     def prompt_ids(self, prompt: str, height: int, width: int) -> list[int]:
         """Token ids of a prompt about two images of a size, with a placeholder per feature of theirs."""
+        return self._prompt(prompt, height, width)["input_ids"].tolist()
+
+    def _prompt(self, prompt: str, height: int, width: int) -> dict[str, Tensor]:
         key = (prompt, height, width)
         if key not in self._prompts:
             net = self.built_net
-            family, processor = net.family, net.processor
-            shown = family.shown(torch.zeros(1, 2, 3, height, width, dtype=torch.uint8))
-            if processor.chat_template:
-                parts = [{"type": "image"}] * family.images_per_pair + [{"type": "text", "text": prompt}]
-                talk = [{"role": "user", "content": parts}]
-                text = processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
-            else:
-                text = family.image_text * family.images_per_pair + f"\n{prompt}\n"
-            # the processor itself puts in the placeholders: their number and framing differ between families
-            found = processor(text=[text], images=shown, **family.image_options)
-            self._prompts[key] = [int(i) for i in found["input_ids"][0]]
+            images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
+            found = net.family.inputs(net.processor, [prompt], images)
+            length = found["input_ids"].shape[1]
+            room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
+            if room is not None and length + self.hparams["max_length"] > room:
+                raise PairError(
+                    f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of "
+                    f"{self.hparams['max_length']} that is more than the {room} of the model. Set `max_pixels`, or a "
+                    "smaller max_length"
+                )
+            self._prompts[key] = {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
         return self._prompts[key]
 
     # ---- checkpoints ------------------------------------------------------------------------------------
@@ -218,6 +311,52 @@ class VLMCaptioner(PairCaptioner):
         net.model.save_pretrained(folder)
         net.processor.save_pretrained(folder)
         return Path(folder)
+
+
+def device_named(name: str | None) -> str | None:
+    """Device of a name; a GPU if there is one for ``auto``."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else None
+
+
+def media_tokens(config: Any) -> list[int]:
+    """Ids of a configuration that stand for features of images, videos or sound."""
+    names = ("image_token_id", "video_token_id", "audio_token_id")
+    return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
+
+
+def fitting_size(height: int, width: int, least: int | None, most: int | None) -> tuple[int, int]:
+    """Height and width of one aspect with at least ``least`` and at most ``most`` pixels.
+
+    Example:
+        >>> fitting_size(600, 800, None, 120_000)
+        (300, 400)
+    """
+    scale = 1.0
+    if least is not None:
+        scale = max(scale, math.sqrt(least / (height * width)))
+    if most is not None:
+        scale = min(scale, math.sqrt(most / (height * width)))
+    if scale == 1.0:
+        return height, width
+    towards = math.ceil if scale > 1 else math.floor
+    return max(1, towards(height * scale)), max(1, towards(width * scale))
+
+
+def padded(samples: Sequence[PairSample]) -> list[PairSample]:
+    """Pairs of one size, those that are smaller padded with black at the right and the bottom."""
+    height, width = (max(sample.before.shape[axis] for sample in samples) for axis in (1, 2))
+
+    def pad(image: Tensor) -> Tensor:
+        return nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
+
+    return [
+        sample
+        if sample.before.shape[1:] == (height, width)
+        else replace(sample, before=pad(sample.before), after=pad(sample.after))
+        for sample in samples
+    ]
 
 
 def stock_name(name: str) -> str:

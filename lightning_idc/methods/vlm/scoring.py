@@ -1,6 +1,7 @@
-"""K answers after one prompt: two exact ways to score them with the prompt and its images computed once.
+"""K answers after one prompt: three exact ways to score them with the images computed once.
 
-Both give the logits that K separate passes give; ``benchmarks/vlm_scoring.py`` measures what that saves.
+All give what K separate passes give; ``checking.py`` finds out which of them a model allows, and
+``benchmarks/vlm_scoring.py`` measures what they save.
 """
 
 from __future__ import annotations
@@ -42,28 +43,24 @@ def packed_mask(prompt_mask: Tensor, answers: int, length: int) -> Tensor:
     return ((mine & counts[:, None]) | itself).view(pairs, 1, total, total)
 
 
-def answer_positions(prompt_positions: Tensor, answers: int, length: int) -> Tensor:
-    """Positions of the K answers' tokens, which all start at the prompt's last token: ``(B, [3,] K * T)``.
+def answer_positions(prompt_positions: Tensor, answers: int, length: int, start: int = 0) -> Tensor:
+    """Positions of K answers, the first of which is ``start`` behind the prompt's last token: ``(B, [3,] K * T)``.
 
     Args:
         prompt_positions: ``(B, P)`` or ``(B, 3, P)``.
         answers: K.
         length: T.
+        start: 0 where answers begin with the prompt's last token.
     """
-    steps = torch.arange(length, device=prompt_positions.device)
+    steps = torch.arange(start, start + length, device=prompt_positions.device)
     return (prompt_positions[..., -1:] + steps).repeat(*[1] * (prompt_positions.ndim - 1), answers)
 
 
-def begun(prompt_ids: Tensor, tokens: Tensor) -> Tensor:
-    """Answers ``(B, K, T)`` with the prompt's last token in place of the begin token."""
-    first = prompt_ids[:, None, -1:].expand(-1, tokens.shape[1], -1)
-    return torch.cat([first, tokens[..., 1:]], -1)
+def plain(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
+    """States ``(B, K, T, D)`` from B * K sequences of a prompt and an answer; only the images are shared.
 
-
-def packed(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """Logits ``(B, K, T, V)`` from one sequence: the prompt, then all K answers, under :func:`packed_mask`.
-
-    Goes with activation checkpointing; needs an attention that takes a mask (sdpa, eager, flex).
+    Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
+    checkpointing. What K = 1 always takes.
 
     Args:
         net: the model.
@@ -72,18 +69,42 @@ def packed(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
     """
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
-    answers = begun(prompt_ids, tokens)
-    _, count, length = answers.shape
-    shared = prompt_ids.shape[1] - 1
+    _, count, length = tokens.shape
+    answers = tokens[..., 1:].flatten(0, 1)
+    places = torch.cat([positions, answer_positions(positions, 1, length - 1, 1)], -1)
+    ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
+    mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
+    types = net.token_types(features, length - 1, count)
+    states = net.states(ids, mask, places.repeat_interleave(count, 0), features, count, keep=length, types=types)
+    return states.unflatten(0, (-1, count))
+
+
+def packed(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
+    """States ``(B, K, T, D)`` from one sequence: the prompt, then all K answers, under :func:`packed_mask`.
+
+    Goes with activation checkpointing; needs causal attention throughout, in an implementation that takes a mask
+    (sdpa, eager, flex).
+
+    Args:
+        net: the model.
+        features: B pairs.
+        tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+    """
+    prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
+    positions = features.extras["positions"]
+    _, count, length = tokens.shape
+    first = prompt_ids[:, None, -1:].expand(-1, count, -1)
+    answers = torch.cat([first, tokens[..., 1:]], -1)
     ids = torch.cat([prompt_ids[:, :-1], answers.flatten(1)], 1)
     places = torch.cat([positions[..., :-1], answer_positions(positions, count, length)], -1)
-    mask = packed_mask(prompt_mask[:, :-1], count, length)
-    hidden = net.hidden(ids, net.additive(mask), places, features).last_hidden_state
-    return net.head(hidden[:, shared:]).unflatten(1, (count, length))
+    mask = net.additive(packed_mask(prompt_mask[:, :-1], count, length))
+    types = net.token_types(features, count * length - 1)
+    states = net.states(ids, mask, places, features, keep=count * length, types=types)
+    return states.unflatten(1, (count, length))
 
 
 def cached(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """Logits ``(B, K, T, V)`` from two passes: the prompt, whose keys and values the B * K answers then share.
+    """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values the B * K answers then share.
 
     Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
 
@@ -93,12 +114,17 @@ def cached(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
     """
     prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
-    answers = begun(features.extras["prompt_ids"], tokens)
-    _, count, length = answers.shape
-    cache = net.read_prompt(features)
-    cache.batch_repeat_interleave(count)
-    told = prompt_mask[:, :-1].repeat_interleave(count, 0)
-    mask = torch.cat([told, told.new_ones(len(told), length)], 1)
-    places = answer_positions(positions, 1, length).repeat_interleave(count, 0)
-    hidden = net.hidden(answers.flatten(0, 1), mask, places, None, cache).last_hidden_state
-    return net.head(hidden).unflatten(0, (-1, count))
+    pairs, count, length = tokens.shape
+    cache, first = net.read_prompt(features)
+    first = first[:, None].expand(-1, count, -1, -1)
+    if length == 1:
+        return first
+    answers = tokens[..., 1:].flatten(0, 1)
+    cache.reorder_cache(torch.arange(pairs, device=tokens.device).repeat_interleave(count))
+    mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
+    places = answer_positions(positions, 1, length - 1, 1).repeat_interleave(count, 0)
+    rest = net.states(answers, mask, places, cache=cache, keep=length - 1)
+    return torch.cat([first, rest.unflatten(0, (pairs, count))], 2)
+
+
+WAYS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.vlm.families.base import Family
+from lightning_idc.methods.vlm.families.generic import Generic
 
 # transformers' model_type -> module and class; a module is imported when its family is used
 FAMILIES = {
@@ -18,15 +20,38 @@ FAMILIES = {
     "idefics3": ("idefics", "Idefics3"),
     "smolvlm": ("idefics", "SmolVLM"),
 }
+_registered: dict[str, type[Family]] = {}
+
+
+def register_family(model_type: str, family: type[Family]) -> None:
+    """Use a family of your own for models of a transformers ``model_type``.
+
+    Args:
+        model_type: as in the ``config.json`` of the model.
+        family: its class; :func:`lightning_idc.methods.vlm.checking.scoring_errors` says whether it is exact.
+    """
+    _registered[model_type] = family
 
 
 def family_of(model_type: str) -> Family:
-    """Family of a transformers ``model_type``.
+    """Family of a transformers ``model_type`` that has one of its own.
 
     Raises:
-        PairError: it is not one of those that are known here.
+        PairError: it has none; a published model then goes by :func:`family_for`.
     """
+    if model_type in _registered:
+        return _registered[model_type]()
     if model_type not in FAMILIES:
         raise PairError(f"no family of vision-language models is called {model_type!r}; known: {', '.join(FAMILIES)}")
     module, name = FAMILIES[model_type]
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)()
+
+
+def family_for(model: Any, processor: Any) -> Family:
+    """Family of a loaded model: one of its own, or the generic one.
+
+    Raises:
+        PairError: the model takes no features of images.
+    """
+    kind = model.config.model_type
+    return family_of(kind) if kind in _registered or kind in FAMILIES else Generic(model, processor)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -40,11 +41,8 @@ class Idefics3(Family):
         side = {"longest_edge": config.vision_config.image_size}
         return kind(size=side, max_image_size=side, do_image_splitting=False)
 
-    def pixels(self, processor: Any, images: Tensor) -> dict[str, Tensor]:
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(processor.image_processor(self.shown(images), return_tensors="pt", **self.image_options))
-
-    def pairs(self, pixels: dict[str, Tensor]) -> int:
-        return len(pixels["pixel_values"])
 
 
 class SmolVLM(Idefics3):

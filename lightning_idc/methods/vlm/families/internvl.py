@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -38,12 +39,7 @@ class InternVL(Family):
             image_seq_length=cells,
         )
 
-    def pixels(self, processor: Any, images: Tensor) -> dict[str, Tensor]:
-        found = processor.image_processor(list(images.flatten(0, 1)), return_tensors="pt", **self.image_options)
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
+        flat = [image for pair in images for image in pair]
+        found = processor.image_processor(flat, return_tensors="pt", **self.image_options)
         return {"pixel_values": found["pixel_values"]}
-
-    def pairs(self, pixels: dict[str, Tensor]) -> int:
-        return len(pixels["pixel_values"]) // 2
-
-    def by_image(self, memory: Tensor) -> Any:
-        return memory.unflatten(1, (2, -1)).flatten(0, 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -23,9 +24,8 @@ class Llava(LlavaOnevision):
     def width(self, model: Any) -> int:
         raise PairError("LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision")
 
-    def shown(self, images: Tensor) -> list[list[Tensor]]:
-        bar = images.new_zeros(*images.shape[:1], *images.shape[2:4], BAR)
-        return [[one] for one in torch.cat([images[:, 0], bar, images[:, 1]], -1)]
+    def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
+        return [[torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1)] for pair in images]
 
     def processor(self, config: Any, tokenizer: Any) -> Any:
         from transformers import CLIPImageProcessor, LlavaProcessor
@@ -40,8 +40,5 @@ class Llava(LlavaOnevision):
             num_additional_image_tokens=1,
         )
 
-    def pixels(self, processor: Any, images: Tensor) -> dict[str, Tensor]:
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         return dict(processor.image_processor([one for (one,) in self.shown(images)], return_tensors="pt"))
-
-    def pairs(self, pixels: dict[str, Tensor]) -> int:
-        return len(pixels["pixel_values"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -40,9 +41,6 @@ class LlavaOnevision(Family):
             vision_feature_select_strategy="full",
         )
 
-    def pixels(self, processor: Any, images: Tensor) -> dict[str, Tensor]:
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
         # two images per prompt, which batch_num_images says, turn the tiling off
         return dict(processor.image_processor(self.shown(images), return_tensors="pt"))
-
-    def pairs(self, pixels: dict[str, Tensor]) -> int:
-        return len(pixels["batch_num_images"])

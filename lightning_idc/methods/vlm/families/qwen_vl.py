@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from lightning_idc.methods.vlm.families.base import Family
@@ -51,21 +51,11 @@ class QwenVL(Family):
             size={"shortest_edge": 4 * cell**2, "longest_edge": 1024 * cell**2},
         )
 
-    def pixels(self, processor: Any, images: Tensor) -> dict[str, Tensor]:
-        return dict(processor.image_processor(list(images.flatten(0, 1)), return_tensors="pt"))
+    def pixels(self, model: Any, processor: Any, images: Sequence[Tensor]) -> dict[str, Tensor]:
+        return dict(processor.image_processor([image for pair in images for image in pair], return_tensors="pt"))
 
-    def pairs(self, pixels: dict[str, Tensor]) -> int:
-        return len(pixels["image_grid_thw"]) // 2
-
-    def look(self, model: Any, pixels: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        memory, extras = super().look(model, pixels)
-        return memory, {**extras, "grid": pixels["image_grid_thw"].view(-1, 2, 3)}
-
-    def positions(self, model: Any, ids: Tensor, mask: Tensor, extras: dict[str, Tensor]) -> Tensor:
-        kinds = (ids == model.config.image_token_id).int()
-        grid = extras["grid"].flatten(0, 1)
-        found, _ = model.model.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid, attention_mask=mask)
-        return found.transpose(0, 1)
+    def places(self, pixels: dict[str, Tensor]) -> list[int] | None:
+        return pixels["image_grid_thw"].prod(-1).view(-1, 2).sum(-1).tolist()
 
 
 class Qwen3VL(QwenVL):
@@ -76,17 +66,3 @@ class Qwen3VL(QwenVL):
 
         self._name_tokens(config, tokenizer)
         return Qwen3VLProcessor(self._images(config, Qwen2VLImageProcessor), tokenizer, Qwen3VLVideoProcessor())
-
-    def look(self, model: Any, pixels: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        output = model.model.get_image_features(**pixels)
-        extras = {"grid": pixels["image_grid_thw"].view(-1, 2, 3)}
-        for index, rows in enumerate(output.deepstack_features):
-            extras[f"deepstack{index}"] = self.by_pair(torch.cat(list(rows)), pixels)
-        return self.by_pair(torch.cat(list(output.pooler_output)), pixels), extras
-
-    def told(self, memory: Tensor, extras: dict[str, Tensor]) -> dict[str, Any]:
-        from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
-
-        deep = [self.by_image(extras[f"deepstack{i}"]) for i in range(sum("deepstack" in name for name in extras))]
-        output = BaseModelOutputWithDeepstackFeatures(pooler_output=self.by_image(memory), deepstack_features=deep)
-        return {"mm_encoder_outputs": {"image": output}}

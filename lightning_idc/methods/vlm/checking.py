@@ -1,0 +1,117 @@
+"""Which way of scoring several answers a model allows: found by comparing with the stock model, once."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, image_token
+from lightning_idc.methods.vlm.scoring import WAYS
+
+if TYPE_CHECKING:
+    from lightning_idc.methods.vlm.net import VLMNet
+
+SIDE = 64
+"""Height and width of the made-up images."""
+TOLERANCE = {torch.float32: 1e-3, torch.float16: 5e-2, torch.bfloat16: 2e-1}
+"""Differences in log-probability that are rounding, by the coarsest precision among the weights."""
+
+
+def stock_log_probs(net: VLMNet, question: str, pair: Tensor, answer: Sequence[int]) -> Tensor:
+    """Log-probabilities ``(T,)`` of an answer from the model's own forward pass over pixels.
+
+    Args:
+        net: the model.
+        question: about the pair.
+        pair: uint8 ``(2, 3, H, W)``.
+        answer: T token ids.
+    """
+    model = net.model
+    device = next(model.parameters()).device
+    inputs = {name: value.to(device) for name, value in net.family.inputs(net.processor, [question], [pair]).items()}
+    inputs.pop("labels", None)
+    prompt = inputs["input_ids"].shape[1]
+    said = torch.tensor([list(answer)], device=device)
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], said], 1)
+    inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    for name in TOKEN_TYPES:
+        if name in inputs:
+            types = inputs[name]
+            marks_images = bool((types[inputs["input_ids"][:, :prompt] == image_token(model.config)] != 0).all())
+            inputs[name] = torch.cat([types, torch.full_like(said, 0 if marks_images else 1)], 1)
+    with net.precision():
+        logits = model(**inputs).logits[0, prompt - 1 : -1]
+    return logits.float().log_softmax(-1).gather(-1, said[0, :, None])[:, 0]
+
+
+@torch.no_grad()
+def scoring_errors(net: VLMNet, ways: Sequence[str] = tuple(WAYS)) -> dict[str, float]:
+    """Largest difference in log-probability to the stock model on one made-up pair with three answers, by way.
+
+    A way that the model cannot run has the difference infinity. The contract of a family of your own: each way that
+    it is used with stays below 1e-4 in float32.
+
+    Args:
+        net: the model.
+        ways: of :data:`~lightning_idc.methods.vlm.scoring.WAYS`.
+    """
+    device = next(net.model.parameters()).device
+    generator = torch.Generator().manual_seed(0)
+    pair = torch.randint(0, 256, (2, 3, SIDE, SIDE), generator=generator, dtype=torch.uint8)
+    words = net.processor.tokenizer("The first image differs from the second one here", add_special_tokens=False)
+    answers = [words.input_ids[start : start + 4] for start in range(3)]
+    inputs = net.family.inputs(net.processor, ["What changed?"], [pair])
+    ids = inputs["input_ids"].to(device)
+    types = {name: inputs[name].to(device) for name in TOKEN_TYPES if name in inputs}
+    tokens = torch.tensor([[[0, *answer] for answer in answers]], device=device)
+    was_training = net.training
+    net.eval()
+    try:
+        with net.stock_features():
+            expected = torch.stack([stock_log_probs(net, "What changed?", pair, answer) for answer in answers])
+            features = net.encode(pair[None].to(device), ids, torch.ones_like(ids, dtype=torch.bool), types)
+            return {way: _difference(net, way, features, tokens, expected) for way in ways}
+    finally:
+        net.train(was_training)
+
+
+def _difference(net: VLMNet, way: str, features: object, tokens: Tensor, expected: Tensor) -> float:
+    try:
+        logits = net.finish(WAYS[way](net, features, tokens[..., :-1]))  # type: ignore[arg-type]
+    except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
+        return float("inf")  # a model may refuse a mask or a cache in any of these words
+    found = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]
+    return float((found - expected).abs().max())
+
+
+def pick_scoring(net: VLMNet) -> str:
+    """The fastest way of scoring that gives what the stock model gives; a warning says which where it is not the first.
+
+    Raises:
+        PairError: none of them does.
+    """
+    kinds = {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
+    tolerance = max((TOLERANCE[kind] for kind in kinds), default=TOLERANCE[torch.bfloat16])
+    # activation checkpointing turns off the cache that answers would share
+    ways = [way for way in WAYS if way != "cached" or not net.model.is_activation_checkpointing]
+    found: dict[str, float] = {}
+    for way in ways:
+        found |= scoring_errors(net, [way])
+        if found[way] <= tolerance:
+            if way != ways[0]:
+                off = ", ".join(f"{name} {error:.2g}" for name, error in found.items())
+                warnings.warn(
+                    f"a {net.model.config.model_type} scores several answers by `{way}`: log-probabilities are off "
+                    f"from the stock model's by {off} nats on a made-up pair",
+                    stacklevel=2,
+                )
+            return way
+    raise PairError(
+        f"no way of scoring answers gives what the stock {net.model.config.model_type} gives: largest differences "
+        f"{found} nats, expected at most {tolerance}; register a family of your own (register_family)"
+    )

@@ -1,0 +1,68 @@
+"""Precision of weights: frozen ones low, those that train float32."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+from lightning_idc.core.types import PairError
+
+if TYPE_CHECKING:
+    from lightning_idc.methods.vlm.net import VLMNet
+
+LOW = (torch.bfloat16, torch.float16)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def dtype_named(name: str) -> torch.dtype | None:
+    """Precision of a name; None for ``auto``.
+
+    Raises:
+        PairError: the name is unknown.
+    """
+    if name != "auto" and name not in DTYPES:
+        raise PairError(f"dtype {name!r} is unknown; expected auto, {', '.join(DTYPES)}")
+    return DTYPES.get(name)
+
+
+def autocast_of(precision: str) -> torch.dtype | None:
+    """Precision of the products under a Trainer's mixed ``precision``; None for any other."""
+    return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
+
+
+@torch.no_grad()
+def set_precision(net: VLMNet, low: torch.dtype | None) -> None:
+    """Store weights that train in float32 and frozen ones in ``low``, once, so that autocast never casts them again.
+
+    Args:
+        net: of a loaded model, with its adapters.
+        low: None to leave all weights as they are.
+    """
+    if low is None:
+        return
+    for parameter in net.parameters():
+        if parameter.requires_grad and parameter.dtype in LOW:
+            parameter.data = parameter.data.float()
+        elif not parameter.requires_grad and parameter.dtype in (*LOW, torch.float32):
+            parameter.data = parameter.data.to(low)
+    net.autocast_dtype = low
+
+
+def refuse_low_precision(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Raise where an optimizer of torch would train weights of 16 bits, whose steps round away.
+
+    Args:
+        module: that trains.
+        optimizer: of its parameters; one of another package may keep float32 copies or round at random.
+
+    Raises:
+        PairError: at least one trainable weight has 16 bits.
+    """
+    low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW]
+    if low and type(optimizer).__module__.startswith("torch.optim"):
+        raise PairError(
+            f"{len(low)} trainable weights have 16 bits ({', '.join(low[:2])}), where small steps round away and "
+            "nothing is learned; set trainer.precision to bf16-mixed, which keeps what trains in float32"
+        )

@@ -1,0 +1,152 @@
+"""Published vision-language models: found in a folder, the Hugging Face cache or on the hub, and loaded."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_idc.core.types import PairError
+from lightning_idc.methods.vlm.families import family_for
+from lightning_idc.methods.vlm.families.base import Family
+
+QUANTIZED = {"4bit": "bitsandbytes", "8bit": "bitsandbytes", "int4": "torchao", "int8": "torchao"}
+"""Ways of storing frozen weights in fewer bits, and the package that each needs."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a published model is and how it is loaded.
+
+    Args:
+        name: folder or hub id.
+        revision: branch, tag or commit on the hub.
+        dtype: of the weights; that of the files when None.
+        quantize: one of :data:`QUANTIZED`, or None.
+        attn: implementation of attention, as transformers calls it (``sdpa``, ``eager``, ``flash_attention_2``,
+            ``flex_attention``).
+        device: where the weights are put at once; the host when None.
+    """
+
+    name: str
+    revision: str | None = None
+    dtype: torch.dtype | None = torch.float32
+    quantize: str | None = None
+    attn: str | None = None
+    device: str | None = None
+
+
+def load_model(source: Source) -> tuple[Any, Any, Family]:
+    """Model, processor and family of a folder or hub id.
+
+    Raises:
+        PairError: it is not there, lacks weights, needs code of its own or a package, or cannot take two images.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    find_model(source.name, source.revision)
+    config = read_config(source)
+    options: dict[str, Any] = {"revision": source.revision} if source.revision else {}
+    processor = AutoProcessor.from_pretrained(source.name, **options)
+    if source.attn is not None:
+        options["attn_implementation"] = source.attn
+    if source.quantize is not None:
+        options["quantization_config"] = quantization(source.quantize, source.dtype)
+    if source.device is not None:
+        options["device_map"] = source.device
+    try:
+        loaded: Any = AutoModelForImageTextToText.from_pretrained(
+            source.name, config=config, dtype=source.dtype or "auto", output_loading_info=True, **options
+        )
+    except (ValueError, ImportError) as error:
+        raise PairError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+    model, info = loaded
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise PairError(
+            f"{source.name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
+            f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
+        )
+    return model, processor, family_for(model, processor)
+
+
+def read_config(source: Source) -> Any:
+    """Configuration of a published model.
+
+    Raises:
+        PairError: transformers does not know the type, or knows it as something else than a vision-language model.
+    """
+    from transformers import AutoConfig
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+
+    options = {"revision": source.revision} if source.revision else {}
+    try:
+        config = AutoConfig.from_pretrained(source.name, **options)
+    except ValueError as error:
+        raise PairError(
+            f"{source.name!r} is of a type that the installed transformers does not know, or brings code of its own, "
+            "which is never run; choose a model that transformers itself has, or update transformers"
+        ) from error
+    if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+        raise PairError(
+            f"{source.name!r} is a {config.model_type}, which takes no images and text; expected a vision-language "
+            "model (AutoModelForImageTextToText)"
+        )
+    return config
+
+
+def quantization(kind: str, compute: torch.dtype | None) -> Any:
+    """Quantization configuration of transformers.
+
+    Args:
+        kind: of :data:`QUANTIZED`.
+        compute: precision of the products; bfloat16 when None.
+
+    Raises:
+        PairError: it is unknown, or its package is not installed.
+    """
+    from transformers import BitsAndBytesConfig, TorchAoConfig
+
+    if kind not in QUANTIZED:
+        raise PairError(f"quantize {kind!r} is unknown; expected one of {', '.join(QUANTIZED)}")
+    if find_spec(QUANTIZED[kind]) is None:
+        raise PairError(f"quantize {kind!r} needs the package {QUANTIZED[kind]}; `pip install {QUANTIZED[kind]}`")
+    if kind == "4bit":
+        return BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=compute or torch.bfloat16,
+        )
+    if kind == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True)
+    from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
+
+    return TorchAoConfig(Int4WeightOnlyConfig() if kind == "int4" else Int8WeightOnlyConfig())
+
+
+def find_model(name: str, revision: str | None = None) -> None:
+    """Fail at once where a model is neither a folder nor in the cache nor on the hub."""
+    if Path(name).is_dir():
+        if not Path(name, "config.json").is_file():
+            raise PairError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
+        return
+    from huggingface_hub import HfApi, snapshot_download
+
+    try:
+        snapshot_download(name, revision=revision, local_files_only=True)
+        return
+    except Exception:
+        pass
+    try:
+        # one short question: transformers itself would try every file again and again
+        HfApi().model_info(name, revision=revision, timeout=5)
+    except Exception as error:
+        raise PairError(
+            f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
+            f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
+            "(HF_HOME) or give the path of the folder"
+        ) from error

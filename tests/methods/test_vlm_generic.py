@@ -1,0 +1,179 @@
+"""Any published type by name: log-probabilities and greedy decoding equal the stock model's."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from vlm_generic import KINDS, save
+from vlm_tiny import CAPTIONS
+
+from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.methods.vlm.checking import pick_scoring, scoring_errors, stock_log_probs
+from lightning_idc.methods.vlm.families import register_family
+from lightning_idc.methods.vlm.families.generic import Generic
+from lightning_idc.methods.vlm.module import VLMCaptioner
+
+SIZES = [(48, 64), (64, 48), (48, 64)]
+BOTH_WAYS = {"gemma3", "gemma4", "paligemma"}
+RECURRENT = {"qwen3_5", "qwen3_5_moe", "lfm2_vl"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("published")
+
+    @cache
+    def of(kind: str) -> Path:
+        return save(kind, root / kind)
+
+    return of
+
+
+@pytest.fixture(scope="module")
+def model_of(folder: Any) -> Any:
+    @cache
+    def of(kind: str) -> VLMCaptioner:
+        model = VLMCaptioner(
+            model=str(folder(kind)),
+            prompt="what changed?",
+            prompts={"long": "what changed here? the cube?"},
+            max_length=5,
+        )
+        model.build()
+        return model.eval()
+
+    return of
+
+
+def pairs() -> list[PairSample]:
+    generator = torch.Generator().manual_seed(3)
+    found = []
+    for index, (height, width) in enumerate(SIZES):
+        images = torch.randint(0, 256, (2, 3, height, width), generator=generator, dtype=torch.uint8)
+        part = {"part": "long"} if index == 2 else {}
+        found.append(PairSample(f"p{index}", images[0], images[1], CAPTIONS[index : index + 2], meta=part))
+    return found
+
+
+def question(model: VLMCaptioner, sample: PairSample) -> str:
+    return (model.hparams["prompts"] or {}).get(sample.meta.get("part", ""), model.hparams["prompt"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_log_probs_equal_the_stock_model_s(kind: str, model_of: Any) -> None:
+    model: VLMCaptioner = model_of(kind)
+    net: Any = model.net
+    samples = pairs()
+    batch = model.collate(samples)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = {
+            (b, k): stock_log_probs(
+                net, question(model, sample), torch.stack([sample.before, sample.after]), model.tokenize([text])[0][1:]
+            )
+            for b, sample in enumerate(samples)
+            for k, text in enumerate(sample.captions)
+        }
+        assert torch.cat(list(expected.values())).std() > 0.05
+        for way in dict.fromkeys(["plain", pick_scoring(net)]):
+            net.scoring = way
+            found = model.log_probs(model.encode(batch), batch.tokens)
+            for (b, k), right in expected.items():
+                # padding and caches move where the chunks of a gated delta net begin, and with them its rounding
+                atol = 1e-4 if kind.startswith("qwen3_5") else 1e-5
+                torch.testing.assert_close(found[b, k, 1 : len(right) + 1], right, rtol=1e-5, atol=atol, msg=way)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_batched_greedy_equals_generate(kind: str, model_of: Any) -> None:
+    model: VLMCaptioner = model_of(kind)
+    net: Any = model.net
+    special = model.vocabulary.special  # type: ignore[union-attr]
+    samples = pairs()
+    said: list[list[int]] = []
+    with torch.no_grad():
+        for sample in samples:
+            pair = torch.stack([sample.before, sample.after])
+            inputs = net.family.inputs(net.processor, [question(model, sample)], [pair])
+            inputs.pop("labels", None)
+            length = inputs["input_ids"].shape[1]
+            out: Tensor = net.model.generate(
+                **inputs,
+                do_sample=False,
+                max_new_tokens=5,
+                eos_token_id=list(special.ends),
+                pad_token_id=special.pad,
+                suppress_tokens=list(special.never_said),
+            )
+            said.append(out[0, length:].tolist())
+        found = [caption.text for caption in model.generate(model.encode(model.collate(samples)), max_length=5)]
+    assert found == [model.vocabulary.decode(ids) for ids in said]  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("kind", sorted(BOTH_WAYS | RECURRENT | {"glm4v"}))
+def test_the_check_finds_what_packing_would_get_wrong(kind: str, model_of: Any) -> None:
+    net: Any = model_of(kind).net
+    errors = scoring_errors(net)
+    assert errors["plain"] < 1e-5
+    if kind == "glm4v":
+        assert errors["packed"] < 1e-5 and pick_scoring(net) == "packed"
+        return
+    assert errors["packed"] > 0.05
+    with pytest.warns(UserWarning, match=r"by `(cached|plain)`: .*packed [0-9.]+"):
+        assert pick_scoring(net) in ("cached", "plain")
+
+
+def test_a_way_that_nothing_is_right_with_is_an_error(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    net: Any = model_of("gemma3").net
+    monkeypatch.setattr("lightning_idc.methods.vlm.checking.WAYS", {"packed": net_ways()["packed"]})
+    with pytest.raises(PairError, match=r"no way of scoring .*register_family"):
+        pick_scoring(net)
+
+
+def net_ways() -> dict[str, Any]:
+    from lightning_idc.methods.vlm.scoring import WAYS
+
+    return WAYS
+
+
+def test_a_family_of_one_s_own_is_used(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_idc.methods.vlm import families
+    from lightning_idc.methods.vlm.families.base import Family
+
+    class Mine(Family):
+        vision = ("model.vision_tower",)
+        image_text = "<image>"
+
+    monkeypatch.setattr(families, "_registered", {})
+    register_family("llava_next", Mine)
+    model = VLMCaptioner(model=str(folder("llava_next")), max_length=5)
+    model.build()
+    assert isinstance(model.net.family, Mine)  # type: ignore[union-attr]
+    assert scoring_errors(model.net, ["packed"])["packed"] < 1e-5  # type: ignore[arg-type]
+
+
+def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    with pytest.raises(PairError, match="is a bert, which takes no images"):
+        VLMCaptioner(model=str(tmp_path)).build()
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of", "auto_map": {"AutoConfig": "x.Y"}}))
+    with pytest.raises(PairError, match="code of its own"):
+        VLMCaptioner(model=str(tmp_path)).build()
+    with pytest.raises(PairError, match=r"no config.json"):
+        VLMCaptioner(model=str(tmp_path.parent)).build()
+
+
+def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:
+    from lightning_idc.methods.m3diff.mdp import MDP
+
+    model: VLMCaptioner = model_of("mistral3")
+    assert isinstance(model.net.family, Generic)  # type: ignore[union-attr]
+    with pytest.raises(PairError, match="MDP needs to know"):
+        model.add_adapter("mdp", MDP)
