@@ -11,6 +11,7 @@ from processes import launch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
+from vlm_tiny import captioner
 
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner
@@ -73,6 +74,22 @@ def test_two_sharded_processes_equal_one_in_bfloat16(tmp_path: Path) -> None:
     resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
     assert list(load_captioner(tmp_path / "fsdp2.ckpt").adapters) == ["lora", "mdp"]
+
+
+@pytest.mark.dist
+def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole(tmp_path: Path) -> None:
+    captioner("llava_onevision").save_model(tmp_path / "stock")
+    for kind in ("one", "fsdp2"):
+        outcome(kind, tmp_path, "bf16-mixed")
+    weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
+    trained = {name for name in weights if "lora" in name or "vision_tower" in name or "mdp" in name}
+    assert {weights[name].dtype for name in trained} == {torch.float32} and trained <= right.keys()
+    frozen = {name for name in weights if name.startswith("net.model.model.language_model.") and "lora" not in name}
+    assert {weights[name].dtype for name in frozen} == {torch.bfloat16}
+    for name in right:
+        torch.testing.assert_close(weights[name].float(), right[name].float(), rtol=1e-2, atol=1e-3, msg=name)
+    resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
+    assert all(torch.equal(resumed[name], weights[name]) for name in weights)
 
 
 @pytest.mark.dist

@@ -110,13 +110,6 @@ def test_groups_have_the_paper_s_learning_rates(tmp_path: Path) -> None:
     assert set(lora) <= {id(p) for p in groups["language"]["params"]}
 
 
-@pytest.mark.parametrize("precision", ["bf16-true", "bf16-mixed"])
-def test_one_step_in_bfloat16(precision: str, tmp_path: Path) -> None:
-    model = fit(small(), adapters(), tmp_path, max_steps=1, precision=precision)
-    batch = model.collate([ColorSource(2, 0).load(i) for i in range(2)])
-    assert torch.isfinite(model.caption_loss(model.encode(batch), batch))
-
-
 @pytest.mark.parametrize("kind", ["llava_onevision", "qwen2_5_vl", "internvl", "idefics3"])
 def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
     from lightning_idc.methods.m3diff.mdp import MDP

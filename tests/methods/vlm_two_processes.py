@@ -50,10 +50,13 @@ def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Tr
     )
 
 
-def model_and_data(processes: int) -> tuple[VLMCaptioner, ColorPairs]:
+def model_and_data(processes: int, stock: Path) -> tuple[VLMCaptioner, ColorPairs]:
     seed_everything(3, workers=True, verbose=False)
+    start: dict[str, Any] = (
+        {"model": str(stock)} if stock.is_dir() else {"architecture": architecture("llava_onevision")}
+    )
     model = VLMCaptioner(
-        architecture=architecture("llava_onevision"),
+        **start,
         captions_per_pair=2,
         max_length=12,
         optimizer=lambda groups: torch.optim.SGD(groups, lr=0.02, momentum=0.9),
@@ -65,7 +68,7 @@ def main(kind: str, precision: Any, out: Path) -> None:
     torch.set_num_threads(1)
     half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
     trainer = trainer_of(kind, precision, out, Stir(), half)
-    model, data = model_and_data(trainer.world_size)
+    model, data = model_and_data(trainer.world_size, out / "stock")
     trainer.fit(model, data)
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer.test(model, data, verbose=False)
@@ -75,7 +78,7 @@ def main(kind: str, precision: Any, out: Path) -> None:
         model.save_adapters(out / f"{kind}-adapters")
         model.save_pretrained(out / f"{kind}-pretrained")
     resumed = trainer_of(kind, precision, out)
-    model, data = model_and_data(trainer.world_size)
+    model, data = model_and_data(trainer.world_size, out / "stock")
     resumed.fit(model, data, ckpt_path=out / f"{kind}-half.ckpt", weights_only=True)
     resumed.save_checkpoint(out / f"{kind}-resumed.ckpt")
 

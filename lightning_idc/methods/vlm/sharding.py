@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import torch
 from torch import nn
@@ -31,40 +32,56 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
     over = mesh["data_parallel"]
 
     def divide(parts: nn.Module | list[nn.Module]) -> None:
-        fully_shard(parts, mesh=over, mp_policy=policy)
+        fully_shard(parts, mesh=over, mp_policy=policy)  # type: ignore[arg-type]
 
     for unit in net.units():
         _separate(unit, divide)
         divide(unit)
-    _separate(net, divide)
+    # the head stays with the root, whose methods gather it: log-probabilities read its weight without calling it
+    _separate(net, divide, main=net.head.weight.dtype)
     divide(net)
     for method in NET_METHODS:
         register_fsdp_forward_method(net, method)
+    if isinstance(net.model.model, FSDPModule):
+        register_fsdp_forward_method(net.model.model, "get_image_features")
 
 
-def _separate(root: nn.Module, divide: object) -> None:
-    """Give parts of another precision than most of what is left of ``root`` groups of their own."""
+Divide = Callable[[nn.Module | list[nn.Module]], None]
+
+
+def _separate(root: nn.Module, divide: Divide, main: torch.dtype | None = None) -> None:
+    """Give what is left of ``root`` in another precision than ``main``, or than most of it, groups of its own."""
     owners = list(_leftover(root))
-    sizes: dict[torch.dtype, int] = {}
+    sizes: Counter[torch.dtype] = Counter()
     for _, parameters in owners:
-        for parameter in parameters:
-            sizes[parameter.dtype] = sizes.get(parameter.dtype, 0) + parameter.numel()
+        sizes.update({p.dtype: p.numel() for p in parameters})
     if len(sizes) < 2:
         return
-    main = max(sizes, key=lambda kind: sizes[kind])
-    for kind in sizes.keys() - {main}:
-        group = [
-            part
-            for part, parameters in owners
-            if all(p.dtype == kind for p in parameters) and not list(part.children())
-        ]
-        if group:
-            divide(group)  # type: ignore[operator]
+    main = main or max(sizes, key=lambda kind: sizes[kind])
+    # single weights that no layer owns, such as a newline of images: the part that owns them becomes a group
+    for part, parameters in reversed(owners):
+        if part is not root and next(part.children(), None) is not None and any(p.dtype != main for p in parameters):
+            _divide_leaves(part, divide, set(sizes))
+            _raise_loose(part)
+            divide(part)
+    _divide_leaves(root, divide, set(sizes) - {main})
     for _, parameters in _leftover(root):
         for parameter in parameters:
-            if parameter.dtype != main:
-                # single weights that no layer owns, such as a newline of images: few, so the finer precision for all
-                parameter.data = parameter.data.to(main)
+            parameter.data = parameter.data.to(main)
+
+
+def _divide_leaves(root: nn.Module, divide: Divide, kinds: set[torch.dtype]) -> None:
+    leaves = [(part, own) for part, own in _leftover(root) if part is not root and next(part.children(), None) is None]
+    for kind in kinds:
+        group = [part for part, own in leaves if all(p.dtype == kind for p in own)]
+        if group:
+            divide(group)
+
+
+def _raise_loose(root: nn.Module) -> None:
+    for _, parameters in _leftover(root):
+        for parameter in parameters:
+            parameter.data = parameter.data.float()
 
 
 def _leftover(root: nn.Module) -> Iterable[tuple[nn.Module, list[nn.Parameter]]]:
