@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _ABOUT = """Questions about pairs of images, two about each, with answers to choose from.
 
-  questions ask QUESTIONS --checkpoint FILE --out answers.jsonl     (or --model FOLDER, a model as it is published)
+  questions ask QUESTIONS --checkpoint FILE --out answers.jsonl     (or --model ID, a model as it is published)
   questions score ANSWERS
 
 QUESTIONS is a CSV or JSONL with the columns pair, question, answer, before, after (images below --root), or MMVP's
@@ -38,14 +38,19 @@ def run(given: list[str]) -> int:
     add("--out", help="ask: answers, one a line; score: the result as JSON")
     add("--json", action="store_true", help="score: print the result as JSON")
     add("--checkpoint", help="ask: of a VLMCaptioner")
-    add("--model", help="ask: folder of a vision-language model as transformers keeps it")
+    add("--model", help="ask: folder or hub id of a vision-language model")
+    add("--revision", help="ask: branch, tag or commit of --model")
+    add("--dtype", default="auto", help="ask: of the weights (default: the files' on a GPU, float32 otherwise)")
+    add("--device", default="auto", help="ask: for example cuda:1 (default: a GPU if there is one)")
+    add("--quantize", help="ask: bits of the weights of --model: 4bit, 8bit, int4 or int8")
+    add("--attn", help="ask: implementation of attention of --model, for example flash_attention_2")
     add("--root", help="ask: folder of the images; without it that of the file")
     add("--contrast", action="store_true", help="ask: first let the model compare the images (CoCoT)")
     add("--tokens", type=int, default=128, help="ask: most tokens of an answer (default: 128)")
     options = arguments.parse_args(given[1:])
     letters = options.letters.lower()
     if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
-        raise PairError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
+        raise ConfigError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
     return _ask(options) if options.what == "ask" else _score(options, letters)
 
 
@@ -53,11 +58,11 @@ def _ask(options: argparse.Namespace) -> int:
     from lightning_idc.data.benchmarks.questions import read_questions
 
     if options.out is None:
-        raise PairError("questions ask writes its answers; name a file with --out answers.jsonl")
+        raise ConfigError("questions ask writes its answers; name a file with --out answers.jsonl")
     if (options.checkpoint is None) == (options.model is None):
-        raise PairError("questions ask needs either --checkpoint FILE or --model FOLDER")
+        raise ConfigError("questions ask needs either --checkpoint FILE or --model ID")
     if options.tokens < 1:
-        raise PairError(f"--tokens {options.tokens}: an answer has at least one")
+        raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
     by_images: dict[tuple[Path, Path], list[Question]] = {}
     questions = read_questions(options.file, options.root)
     for question in questions:
@@ -87,17 +92,21 @@ def _answered(ask: Asker, images: tuple[Path, Path], about: list[Question], cont
 
 
 def _asker(options: argparse.Namespace) -> Asker:
-    from lightning_idc.core.loading import load_captioner
     from lightning_idc.methods.vlm.asking import Asker
     from lightning_idc.methods.vlm.module import VLMCaptioner
+    from lightning_idc.methods.vlm.opening import open_captioner
 
-    if options.model is not None:
-        captioner: Any = VLMCaptioner(model=options.model)
-        captioner.build()
-    else:
-        captioner = load_captioner(options.checkpoint)
+    captioner = open_captioner(
+        options.model,
+        options.checkpoint,
+        options.revision,
+        options.dtype,
+        options.device,
+        options.quantize,
+        options.attn,
+    )
     if not isinstance(captioner, VLMCaptioner):
-        raise PairError(
+        raise ConfigError(
             f"{options.checkpoint} holds a {type(captioner).__name__}, which only says what changed; questions need a "
             "VLMCaptioner"
         )

@@ -64,7 +64,7 @@ MOVED_MODULES = {
     "nn.decoding": "core.decoding",
     "nn.dual_encoder": "methods.namc.dual_encoder",
     "nn.gathering": "core.distributed",
-    "nn.lora": "methods.vlm.lora_adapter",
+    "nn.lora": "methods.vlm.lora",
     "nn.masked_encoder": "methods.namc.masked_encoder",
     "nn.masks": "methods.procap.masks",
     "nn.matching": "methods.namc.losses",
@@ -88,10 +88,11 @@ MOVED_MODULES = {
     "synthesis.interpolation": "methods.procap.interpolation",
     "synthesis.mining": "methods.namc.mining",
     "synthesis.procedures": "methods.procap.procedures",
+    "methods.vlm.lora_adapter": "methods.vlm.lora",
 }
-
 # class of an earlier edition, as its module is called today -> class of this one
 RENAMED_CLASSES = {
+    "methods.vlm.lora.LowRank": "methods.vlm.lora.LoraAdapter",
     "synthesis.slots.base.Slot": "synthesis.slots.base.ModelInterface",
     "synthesis.slots.chat.OwnDraws": "synthesis.slots.chat.GumbelSampling",
     "synthesis.slots.chat.PromptedTeller": "methods.img_diff.questions.PromptedTeller",

@@ -364,9 +364,13 @@ class PairModule(AddonHost):
         model: Self = class_named(config["class_path"], cls)(
             **plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
         )
-        model.build()
+        model.build_from(folder)
         model.load_state_dict(load_file(folder / WEIGHTS))
         return model.eval()
+
+    def build_from(self, folder: Path) -> None:
+        """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
+        self.build()
 
 
 def rename_adapters(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:

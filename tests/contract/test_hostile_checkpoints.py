@@ -15,7 +15,7 @@ from lightning_idc.core.loading import load_captioner
 from lightning_idc.errors import PairError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
-LORA = "lightning_idc.methods.vlm.lora_adapter.LowRank"
+LORA = "lightning_idc.methods.vlm.lora.LoraAdapter"
 MODEL = "lightning_idc.methods.pair_transformer.module.PairTransformer"
 
 
@@ -41,7 +41,7 @@ def gadgets(trace: Path) -> dict[str, dict[str, Any]]:
         "adapter of a foreign class": {"adapters": {"a": {"class_path": "evil_mod.Evil", "init_args": {}}}},
         "adapter with a nested class": {
             "adapters": {
-                "a": {"class_path": "lightning_idc.methods.vlm.lora_adapter.LowRank", "init_args": {"targets": sympy}}
+                "a": {"class_path": "lightning_idc.methods.vlm.lora.LoraAdapter", "init_args": {"targets": sympy}}
             }
         },
         "optimizer beside the file": {"optimizer": module},

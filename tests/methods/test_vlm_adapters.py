@@ -13,8 +13,7 @@ from vlm_tiny import ARCHITECTURES, captioner, samples
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
-from lightning_idc.methods.vlm.lora import LoRA
-from lightning_idc.methods.vlm.lora_adapter import LowRank
+from lightning_idc.methods.vlm.lora import LoRA, LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
 PROJECTOR = "model.multi_modal_projector"
@@ -30,7 +29,7 @@ def adapted(kind: str = "llava_onevision", first: str = "lora", **options: Any) 
     model = captioner(kind)
     for name in (first, "mdp" if first == "lora" else "lora"):
         if name == "lora":
-            model.add_adapter("lora", LowRank, **{"rank": 4, "alpha": 8, **options})
+            model.add_adapter("lora", LoraAdapter, **{"rank": 4, "alpha": 8, **options})
         else:
             model.add_adapter("mdp", MDP)
     return model
@@ -49,7 +48,7 @@ def test_lora_trains_the_language_model_only_and_leaves_the_rest_to_full_trainin
     model = captioner(kind)
     before = scores(model)
     trained = {name for name, p in model.net.model.named_parameters() if p.requires_grad}  # type: ignore[union-attr]
-    model.add_adapter("lora", LowRank, rank=4, alpha=8)
+    model.add_adapter("lora", LoraAdapter, rank=4, alpha=8)
     assert torch.equal(scores(model), before)
     inner: Any = model.net.model  # type: ignore[union-attr]
     language = tuple(f"{path}." for path in model.net.language_modules)  # type: ignore[union-attr]
@@ -122,7 +121,7 @@ def test_peft_itself_reads_the_saved_lora(tmp_path: Path) -> None:
     from peft import PeftModel
 
     model = captioner("llava_onevision")
-    model.add_adapter("lora", LowRank, rank=4, alpha=8, modules_to_save=[PROJECTOR])
+    model.add_adapter("lora", LoraAdapter, rank=4, alpha=8, modules_to_save=[PROJECTOR])
     for part in (model.net.model.model.vision_tower, model.net.model.model.image_newline):  # type: ignore[union-attr]
         part.requires_grad_(False)
     stir(model)
@@ -144,7 +143,7 @@ def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to
     assert list(model.adapters) == ["mdp"] == list(model.hparams["adapters"])
     model.net.model.model.vision_tower.requires_grad_(False)  # type: ignore[union-attr]
     model.net.model.model.image_newline.requires_grad_(False)  # type: ignore[union-attr]
-    model.add_adapter("dpo", LowRank, rank=2, alpha=4, modules_to_save=[PROJECTOR])
+    model.add_adapter("dpo", LoraAdapter, rank=2, alpha=4, modules_to_save=[PROJECTOR])
     assert torch.equal(scores(model), settled)
     assert model.trainable_non_adapter_parameters() == []
     stir(model)
@@ -172,16 +171,16 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
 def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
     model = captioner("llava_onevision")
     with pytest.raises(PairError, match=message):
-        model.add_adapter("lora", LowRank, **options)
+        model.add_adapter("lora", LoraAdapter, **options)
 
 
 def test_a_second_lora_is_refused() -> None:
     model = adapted()
     with pytest.raises(PairError, match="merge_adapters"):
-        model.add_adapter("again", LowRank)
+        model.add_adapter("again", LoraAdapter)
 
 
 def test_callbacks_carry_the_paper_s_numbers() -> None:
     lora, mdp = LoRA(), MDPAdapter()
     assert (lora.options["rank"], lora.options["alpha"]) == (128, 256)
-    assert LowRank(**lora.options).alpha == 256 and MDP(**mdp.options).options["stacked"] == 2
+    assert LoraAdapter(**lora.options).alpha == 256 and MDP(**mdp.options).options["stacked"] == 2

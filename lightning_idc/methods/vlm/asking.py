@@ -10,6 +10,7 @@ import torch
 
 from lightning_idc.core.images import as_pair
 from lightning_idc.core.types import PairSample
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
 
@@ -27,23 +28,26 @@ class Asker:
 
     @torch.inference_mode()
     def __call__(self, images: tuple[str | Path, str | Path], questions: Sequence[str]) -> list[str]:
-        """Answers to questions.
+        """Answers to questions; the images are encoded once for all of them.
 
         Args:
             images: first and second, files.
             questions: about them; each is asked by itself.
 
         Raises:
-            PairError: an image cannot be read.
+            DataError: an image cannot be read.
         """
         captioner = self.captioner.eval()
         size = captioner.hparams["image_size"]
-        shown = as_pair(*images, size=None if size is None else (int(size[0]), int(size[1])))
-        batch = captioner.collate([PairSample("pair", *shown)])
+        pair = as_pair(*images, size=None if size is None else (int(size[0]), int(size[1])))
+        sample = captioner.fit(PairSample("pair", *pair))
+        features = captioner.encode(captioner.collate([sample]).to(captioner.device))
+        net = captioner.built_net
         answers = []
         for question in questions:
-            ids = torch.tensor([captioner.prompt_ids(question, *shown[0].shape[1:])])
-            batch.model_inputs = {"prompt_ids": ids, "prompt_mask": torch.ones_like(ids, dtype=torch.bool)}
-            features = captioner.encode(batch.to(captioner.device))
-            answers.append(captioner.generate(features, max_length=self.most)[0].text)
+            inputs = captioner.prompt_inputs([question], [(sample.before.shape[1], sample.before.shape[2])])
+            asked = {name: value.to(captioner.device) for name, value in inputs.items()}
+            types = {name: asked[name] for name in TOKEN_TYPES if name in asked}
+            behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types)
+            answers.append(captioner.generate(behind, max_length=self.most)[0].text)
         return answers

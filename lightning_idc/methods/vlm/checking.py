@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, image_token
 from lightning_idc.methods.vlm.scoring import WAYS
 
@@ -93,7 +93,7 @@ def pick_scoring(net: VLMNet) -> str:
     """The fastest way of scoring that gives what the stock model gives; a warning says which where it is not the first.
 
     Raises:
-        PairError: none of them does.
+        ConfigError: none of them does.
     """
     kinds = {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
     tolerance = max((TOLERANCE[kind] for kind in kinds), default=TOLERANCE[torch.bfloat16])
@@ -111,7 +111,7 @@ def pick_scoring(net: VLMNet) -> str:
                     stacklevel=2,
                 )
             return way
-    raise PairError(
+    raise ConfigError(
         f"no way of scoring answers gives what the stock {net.model.config.model_type} gives: largest differences "
         f"{found} nats, expected at most {tolerance}; register a family of your own (register_family)"
     )

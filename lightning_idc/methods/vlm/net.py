@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp import Rewrite
 from lightning_idc.methods.vlm.chunked import chunked_log_probs
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, image_token
@@ -51,6 +52,8 @@ class VLMNet(nn.Module):
     def __init__(self, model: Any, processor: Any, family: Family, scoring: str = "auto") -> None:
         super().__init__()
         self.model, self.processor, self.family, self.scoring = model, processor, family, scoring
+        self.base_name: str | None = None
+        """Folder or hub id that the model came from."""
         self.autocast_dtype: torch.dtype | None = None
         """Precision of the frozen weights where those that train are float32."""
         self._takes = frozenset(signature(model.forward).parameters)
@@ -293,7 +296,7 @@ class VLMNet(nn.Module):
     def _rewritten(self, last: Tensor) -> Tensor:
         assert self._rewrite is not None
         if not self._places:
-            raise PairError("MDP rewrites the features of pairs; call encode of the captioner, not the model itself")
+            raise ConfigError("MDP rewrites the features of pairs; call encode of the captioner, not the model itself")
         # rows of the tower are images, tiles or patches, but always the first image's before the second's
         seen = [x.reshape(-1, x.shape[-1]) for x in (*(self._seen[depth] for depth in self._reads[:-1]), last)]
         share = len(seen[-1]) // sum(self._places)

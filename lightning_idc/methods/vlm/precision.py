@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import nn
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.methods.vlm.net import VLMNet
@@ -20,10 +20,10 @@ def dtype_named(name: str) -> torch.dtype | None:
     """Precision of a name; None for ``auto``.
 
     Raises:
-        PairError: the name is unknown.
+        ConfigError: the name is unknown.
     """
     if name != "auto" and name not in DTYPES:
-        raise PairError(f"dtype {name!r} is unknown; expected auto, {', '.join(DTYPES)}")
+        raise ConfigError(f"dtype {name!r} is unknown; expected auto, {', '.join(DTYPES)}")
     return DTYPES.get(name)
 
 
@@ -58,11 +58,11 @@ def refuse_low_precision(module: nn.Module, optimizer: torch.optim.Optimizer) ->
         optimizer: of its parameters; one of another package may keep float32 copies or round at random.
 
     Raises:
-        PairError: at least one trainable weight has 16 bits.
+        ConfigError: at least one trainable weight has 16 bits.
     """
     low = [name for name, p in module.named_parameters() if p.requires_grad and p.dtype in LOW]
     if low and type(optimizer).__module__.startswith("torch.optim"):
-        raise PairError(
+        raise ConfigError(
             f"{len(low)} trainable weights have 16 bits ({', '.join(low[:2])}), where small steps round away and "
             "nothing is learned; set trainer.precision to bf16-mixed, which keeps what trains in float32"
         )

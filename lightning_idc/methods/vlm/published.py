@@ -9,12 +9,16 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families import family_for
 from lightning_idc.methods.vlm.families.base import Family
 
 QUANTIZED = {"4bit": "bitsandbytes", "8bit": "bitsandbytes", "int4": "torchao", "int8": "torchao"}
 """Ways of storing frozen weights in fewer bits, and the package that each needs."""
+
+
+SKELETON = "base"
+"""Folder of what a model is made from, within one of ``save_pretrained``."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,7 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     """Model, processor and family of a folder or hub id.
 
     Raises:
-        PairError: it is not there, lacks weights, needs code of its own or a package, or cannot take two images.
+        ConfigError: it is not there, lacks weights, needs code of its own or a package, or cannot take two images.
     """
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
@@ -62,14 +66,31 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
             source.name, config=config, dtype=source.dtype or "auto", output_loading_info=True, **options
         )
     except (ValueError, ImportError) as error:
-        raise PairError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+        raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:
-        raise PairError(
+        raise ConfigError(
             f"{source.name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
             f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
         )
+    return model, processor, family_for(model, processor)
+
+
+def save_skeleton(net: Any, folder: Path) -> None:
+    """Write what a model is made from, without its weights: configurations, processor, tokenizer."""
+    net.model.config.save_pretrained(folder)
+    net.model.generation_config.save_pretrained(folder)
+    net.processor.save_pretrained(folder)
+
+
+def load_skeleton(folder: Path) -> tuple[Any, Any, Family]:
+    """Model of a configuration, its weights yet to come, with processor and family."""
+    from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    processor = AutoProcessor.from_pretrained(folder)
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    model.generation_config = GenerationConfig.from_pretrained(folder)
     return model, processor, family_for(model, processor)
 
 
@@ -77,7 +98,7 @@ def read_config(source: Source) -> Any:
     """Configuration of a published model.
 
     Raises:
-        PairError: transformers does not know the type, or knows it as something else than a vision-language model.
+        ConfigError: transformers does not know the type, or knows it as something else than a vision-language model.
     """
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
@@ -86,12 +107,12 @@ def read_config(source: Source) -> Any:
     try:
         config = AutoConfig.from_pretrained(source.name, **options)
     except ValueError as error:
-        raise PairError(
+        raise ConfigError(
             f"{source.name!r} is of a type that the installed transformers does not know, or brings code of its own, "
             "which is never run; choose a model that transformers itself has, or update transformers"
         ) from error
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-        raise PairError(
+        raise ConfigError(
             f"{source.name!r} is a {config.model_type}, which takes no images and text; expected a vision-language "
             "model (AutoModelForImageTextToText)"
         )
@@ -106,14 +127,14 @@ def quantization(kind: str, compute: torch.dtype | None) -> Any:
         compute: precision of the products; bfloat16 when None.
 
     Raises:
-        PairError: it is unknown, or its package is not installed.
+        ConfigError: it is unknown, or its package is not installed.
     """
     from transformers import BitsAndBytesConfig, TorchAoConfig
 
     if kind not in QUANTIZED:
-        raise PairError(f"quantize {kind!r} is unknown; expected one of {', '.join(QUANTIZED)}")
+        raise ConfigError(f"quantize {kind!r} is unknown; expected one of {', '.join(QUANTIZED)}")
     if find_spec(QUANTIZED[kind]) is None:
-        raise PairError(f"quantize {kind!r} needs the package {QUANTIZED[kind]}; `pip install {QUANTIZED[kind]}`")
+        raise ConfigError(f"quantize {kind!r} needs the package {QUANTIZED[kind]}; `pip install {QUANTIZED[kind]}`")
     if kind == "4bit":
         return BitsAndBytesConfig(
             load_in_4bit=True,
@@ -132,7 +153,7 @@ def find_model(name: str, revision: str | None = None) -> None:
     """Fail at once where a model is neither a folder nor in the cache nor on the hub."""
     if Path(name).is_dir():
         if not Path(name, "config.json").is_file():
-            raise PairError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
+            raise ConfigError(f"the folder {name!r} has no config.json; expected a model as transformers saves it")
         return
     from huggingface_hub import HfApi, snapshot_download
 
@@ -145,7 +166,7 @@ def find_model(name: str, revision: str | None = None) -> None:
         # one short question: transformers itself would try every file again and again
         HfApi().model_info(name, revision=revision, timeout=5)
     except Exception as error:
-        raise PairError(
+        raise ConfigError(
             f"there is no folder {name!r}, the Hugging Face cache does not hold it, and the hub does not answer "
             f"({type(error).__name__}); where there is a network run `hf download {name}`, then copy the cache "
             "(HF_HOME) or give the path of the folder"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import SpecialIds, Vocabulary
+from lightning_idc.errors import ConfigError
 
 
 def stop_tokens(processor: Any, generation_config: Any = None) -> list[int]:
@@ -17,7 +17,7 @@ def stop_tokens(processor: Any, generation_config: Any = None) -> list[int]:
         generation_config: of the model.
 
     Raises:
-        PairError: there is none.
+        ConfigError: there is none.
     """
     tokenizer = processor.tokenizer
     given = None if generation_config is None else generation_config.eos_token_id
@@ -25,7 +25,7 @@ def stop_tokens(processor: Any, generation_config: Any = None) -> list[int]:
     found = [*_turn_end(processor), tokenizer.eos_token_id, *given]
     known = [i for i in dict.fromkeys(found) if i is not None and 0 <= i < len(tokenizer)]
     if not known:
-        raise PairError("the tokenizer of the model has no end token, without which no caption would ever end")
+        raise ConfigError("the tokenizer of the model has no end token, without which no caption would ever end")
     return known
 
 

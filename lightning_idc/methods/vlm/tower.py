@@ -15,7 +15,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_idc.core.schedules import Schedule, WarmupLinear
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.methods.vlm.loading import configured, train_tokenizer
 from lightning_idc.nn.backbones import GridBackbone
@@ -28,7 +28,7 @@ class VisionTower(GridBackbone):
         architecture: transformers configuration of the whole model, of which only the tower is made.
 
     Raises:
-        PairError: the tower of that family gives no grid.
+        ConfigError: the tower of that family gives no grid.
     """
 
     def __init__(self, architecture: dict[str, Any]) -> None:
@@ -37,7 +37,7 @@ class VisionTower(GridBackbone):
         # the tower does not depend on the words, and the size of a language model that is loaded later is not known
         config, processor, family = configured({**architecture, "text_config": {}}, train_tokenizer([], 1, []))
         if not family.rows_of_places:
-            raise PairError(
+            raise ConfigError(
                 f"the tower of {architecture['model_type']} orders its places by windows, which is no grid of cells"
             )
         images = processor.image_processor
@@ -48,7 +48,7 @@ class VisionTower(GridBackbone):
     def grid(self, images: Tensor) -> Tensor:
         size = (self.size, self.size) if isinstance(self.size, int) else tuple(self.size)
         if tuple(images.shape[-2:]) != size:
-            raise PairError(
+            raise ConfigError(
                 f"the tower takes images of {size[0]}x{size[1]}, found {images.shape[-2]}x{images.shape[-1]}; "
                 "set the data module's render_size, or image_size in vision_config"
             )

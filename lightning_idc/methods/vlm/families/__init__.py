@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import Family
 from lightning_idc.methods.vlm.families.generic import Generic
 
@@ -37,12 +37,12 @@ def family_of(model_type: str) -> Family:
     """Family of a transformers ``model_type`` that has one of its own.
 
     Raises:
-        PairError: it has none; a published model then goes by :func:`family_for`.
+        ConfigError: it has none; a published model then goes by :func:`family_for`.
     """
     if model_type in _registered:
         return _registered[model_type]()
     if model_type not in FAMILIES:
-        raise PairError(f"no family of vision-language models is called {model_type!r}; known: {', '.join(FAMILIES)}")
+        raise ConfigError(f"no family of vision-language models is called {model_type!r}; known: {', '.join(FAMILIES)}")
     module, name = FAMILIES[model_type]
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)()
 
@@ -51,7 +51,7 @@ def family_for(model: Any, processor: Any) -> Family:
     """Family of a loaded model: one of its own, or the generic one.
 
     Raises:
-        PairError: the model takes no features of images.
+        ConfigError: the model takes no features of images.
     """
     kind = model.config.model_type
     return family_of(kind) if kind in _registered or kind in FAMILIES else Generic(model, processor)

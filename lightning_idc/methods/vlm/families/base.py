@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 TOKEN_TYPES = ("token_type_ids", "mm_token_type_ids")
 """What processors say of each token of a prompt beside its id, under the names of the models' arguments."""
@@ -92,9 +92,9 @@ class Family:
         """Processor for a model that was made from a configuration; fills in the configuration's token ids.
 
         Raises:
-            PairError: random models of this family cannot be made.
+            ConfigError: random models of this family cannot be made.
         """
-        raise PairError(
+        raise ConfigError(
             f"a random {config.model_type} cannot be made by `architecture`; save one with transformers, processor "
             "included, and name its folder as `model`"
         )
@@ -171,7 +171,7 @@ class Family:
 
     def _as_given(self, memory: Tensor, mask: Tensor | None, repeats: int) -> Any:
         if self.listed is None:
-            raise PairError("features of images that this model has not encoded itself; call encode first")
+            raise ConfigError("features of images that this model has not encoded itself; call encode first")
         pairs = list(memory) if mask is None else [rows[kept] for rows, kept in zip(memory, mask, strict=True)]
         pieces = [rows for rows in pairs for _ in range(repeats)]
         return pieces if self.listed else torch.cat(pieces)[None]
@@ -210,11 +210,11 @@ def by_pair(features: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         rows: number of features of each pair.
 
     Raises:
-        PairError: there are more or fewer features than placeholders.
+        ConfigError: there are more or fewer features than placeholders.
     """
     flat = torch.cat([part.reshape(-1, part.shape[-1]) for part in features])
     if len(flat) != sum(rows):
-        raise PairError(
+        raise ConfigError(
             f"the model gives {len(flat)} features of images for {sum(rows)} placeholders in the prompts; it does not "
             "take two images in one prompt, or its processor and configuration disagree"
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import Family, image_token
 
 
@@ -19,13 +19,13 @@ class Generic(Family):
         processor: its processor.
 
     Raises:
-        PairError: the model takes no features in place of pixels.
+        ConfigError: the model takes no features in place of pixels.
     """
 
     def __init__(self, model: Any, processor: Any) -> None:
         self.name = model.config.model_type
         if "mm_encoder_outputs" not in signature(model.forward).parameters:
-            raise PairError(
+            raise ConfigError(
                 f"models of type {self.name!r} take no features of images (`mm_encoder_outputs`), by which a pair is "
                 "encoded once; choose a model that does, or register a family with register_family"
             )
@@ -37,7 +37,7 @@ class Generic(Family):
         return self.width(model)
 
     def width(self, model: Any) -> int:
-        raise PairError(
+        raise ConfigError(
             f"MDP needs to know where features of {self.name!r} leave the tower, which the generic family does not "
             "say; use a model of a type that methods/vlm/README.md lists for MDP"
         )

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.llava_onevision import LlavaOnevision
 
 BAR = 20  # pixels of black between the two images, as in Img-Diff
@@ -22,7 +22,9 @@ class Llava(LlavaOnevision):
     images_per_pair = 1
 
     def width(self, model: Any) -> int:
-        raise PairError("LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision")
+        raise ConfigError(
+            "LLaVA-1.5 sees the pair as one image, whose halves MDP cannot tell apart; use LLaVA-OneVision"
+        )
 
     def shown(self, images: Sequence[Tensor]) -> list[list[Tensor]]:
         return [[torch.cat([pair[0], pair.new_zeros(*pair.shape[1:3], BAR), pair[1]], -1)] for pair in images]
