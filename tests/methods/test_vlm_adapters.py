@@ -183,4 +183,4 @@ def test_a_second_lora_is_refused() -> None:
 def test_callbacks_carry_the_paper_s_numbers() -> None:
     lora, mdp = LoRA(), MDPAdapter()
     assert (lora.options["rank"], lora.options["alpha"]) == (128, 256)
-    assert LoraAdapter(**lora.options).alpha == 256 and MDP(**mdp.options).options["stacked"] == 2
+    assert LoraAdapter(**lora.options).options["lora_alpha"] == 256 and MDP(**mdp.options).options["stacked"] == 2

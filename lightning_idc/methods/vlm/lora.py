@@ -78,7 +78,8 @@ class LoraAdapter(Adapter):
     def install(self, net: nn.Module) -> None:
         from peft import LoraConfig, inject_adapter_in_model
 
-        model, language = net, ()
+        model: Any = net
+        language: tuple[str, ...] = ()
         if isinstance(net, HasLanguageModel):
             model, language, self._base_name = net.model, net.language_modules, net.base_name
         freeze = list(self.freeze or language)

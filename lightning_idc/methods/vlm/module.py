@@ -238,8 +238,9 @@ class VLMCaptioner(PairCaptioner):
 
     def fit(self, sample: PairSample) -> PairSample:
         """The pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` per image."""
-        size = fitting_size(*sample.before.shape[1:], self.hparams["min_pixels"], self.hparams["max_pixels"])
-        if size == tuple(sample.before.shape[1:]):
+        _, height, width = sample.before.shape
+        size = fitting_size(height, width, self.hparams["min_pixels"], self.hparams["max_pixels"])
+        if size == (height, width):
             return sample
         before, after = (resize(image, size, "bicubic") for image in (sample.before, sample.after))
         return replace(sample, before=before, after=after, boxes=None, masks=None)

@@ -85,7 +85,7 @@ class VLMNet(nn.Module):
         device = prompt_ids.device
         pixels = {
             name: value.to(device, self._tower_dtype if value.is_floating_point() else None)
-            for name, value in self.family.pixels(self.model, self.processor, images).items()
+            for name, value in self.family.pixels(self.model, self.processor, list(images)).items()
         }
         placeholders = prompt_ids == image_token(self.model.config)
         if isinstance(images, Tensor):

@@ -42,8 +42,9 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
     divide(net)
     for method in NET_METHODS:
         register_fsdp_forward_method(net, method)
-    if isinstance(net.model.model, FSDPModule):
-        register_fsdp_forward_method(net.model.model, "get_image_features")
+    inner: nn.Module = net.model.model
+    if isinstance(inner, FSDPModule):
+        register_fsdp_forward_method(inner, "get_image_features")
 
 
 Divide = Callable[[nn.Module | list[nn.Module]], None]
