@@ -57,7 +57,7 @@ def inside(root: str | Path, relative: str, record: str, follow_links: bool = Fa
         return full
     raise DataError(
         f"{record}: the path {relative!r} is a link that leaves the data folder, to {str(full)!r}; only files below "
-        "the folder are read. With follow_links: true links are followed (FolderPairs)"
+        "the folder are read. With follow_links: true what links lead to is read, too"
     )
 
 

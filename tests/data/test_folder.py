@@ -221,7 +221,9 @@ def test_bad_tables_are_told(root: Path, name: str) -> None:
 BAD_LINES = {
     "cut": (b'{"before": "bef', "line 2: not readable as JSON"),
     "list": (b"[1, 2]", "line 2: expected one object per line"),
-    "folder": (b'{"before": ".", "after": "after", "caption": "c"}', "2 images .* not there: .*line 2"),
+    "folder": (b'{"before": ".", "after": "after", "caption": "c"}', "line 2: '.' is not the path of a file below"),
+    "folder by name": (b'{"before": "before", "after": "after", "caption": "c"}', "2 images .* not there: .*line 2"),
+    "twin keys": (b'{"before": "b", "after": "a", "caption": "c", "caption": "d"}', "line 2: .*'caption' stands twice"),
     "number": (b'{"before": 1.5, "after": "a", "caption": "c"}', "line 2: before is 1.5; expected text"),
     "caption": (b'{"before": "before/2.png", "after": "after/2.png", "caption": 3}', "line 2: a caption is 3"),
     "latin": ('{"before": "é"}'.encode("latin-1"), "line 2: byte 0xe9 is not UTF-8"),
@@ -328,6 +330,113 @@ def test_several_tables_need_a_name(root: Path) -> None:
     assert list(captions(root, annotations="a.csv")) == ["before/0"]
     with pytest.raises(PairError, match="leaves the data folder"):
         captions(root, annotations="../a.csv")
+
+
+# ---- folders below, other kinds, links ------------------------------------------------------------------------
+
+
+def test_folders_below_are_read_and_what_is_passed_over_is_named(root: Path) -> None:
+    for side in ("before", "after"):
+        image(root / side / "street/7.png", 77)
+        image(root / side / "street/8.JPG", 78)
+        (root / side / "notes.txt").write_text("not an image")
+        (root / side / ".DS_Store").write_text("hidden")
+    (root / "after/deep.npy").write_bytes(b"\x93NUMPY")
+    with pytest.warns(UserWarning) as caught:
+        names = list(captions(root, "predict"))
+    assert sorted(names) == sorted([*map(str, range(10)), "street/7", "street/8"])
+    messages = [str(warning.message) for warning in caught]
+    assert len(messages) == 2
+    assert "before: passed over 1 files that are not images by their ending: before/notes.txt." in messages[0]
+    assert (
+        "after: passed over 2 files that are not images by their ending: after/deep.npy, after/notes.txt."
+        in messages[1]
+    )
+
+
+def test_every_kind_of_image_is_read(tmp_path: Path) -> None:
+    from PIL import features
+    from pydicom.data import get_testdata_file
+
+    kinds = [
+        "png",
+        "jpg",
+        "bmp",
+        "gif",
+        "webp",
+        "tif",
+        "ppm",
+        "jp2",
+        "qoi",
+        *(["avif"] if features.check("avif") else []),
+    ]
+    for kind in kinds:
+        image(tmp_path / f"before/{kind}.{kind}", 10)
+        image(tmp_path / f"after/{kind}.{kind}", 200)
+    for side in ("before", "after"):
+        scan = Path(get_testdata_file("CT_small.dcm", download=False)).read_bytes()
+        (tmp_path / side / "dcm.dcm").write_bytes(scan)
+    source = FolderPairs(tmp_path, value_range=(0, 255)).pairs_of("predict")
+    assert sorted(source.ids) == sorted([*kinds, "dcm"])
+    for index, name in enumerate(source.ids):
+        sample = source.load(index)
+        if name != "dcm":
+            assert abs(int(sample.before.float().mean()) - 10) <= 4 and abs(int(sample.after.float().mean()) - 200) <= 4
+
+
+@pytest.mark.parametrize("layout", ["folders", "table"])
+def test_links_are_refused_by_name_and_followed_when_asked(tmp_path: Path, layout: str) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    for number in range(2):
+        for side, value in (("before", number), ("after", 100 + number)):
+            image(elsewhere / f"{side}{number}.png", value)
+            (root / side).mkdir(parents=True, exist_ok=True)
+            (root / side / f"{number}.png").symlink_to(elsewhere / f"{side}{number}.png")
+    if layout == "table":
+        (root / "pairs.csv").write_text(table("before,after,caption", pairs(2)))
+    split = "train" if layout == "table" else "predict"
+    with pytest.raises(PairError, match=r"is a link that leaves the data folder.*follow_links: true"):
+        captions(root, split)
+    data = FolderPairs(root, shares=ALL_TRAIN, follow_links=True)
+    sample = data.pairs_of(split).load(1)  # type: ignore[arg-type]
+    assert (sample.before == 1).all() and (sample.after == 101).all()
+
+
+def test_linked_folders_are_walked_once(tmp_path: Path) -> None:
+    for side in ("before", "after"):
+        image(tmp_path / f"elsewhere/{side}/x.png")
+        (tmp_path / "root" / side).mkdir(parents=True)
+        (tmp_path / "root" / side / "linked").symlink_to(tmp_path / "elsewhere" / side)
+        (tmp_path / "root" / side / "circle").symlink_to(tmp_path / "root" / side)
+    found = FolderPairs(tmp_path / "root", follow_links=True).pairs_of("predict").ids
+    assert list(found) == ["linked/x"]
+    with (
+        pytest.warns(UserWarning, match=r"passed over 2 .*circle \(a link\), .*linked \(a link\)"),
+        pytest.raises(PairError, match="no pairs left"),
+    ):
+        FolderPairs(tmp_path / "root").pairs_of("predict")
+
+
+def test_a_name_that_is_not_text_is_refused(root: Path) -> None:
+    for side in (b"before", b"after"):
+        (root / "before/0.png").rename(root / "spare.png") if (root / "before/0.png").exists() else None
+        with open(bytes(root) + b"/" + side + b"/caf\xe9.png", "wb") as file:
+            file.write(b"")
+    with pytest.raises(PairError, match=r"the name b'caf\\xe9.png' is not UTF-8; rename the file"):
+        captions(root, "predict")
+
+
+def test_many_pairs_are_small_and_shared_with_workers(tmp_path: Path) -> None:
+    import pickle
+
+    (tmp_path / "a.png").touch()
+    with open(tmp_path / "pairs.csv", "w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["id", "before", "after", "caption"])
+        writer.writerows([f"pair {i}", "a.png", "a.png", f"the cube number {i} has moved"] for i in range(30_000))
+    source = FolderPairs(tmp_path, shares=ALL_TRAIN).pairs_of("train")
+    assert len(pickle.dumps(source)) < 150 * len(source)
+    assert source.captions(29_999) == ["the cube number 29999 has moved"] and source.ids[12_345] == "pair 12345"
 
 
 # ---- whatever a file holds, only PairError comes out ----------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -198,6 +199,20 @@ def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
     assert int(data.pairs_of("val").load(0).after[0, 0, 0]) == 106
     with pytest.raises(PairError, match=r"expected 8,807 pairs.*found 2 pairs"):
         MagicBrush(tmp_path).pairs_of("train")
+
+
+def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_path: Path) -> None:
+    root = tmp_path / "table"
+    root.mkdir()
+    row = {"a": "x.png", "b": "x.png", "t": "text", "name": None}
+    (tmp_path / "secret.jsonl").write_text(json.dumps(row))
+    (root / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: ../secret.jsonl\n---\n")
+    with pytest.raises(PairError, match=r"README of .* names .*secret\.jsonl'; only files below the folder are read"):
+        HuggingFaceTable(root, "a", "b", "t").pairs_of("train")
+    (root / "README.md").unlink()
+    (root / "train.jsonl").write_text("\n".join(json.dumps({**row, "name": name}) for name in ("one", None)))
+    with pytest.raises(PairError, match=r"row 1: name is null; the ids of pairs need a value"):
+        HuggingFaceTable(root, "a", "b", "t", id=["name"]).pairs_of("train")
 
 
 def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def _official(path: Path, split: str) -> list[Row]:
             elif fields:
                 if len(fields) != len(header):
                     raise PairError(f"{where}: {len(fields)} fields, expected {len(header)}")
-                row = Row(where, dict(zip(header, map(_unquoted, fields), strict=True)))
+                row = Row(where, 0, dict(zip(header, map(_unquoted, fields), strict=True)))
                 if row.text("split") == split:
                     rows.append(row)
     except csv.Error as error:

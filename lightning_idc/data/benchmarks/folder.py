@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
-from lightning_idc.data.io.files import FileSource, Record, fault_of, progress, split_by_hash
-from lightning_idc.data.io.tables import KINDS, Row, is_caption_column, read_table, require
+from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
+from lightning_idc.data.io.pair_folders import SAME, SHOWN, SPLITS, read_tables, read_two_folders
+from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
+from lightning_idc.data.io.tables import KINDS
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 
 OnBad = Literal["raise", "skip"]
-SPLITS = ("train", "val", "test", "predict")
-_IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-_SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-_SHOWN = 5
+
+
+class TableSource(FileSource):
+    """Pairs whose images are files, named by a table that worker processes share."""
+
+    records: RecordTable
+
+    def _ids(self) -> Texts:
+        return self.records.ids
+
+    def captions(self, index: int) -> list[str]:
+        return self.records.captions(index)
+
+    def change_type(self, index: int) -> str | None:
+        return self.records.change_type(index)
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return {}
 
 
 class FolderPairs(PairDataModule):
@@ -32,17 +49,21 @@ class FolderPairs(PairDataModule):
     test split.
 
     Args:
-        root: folder that all paths are relative to, and never leave.
+        root: folder that all paths are relative to, and never leave. The two folders are read with all below them, and
+            files that are not images are named in a warning.
         annotations: the table, relative to the root; None looks for one.
         shares: of train, val and test, where nothing names the split.
         on_empty: what happens to empty captions; ``skip`` leaves them out, and pairs without any other.
         on_bad: what happens to pairs whose images are missing or cannot be read; ``skip`` opens every image once at the
             start and leaves those pairs out. Either way they are counted and named.
+        follow_links: read what links below the root lead to, wherever that is.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Raises:
-        PairError: an argument is not one of its choices.
+        ConfigError: an argument is not one of its choices.
     """
+
+    domain = "pairs of one's own"
 
     def __init__(
         self,
@@ -51,96 +72,106 @@ class FolderPairs(PairDataModule):
         shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
         on_empty: OnBad = "raise",
         on_bad: OnBad = "raise",
+        follow_links: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+            raise ConfigError(
+                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
+            )
         for name, value in (("on_empty", on_empty), ("on_bad", on_bad)):
             if value not in ("raise", "skip"):
-                raise PairError(f"{name} is {value!r}; expected 'raise' or 'skip'")
-        self.root, self.annotations, self.shares = Path(root).expanduser(), annotations, tuple(shares)
+                raise ConfigError(f"{name} is {value!r}; expected 'raise' or 'skip'")
+        self.files = Root(root, follow_links)
+        self.root, self.annotations, self.shares = self.files.path, annotations, tuple(shares)
         self.on_empty, self.on_bad = on_empty, on_bad
-        self._records: dict[str, list[Record]] | None = None
+        self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
 
-    def source(self, split: Split) -> FileSource:
+    def source(self, split: Split) -> TableSource:
         by_split = self._read()
         if split == "predict":
-            everything = [record for records in by_split.values() for record in records]
-            records = by_split["predict"] or (everything if self._no_captions else by_split["test"])
+            records = by_split["predict"]
+            if not len(records):
+                records = concatenate(list(by_split.values())) if self._no_captions else by_split["test"]
         else:
-            if self._no_captions and by_split[split]:
-                raise PairError(self._no_captions)
-            records = self._with_captions(by_split[split], split)
+            records = by_split[split]
+            if self._no_captions and len(records):
+                raise DataError(self._no_captions)
+            records = self._with_captions(records, split)
         records = self._with_images(records, split)
-        if not records:
-            there = ", ".join(f"{len(found)} {name}" for name, found in by_split.items() if found) or "none at all"
-            raise PairError(
-                f"{self.root}: the split {split!r} has no pairs left to use; read were {there}. Name it in a column "
-                f"split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
+        if not len(records):
+            there = ", ".join(f"{len(found)} {name}" for name, found in by_split.items() if len(found))
+            raise DataError(
+                f"{self.root}: the split {split!r} has no pairs left to use; read were {there or 'none at all'}. Name "
+                f"it in a column split, add a table {split}.csv, or, where nothing names splits, give it more of shares"
             )
-        return FileSource(records, self.image_size, self.interpolation, self.image_options)
+        return TableSource(records, self.image_size, self.interpolation, self.image_options)
 
     # ---- what may be wrong with records -----------------------------------------------------------------
 
-    def _with_captions(self, records: list[Record], split: str) -> list[Record]:
-        empty = [record for record in records if not record.captions or "" in record.captions]
-        if not empty:
+    def _with_captions(self, records: RecordTable, split: str) -> RecordTable:
+        empty = records.lacking()
+        if not len(empty):
             return records
-        told = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {_named(empty)}"
+        named = _named([records[int(place)] for place in empty[:SHOWN]], len(empty))
+        found = f"{len(empty)} of {len(records)} {split} pairs have an empty caption: {named}"
         if self.on_empty == "raise":
-            raise PairError(f"{told}. Write them, or leave them out with on_empty: skip")
-        for record in empty:
-            record.captions = [caption for caption in record.captions if caption]
-        kept = [record for record in records if record.captions]
-        warnings.warn(f"{told}. Left out: {len(records) - len(kept)} pairs without any caption", stacklevel=2)
+            raise DataError(f"{found}. Write them, or leave them out with on_empty: skip")
+        kept = records.without_empty()
+        warnings.warn(f"{found}. Left out: {len(records) - len(kept)} pairs without any caption", stacklevel=2)
         return kept
 
-    def _with_images(self, records: list[Record], split: str) -> list[Record]:
+    def _with_images(self, records: RecordTable, split: str) -> RecordTable:
+        absent = records.absent()
         if self.on_bad == "raise":
-            absent = [(r, path) for r in records for path in (r.before, r.after) if not os.path.isfile(path)]
             if absent:
-                shown = "; ".join(f"{record.where}: {str(path)!r}" for record, path in absent[:_SHOWN])
-                raise PairError(
+                shown = "; ".join(f"{where}: {str(path)!r}" for where, path in absent[:SHOWN])
+                raise DatasetNotFoundError(
                     f"{len(absent)} images of the {split} split are not there: {shown}"
-                    f"{'; ...' if len(absent) > _SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
+                    f"{'; ...' if len(absent) > SHOWN else ''}. Fetch them, or leave these pairs out with on_bad: skip"
                 )
             return records
-        sized = self.image_size is not None
-        options = self.image_options
-        faults = [
-            (record, fault_of(record, sized, options)) for record in progress(records, f"looking at the {split} images")
-        ]
-        bad = [(record, fault) for record, fault in faults if fault is not None]
-        if bad:
-            shown = "; ".join(f"{record.name}: {fault}" for record, fault in bad[:_SHOWN])
-            more = f"; and {', '.join(record.id for record, _ in bad[_SHOWN:])}" if len(bad) > _SHOWN else ""
-            warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {shown}{more}", stacklevel=2)
-        return [record for record, fault in faults if fault is None]
+        sized, options = self.image_size is not None, self.image_options
+        opened = progress(records, f"reading the {split} images")
+        bad = {place: fault for place, record in enumerate(opened) if (fault := fault_of(record, sized, options))}
+        if not bad:
+            return records
+        shown = "; ".join(f"{records[place].name}: {fault}" for place, fault in list(bad.items())[:SHOWN])
+        more = f"; and {', '.join(records.ids[place] for place in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
+        warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {shown}{more}", stacklevel=2)
+        return records.take(np.setdiff1d(np.arange(len(records)), list(bad)))
 
     # ---- reading ----------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[str, list[Record]]:
-        """Records by split; read once."""
-        if self._records is None:
-            records = self._two_folders() if (tables := self._tables()) is None else self._from_tables(tables)
-            self._records = {split: [] for split in SPLITS}
-            for record in records:
-                self._records[record.split or split_by_hash(record.id, self.shares)].append(record)
-        return self._records
+    def _read(self) -> dict[str, RecordTable]:
+        """What the folder holds, read once and dealt to the splits."""
+        if not self._by_split:
+            import pyarrow
+
+            tables = self._tables()
+            contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
+            records, self._no_captions = contents.records, contents.no_captions
+            codes = {records.names.index(split): home for home, split in enumerate(SPLITS) if split in records.names}
+            homes = np.array([codes.get(code, -1) for code in records.split_codes().tolist()], np.int8)
+            for place in np.flatnonzero(homes < 0).tolist():
+                homes[place] = SPLITS.index(split_by_hash(records.ids[place], self.shares))
+            self._by_split = {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+            pyarrow.default_memory_pool().release_unused()  # what reading took; it is several times what stays
+        return self._by_split
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
         """Tables with the split that each holds; None for two folders."""
         if not self.root.is_dir():
-            raise PairError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
+            raise DatasetNotFoundError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
         if self.annotations is not None:
-            path = inside(self.root, self.annotations, "annotations")
+            path = inside(self.root, self.annotations, "annotations", self.files.follow_links)
             if not path.is_file() or path.suffix.lower() not in KINDS:
-                raise PairError(f"annotations is {str(path)!r}; expected a CSV or JSONL file that is there")
+                raise DataError(f"annotations is {str(path)!r}; expected a CSV or JSONL file that is there")
             return [(path, None)]
         files = sorted(path for path in self.root.iterdir() if path.suffix.lower() in KINDS and path.is_file())
-        parts = [(path, split) for path in files if (split := _SAME.get(path.stem, path.stem)) in SPLITS]
+        parts = [(path, split) for path in files if (split := SAME.get(path.stem, path.stem)) in SPLITS]
         if parts:
             return list(parts)
         two_folders = all((self.root / side).is_dir() for side in ("before", "after"))
@@ -149,96 +180,12 @@ class FolderPairs(PairDataModule):
             return [(others[0], None)]
         if others:
             names = ", ".join(path.name for path in others)
-            raise PairError(f"{self.root} holds several tables ({names}); say which with annotations: NAME")
+            raise DataError(f"{self.root} holds several tables ({names}); say which with annotations: NAME")
         if not two_folders:
-            raise PairError(f"{self.root} holds neither a table nor the folders before/ and after/.{_EXPECTED}")
+            raise DatasetNotFoundError(
+                f"{self.root} holds neither a table nor the folders before/ and after/.{_EXPECTED}"
+            )
         return None
-
-    def _from_tables(self, tables: list[tuple[Path, str | None]]) -> list[Record]:
-        records: list[Record] = []
-        captioned = False
-        for path, split in tables:
-            columns, rows = read_table(path)
-            for needed in ("before", "after"):
-                if needed not in columns:
-                    raise PairError(require(columns, needed, path, "the path of an image"))
-            if any(is_caption_column(column) for column in columns):
-                captioned = True
-            elif self._no_captions is None:
-                self._no_captions = require(columns, "captions", path, "or 'caption', or 'caption_1' to 'caption_n'")
-            records += self._merged(rows, split)
-        if captioned:
-            self._no_captions = None  # a table without them, as for predict, then has empty captions
-        return records
-
-    def _merged(self, rows: list[Row], split: str | None) -> list[Record]:
-        """One record per pair; rows of the same pair give their captions together."""
-        records: dict[str, Record] = {}
-        for row in rows:
-            before, after = (self._path(row, side) for side in ("before", "after"))
-            name = row.text("id") or _id_of(str(row.values["before"]).strip(), str(row.values["after"]).strip())
-            record = Record(
-                name, row.where, before, after, row.captions(), split or _split(row), row.text("change_type")
-            )
-            first = records.setdefault(name, record)
-            if first is record:
-                continue
-            if (first.before, first.after) != (before, after):
-                raise PairError(
-                    f"{row.where}: the id {name!r} is taken by other images ({first.where}); ids must be unique. "
-                    + ("" if row.text("id") else "Give the pairs ids of their own in a column id")
-                )
-            for what in ("split", "change_type"):
-                if getattr(first, what) != getattr(record, what):
-                    raise PairError(
-                        f"{row.where}: pair {name!r} has the {what} {getattr(record, what)!r}, but "
-                        f"{getattr(first, what)!r} in {first.where}"
-                    )
-            first.captions += record.captions
-        return list(records.values())
-
-    def _path(self, row: Row, side: str) -> Path:
-        relative = row.text(side)
-        if relative is None:
-            raise PairError(f"{row.where}: {side} is empty; expected the path of an image, relative to {self.root}")
-        return inside(self.root, relative, row.where)
-
-    def _two_folders(self) -> list[Record]:
-        """Pairs of two folders, with what a table of captions says of them."""
-        sides = [_images_in(self.root / side) for side in ("before", "after")]
-        lonely = sorted(sides[0].keys() ^ sides[1].keys())
-        if lonely:
-            shown = ", ".join(f"{'before' if name in sides[0] else 'after'}/{name}" for name in lonely[:_SHOWN])
-            raise PairError(
-                f"{len(lonely)} images in {self.root} have no partner of the same name on the other side: {shown}"
-                f"{', ...' if len(lonely) > _SHOWN else ''}"
-            )
-        before, after = (
-            {name: inside(self.root, f"{side}/{file}", name) for name, file in sorted(found.items())}
-            for side, found in zip(("before", "after"), sides, strict=True)
-        )
-        records = {name: Record(name, str(self.root), before[name], after[name]) for name in before}
-        table = next((path for kind in KINDS if (path := self.root / f"captions{kind}").is_file()), None)
-        if table is None:
-            self._no_captions = (
-                f"{self.root} has no captions.csv or captions.jsonl (columns id and captions), so there is nothing to "
-                "learn from or to compare with; without captions it can be predicted only"
-            )
-            return list(records.values())
-        columns, rows = read_table(table)
-        if "id" not in columns:
-            raise PairError(require(columns, "id", table, "the name of the images without their ending"))
-        if not any(is_caption_column(column) for column in columns):
-            raise PairError(require(columns, "captions", table, "or 'caption', or 'caption_1' to 'caption_n'"))
-        for row in rows:
-            record = records.get(row.text("id") or "")
-            if record is None:
-                raise PairError(f"{row.where}: there are no images called {row.text('id')!r} in before/ and after/")
-            record.where = row.where
-            record.captions += row.captions()
-            record.split = _split(row) or record.split
-            record.change_type = row.text("change_type") or record.change_type
-        return list(records.values())
 
 
 _EXPECTED = """ Expected one of:
@@ -250,35 +197,5 @@ _EXPECTED = """ Expected one of:
 Paths in a table are relative to the folder itself."""
 
 
-def _images_in(folder: Path) -> dict[str, str]:
-    found: dict[str, str] = {}
-    for path in sorted(folder.iterdir()):
-        if path.suffix.lower() in _IMAGES:
-            if path.stem in found:
-                raise PairError(
-                    f"{folder} holds {found[path.stem]!r} and {path.name!r}; names must differ before the ending"
-                )
-            found[path.stem] = path.name
-    return found
-
-
-def _id_of(before: str, after: str) -> str:
-    """Id of a pair without one; made of its own paths only, so that other pairs never change it."""
-    first, second = PurePosixPath(before), PurePosixPath(after)
-    name = str(first.parent / first.stem)
-    return name if first.stem == second.stem else f"{name}..{second.parent / second.stem}"
-
-
-def _split(row: Row) -> str | None:
-    named = row.text("split")
-    if named is None:
-        return None
-    split = _SAME.get(named.lower(), named.lower())
-    if split not in SPLITS:
-        raise PairError(f"{row.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
-    return split
-
-
-def _named(records: Sequence[Record]) -> str:
-    shown = ", ".join(record.name for record in records[:_SHOWN])
-    return shown + (", ..." if len(records) > _SHOWN else "")
+def _named(records: Sequence[Record], count: int) -> str:
+    return ", ".join(record.name for record in records) + (", ..." if count > len(records) else "")

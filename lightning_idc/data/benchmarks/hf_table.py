@@ -15,6 +15,7 @@ from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.jsonfiles import sentences
 from lightning_idc.data.io.tables import require, short
+from lightning_idc.errors import DataError
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
@@ -79,6 +80,9 @@ class TableSource(PairSource):
         kinds = list(texts[change_type]) if change_type else [None] * len(table)
         self._kinds = [None if kind is None else str(kind) for kind in kinds]
         named = [list(texts[column]) for column in id]
+        for column, values in zip(id, named, strict=True):
+            if None in values:
+                raise DataError(f"{self._row(values.index(None))}: {column} is null; the ids of pairs need a value")
         self.ids = ["-".join(map(str, parts)) for parts in zip(*named, strict=True)] if id else self._places(len(table))
 
     @staticmethod
@@ -200,6 +204,18 @@ class Captioned(View):
         return whole and f"{whole}/{hashlib.sha256(str(self.places).encode()).hexdigest()}"
 
 
+def _refuse_files_outside(folder: Path, files: Mapping[str, Sequence[str]] | None) -> None:
+    """Refuse what the README of a folder names outside of it.
+
+    Raises:
+        DataError: there is such a file.
+    """
+    base = folder.resolve()
+    for name in (name for names in (files or {}).values() for name in names):
+        if "://" in str(name) or not Path(str(name)).resolve().is_relative_to(base):
+            raise DataError(f"the README of {str(folder)!r} names {str(name)!r}; only files below the folder are read")
+
+
 def load_tables(path: str, config: str | None = None) -> Any:
     """Tables of a path or a name on the hub, by split.
 
@@ -221,6 +237,8 @@ def load_tables(path: str, config: str | None = None) -> Any:
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(local))
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
+        if local.is_dir():
+            _refuse_files_outside(local, datasets.load_dataset_builder(str(local), config).config.data_files)
         return datasets.load_dataset(str(local) if local.is_dir() else path, config)
     except PairError:
         raise

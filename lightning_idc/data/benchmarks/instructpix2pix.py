@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import read_json, read_text, sentences
-from lightning_idc.data.io.tables import short
+from lightning_idc.data.io.tables import parse_json, short
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
@@ -129,7 +128,7 @@ class PromptSource(FileSource):
         if not record.captions:
             path = self._files.file(f"{record.id.rpartition('/')[0]}/prompt.json", record.where)
             try:
-                prompt = json.loads(read_text(path))
+                prompt = parse_json(read_text(path))
             except (ValueError, RecursionError) as error:
                 if isinstance(error, PairError):
                     raise

@@ -82,7 +82,7 @@ def _official(path: Path, images: Any) -> _Listed:
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
             raise PairError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
-        row = Row(where, image)
+        row = Row(where, 0, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]

@@ -82,6 +82,7 @@ class Benchmark(PairDataModule):
     Args:
         root: folder of the benchmark, outside of which nothing is read; None for ``data/`` and its name.
         official: insist on the official counts.
+        follow_links: read what links below the root lead to, wherever that is.
         on_missing: what happens to pairs whose images are not there; ``skip`` leaves them out and counts them.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
@@ -105,11 +106,12 @@ class Benchmark(PairDataModule):
         root: str | Path | None = None,
         official: bool = True,
         on_missing: Literal["raise", "skip"] = "raise",
+        follow_links: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         one_of("on_missing", on_missing, ("raise", "skip"))
-        self.files = Root(Path("data") / self.folder if root is None else root)
+        self.files = Root(Path("data") / self.folder if root is None else root, follow_links)
         self.root, self.official, self.on_missing = self.files.path, official, on_missing
         self.domain = self.title
         self._read: dict[str, list[Record]] = {}

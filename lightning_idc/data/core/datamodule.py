@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -102,9 +103,8 @@ class PairDataModule(LightningDataModule):
             source = self.source(split)
             if not len(source):
                 raise PairError(f"{type(self).__name__}: the split {split!r} has no pairs")
-            seen: set[str] = set()
-            twice = [name for name in source.ids if name in seen or seen.add(name)]  # type: ignore[func-returns-value]
-            if twice:
+            if len(set(source.ids)) < len(source):
+                twice = [name for name, count in Counter(source.ids).items() if count > 1]
                 raise PairError(
                     f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
                 )

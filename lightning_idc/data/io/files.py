@@ -17,6 +17,7 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.tables import short
 
 _Seen = tuple[int, int] | str
+_SURELY_FITS = LONGEST_NAME // 4  # characters; in UTF-8 none takes more than four bytes
 # (path, time, bytes) of every image that was scanned to its height and width, or to what is wrong with it
 _scanned: dict[tuple[str, int, int, str], _Seen] = {}
 
@@ -67,8 +68,11 @@ class FileSource(PairSource):
         interpolation: Interpolation = "bilinear",
         options: ImageOptions = PLAIN,
     ) -> None:
-        self.records, self.size, self.interpolation, self.options = list(records), size, interpolation, options
-        self.ids = [record.id for record in self.records]
+        self.records, self.size, self.interpolation, self.options = records, size, interpolation, options
+        self.ids = self._ids()
+
+    def _ids(self) -> Sequence[str]:
+        return [record.id for record in self.records]
 
     def captions(self, index: int) -> list[str]:
         return self.records[index].captions
@@ -105,11 +109,12 @@ class Root:
     """Files below one folder; each folder below it is resolved once, however many files it holds.
 
     Args:
-        path: the folder; nothing outside it is read, not through a link either.
+        path: the folder; nothing outside it is read.
+        follow_links: read what links below it lead to, wherever that is.
     """
 
-    def __init__(self, path: str | Path) -> None:
-        self.path = Path(path).expanduser()
+    def __init__(self, path: str | Path, follow_links: bool = False) -> None:
+        self.path, self.follow_links = Path(path).expanduser(), follow_links
         self._folders: dict[str, Path] = {}
 
     def file(self, relative: str, record: str) -> Path:
@@ -118,12 +123,23 @@ class Root:
         Raises:
             PairError: the path is absolute, leaves the root or cannot be one.
         """
-        folder, _, name = relative.replace("\\", "/").rpartition("/")
-        if name in ("", ".", "..") or "\0" in name or not fits(name, LONGEST_NAME):
-            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
-        if folder not in self._folders:
-            self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record)
+        folder, name = self.parts(relative, record)
         return self._folders[folder] / name
+
+    def parts(self, relative: str, record: str) -> tuple[str, str]:
+        """Folder and name of a file that may or may not be there; cheaper than its path.
+
+        Raises:
+            PairError: the path is absolute, leaves the root or cannot be one.
+        """
+        folder, _, name = (relative.replace("\\", "/") if "\\" in relative else relative).rpartition("/")
+        if folder not in self._folders or relative[:1] == "/":
+            # the first file of a folder is judged with its own path, which the message then names
+            inside(self.path, relative, record, self.follow_links)
+            self._folders[folder] = inside(self.path, f"{folder}/" if folder else ".", record, self.follow_links)
+        if name in ("", ".", "..") or "\0" in name or (len(name) > _SURELY_FITS and not fits(name, LONGEST_NAME)):
+            raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
+        return folder, name
 
     def absent(self, paths: Iterable[Path]) -> list[Path]:
         """Those of the paths where no file is; every folder is listed once.
@@ -131,32 +147,49 @@ class Root:
         Raises:
             PairError: a file is a link that leaves the root.
         """
-        base = self.path.resolve()
         listed: dict[Path, set[str]] = {}
         missing = []
         for path in paths:
             folder = path.parent
             if folder not in listed:
-                listed[folder] = set()
-                if folder.is_dir():
-                    with os.scandir(folder) as entries:
-                        for entry in entries:
-                            if entry.is_symlink() and not Path(entry.path).resolve().is_relative_to(base):
-                                raise PairError(f"{entry.path!r} is a link that leaves the data folder {self.path}")
-                            if entry.is_file():
-                                listed[folder].add(entry.name)
+                listed[folder] = self._files_in(folder)
             if path.name not in listed[folder]:
                 missing.append(path)
         return missing
 
+    def files_in(self, folder: str) -> set[str]:
+        """Names of the files in a folder that :meth:`parts` gave.
+
+        Raises:
+            PairError: a file is a link that leaves the root.
+        """
+        return self._files_in(self._folders[folder])
+
+    def _files_in(self, folder: Path) -> set[str]:
+        base = self.path.resolve()
+        names: set[str] = set()
+        if not folder.is_dir():
+            return names
+        with os.scandir(folder) as entries:
+            for entry in entries:
+                linked = entry.is_symlink() and not self.follow_links
+                if linked and not Path(entry.path).resolve().is_relative_to(base):
+                    raise PairError(
+                        f"{entry.path!r} is a link that leaves the data folder {self.path}; with follow_links: true it "
+                        "is read"
+                    )
+                if entry.is_file():
+                    names.add(entry.name)
+        return names
+
 
 def split_by_hash(name: str, shares: Sequence[float]) -> str:
     """Split of an id, from its hash alone."""
-    point = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64
+    point = int.from_bytes(hashlib.blake2b(name.encode(errors="surrogatepass"), digest_size=8).digest(), "big") / 2**64
     return "train" if point < shares[0] else "val" if point < shares[0] + shares[1] else "test"
 
 
-def progress(records: list[Record], title: str) -> Sequence[Record]:
+def progress(records: Sequence[Record], title: str) -> Sequence[Record]:
     from tqdm.auto import tqdm
 
     return tqdm(records, title, delay=2.0, leave=False)  # type: ignore[return-value]

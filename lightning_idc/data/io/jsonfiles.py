@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import gzip
-import json
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.paths import describe_start, is_web_page
-from lightning_idc.data.io.tables import Row, short, writable
+from lightning_idc.data.io.tables import Row, parse_json, short, writable
 from lightning_idc.errors import PairError
 
 MOST_BYTES = 2**31
@@ -56,7 +55,7 @@ def read_json(path: Path, kind: type) -> Any:
     """
     text = read_text(path)
     try:
-        value = json.loads(text)
+        value = parse_json(text)
     except (ValueError, RecursionError) as error:
         raise PairError(f"{path} is not readable as JSON ({error}); fetch it again") from None
     if not isinstance(value, kind):
@@ -78,7 +77,7 @@ def read_objects(path: Path) -> list[Row]:
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
-                rows.append(_row(json.loads(line), f"{path}, line {number}"))
+                rows.append(_row(parse_json(line), f"{path}, line {number}"))
             except (ValueError, RecursionError) as error:
                 if isinstance(error, PairError):
                     raise
@@ -94,7 +93,7 @@ def _listed(path: Path) -> Iterator[Row]:
 def _row(value: Any, where: str) -> Row:
     if not isinstance(value, dict):
         raise PairError(f"{where}: expected an object, found {short(value)}")
-    return Row(where, value)
+    return Row(where, 0, value)
 
 
 def needed(row: Row, column: str) -> str:
