@@ -1,4 +1,4 @@
-"""How many pairs a second does the renderer draw on one core, and do its two backends agree?
+"""How many pairs a second does the renderer draw on one core?
 
     python benchmarks/render.py [--pairs 100] [--runs 5] [--out benchmarks/results/render.json]
 
@@ -17,14 +17,11 @@ import tempfile
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-import numpy as np  # noqa: E402 - after the number of threads is set
-
-from lightning_idc.data.synthetic.cache import Key, draw_pair  # noqa: E402
+from lightning_idc.data.synthetic.cache import Key, draw_pair  # noqa: E402 - after the number of threads is set
 from lightning_idc.data.synthetic.modes import load_mode  # noqa: E402
 from lightning_idc.data.synthetic.render import render  # noqa: E402
 from lightning_idc.data.synthetic.scene import Scene  # noqa: E402
@@ -36,7 +33,7 @@ from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, 
 from lightning_idc.data.synthetic.scene import Scene
 import numba
 began = time.process_time()
-render([Scene((), DEFAULT_CAMERA, DEFAULT_LIGHTS)], 64, 64, backend="numba")
+render([Scene((), DEFAULT_CAMERA, DEFAULT_LIGHTS)], 64, 64)
 print(time.process_time() - began)
 """
 
@@ -48,13 +45,13 @@ def scenes(pairs: int) -> list[Scene]:
     return [scene for pair in (draw_pair(key, n) for n in range(pairs)) for scene in (pair.before, pair.after)]
 
 
-def speed(drawn: list[Scene], size: int, backend: Any, runs: int) -> dict[str, float]:
+def speed(drawn: list[Scene], size: int, runs: int) -> dict[str, float]:
     """Pairs a second."""
-    render(drawn[:2], size, size, backend=backend)
+    render(drawn[:2], size, size)
     seconds = []
     for _ in range(runs):
         began = time.process_time()
-        render(drawn, size, size, backend=backend)
+        render(drawn, size, size)
         seconds.append(time.process_time() - began)
     pairs = len(drawn) / 2
     return {"best": pairs / min(seconds), "median": pairs / statistics.median(seconds)}
@@ -80,25 +77,18 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    import torch
     from environment import describe, report
 
-    torch.set_num_threads(1)
     drawn = scenes(options.pairs)
-    few = drawn[:20]
-    (images, seen), (others, others_seen) = (render(few, 64, 64, backend=name) for name in ("numba", "torch"))
     cold, warm = first_call()
     result = {
         "question": "pairs drawn per CPU second of one thread, two antialiased pictures with soft shadows each",
         "pairs": options.pairs,
         "things_per_scene": sum(len(scene.things) for scene in drawn) / len(drawn),
         "runs": options.runs,
-        "numba": {str(size): speed(drawn, size, "numba", options.runs) for size in TARGETS},
-        "torch": {str(size): speed(few, size, "torch", min(options.runs, 3)) for size in TARGETS},
+        "numba": {str(size): speed(drawn, size, options.runs) for size in TARGETS},
         "targets": {str(size): target for size, target in TARGETS.items()},
         "first_call_s": {"compiling": cold, "cached": warm},
-        "backends_differ_of_255": float(np.abs(images.astype(int) - others).mean()),
-        "backends_see_another_thing": float((seen != others_seen).mean()),
         "environment": describe("numba"),
     }
     report(result, options.out)

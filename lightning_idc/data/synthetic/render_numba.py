@@ -18,7 +18,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from lightning_idc.data.synthetic import render as look
+from lightning_idc.data.synthetic import shading
 
 _OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
 
@@ -26,16 +26,16 @@ _f = np.float32
 ZERO, HALF, ONE, TWO = _f(0), _f(0.5), _f(1), _f(2)
 TINY, SMALL, NEAR, FAR = _f(1e-12), _f(1e-7), _f(1e-3), _f(1e9)
 P25, P75, P2, P8 = _f(0.25), _f(0.75), _f(0.2), _f(0.8)
-ALBEDO, HORIZON, ZENITH = _f(look.GROUND_ALBEDO), _f(look.HORIZON), _f(look.ZENITH)
-HAZE4 = _f(look.HAZE**4)
-OCCLUSION, BEVEL = _f(look.OCCLUSION), _f(look.BEVEL)
-RUBBER_GLOSS, METAL_GLOSS, METAL_SHEEN = _f(look.RUBBER_GLOSS), _f(look.METAL_GLOSS), _f(look.METAL_SHEEN)
-METAL_DIFFUSE, METAL_MIRROR, METAL_WHITE = _f(look.METAL_DIFFUSE), _f(look.METAL_MIRROR), _f(look.METAL_WHITE)
-GLOSS_SCALE = _f(1 / look.LIGHT_POWER)
-ENCODE_2, ENCODE_4, ENCODE_1 = (_f(value) for value in look.ENCODE)
-CODES, CONTRAST = _f(255), _f(look.CONTRAST)
-SAMPLES = np.array(look.SAMPLES, np.float32)
-SHARE = _f(1 / (1 + len(look.SAMPLES)))
+ALBEDO, HORIZON, ZENITH = _f(shading.GROUND_ALBEDO), _f(shading.HORIZON), _f(shading.ZENITH)
+HAZE4 = _f(shading.HAZE**4)
+OCCLUSION, BEVEL = _f(shading.OCCLUSION), _f(shading.BEVEL)
+RUBBER_GLOSS, METAL_GLOSS, METAL_SHEEN = _f(shading.RUBBER_GLOSS), _f(shading.METAL_GLOSS), _f(shading.METAL_SHEEN)
+METAL_DIFFUSE, METAL_MIRROR, METAL_WHITE = _f(shading.METAL_DIFFUSE), _f(shading.METAL_MIRROR), _f(shading.METAL_WHITE)
+GLOSS_SCALE = _f(1 / shading.LIGHT_POWER)
+ENCODE_2, ENCODE_4, ENCODE_1 = (_f(value) for value in shading.ENCODE)
+CODES, CONTRAST = _f(255), _f(shading.CONTRAST)
+SAMPLES = np.array(shading.SAMPLES, np.float32)
+SHARE = _f(1 / (1 + len(shading.SAMPLES)))
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
@@ -499,11 +499,11 @@ def _drawer(stamp: int) -> Callable[..., None]:
     return _kept(_draw)
 
 
-# numba looks at the age and length of this file alone; the constants of `render` are compiled in as well
-_draw = _drawer(zlib.crc32((inspect.getsource(look) + inspect.getsource(sys.modules[__name__])).encode()))
+# numba looks at the age and length of this file alone; the constants of `shading` are compiled in as well
+_draw = _drawer(zlib.crc32((inspect.getsource(shading) + inspect.getsource(sys.modules[__name__])).encode()))
 
 
-def draw(packed: look.Packed, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
+def draw(packed: shading.Packed, height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures and maps of the things seen, as `lightning_idc.data.synthetic.render.render` returns them."""
     total = len(packed.counts)
     images = np.empty((total, 3, height, width), np.uint8)

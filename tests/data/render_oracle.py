@@ -1,4 +1,4 @@
-"""The ray tracer in torch: for machines without numba, and for GPUs.
+"""The ray tracer once more, in torch: the oracle of the compiled one.
 
 The formulas are those of `render_numba` in the same order, on flat lists of rays. There are no sums over things or
 lights, whose order could hang on how many are drawn together, only loops; so a scene's picture does not depend on its
@@ -7,18 +7,20 @@ batch.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.data.synthetic import render as look
+from lightning_idc.data.synthetic import shading
+from lightning_idc.data.synthetic.scene import Scene
 
 Vector = tuple[Tensor, Tensor, Tensor]
 
-RAYS = {"cpu": 1 << 15}
-"""Rays traced at once, to stay in the cache of a CPU; elsewhere 2^20, some 500 MB."""
+RAYS = 1 << 15
+"""Rays traced at once, to stay in the cache of a CPU."""
 TINY, SMALL, NEAR, FAR = 1e-12, 1e-7, 1e-3, 1e9
 
 
@@ -108,7 +110,7 @@ def _normal(thing: tuple[Tensor, ...], point: Vector) -> Vector:
     x, y, z = (point[0] - cx) / radius, (point[1] - cy) / radius, point[2] / radius - 1
 
     def bend(value: Tensor) -> Tensor:
-        bent = (value.abs() - (1 - look.BEVEL)).clamp(min=0)
+        bent = (value.abs() - (1 - shading.BEVEL)).clamp(min=0)
         return bent * bent * _sign(value)
 
     u, v, edge = bend(x * cos + y * sin), bend(y * cos - x * sin), bend(z)
@@ -181,7 +183,7 @@ def _open(world: _World, skip: Tensor, point: Vector, normal: Vector) -> Tensor:
         square = (x * x + y * y + z * z).maximum(radius * radius + TINY)
         near = (radius * radius / square - 1 / 36).clamp(min=0)
         taken = taken + torch.where(world.there(k, skip), near * facing / square.sqrt(), 0.0)
-    return (1 - look.OCCLUSION * taken).clamp(min=0)
+    return (1 - shading.OCCLUSION * taken).clamp(min=0)
 
 
 def _lit(
@@ -205,19 +207,19 @@ def _lit(
             narrow = wide * wide
             narrow = narrow * narrow
             narrow = narrow * narrow
-            shine = look.METAL_GLOSS * narrow + look.METAL_SHEEN * wide
-            shine = torch.where(metal > 0, shine, look.RUBBER_GLOSS * eighth) * seen * (1 / look.LIGHT_POWER)
+            shine = shading.METAL_GLOSS * narrow + shading.METAL_SHEEN * wide
+            shine = torch.where(metal > 0, shine, shading.RUBBER_GLOSS * eighth) * seen * (1 / shading.LIGHT_POWER)
             gloss = [value + colour * shine for value, colour in zip(gloss, power, strict=True)]
     return matte, gloss
 
 
 def _backdrop(found: Tensor, point: Vector, rise: Tensor, lit: list[Tensor]) -> list[Tensor]:
-    sky = look.HORIZON + (look.ZENITH - look.HORIZON) * rise.clamp(max=1)
+    sky = shading.HORIZON + (shading.ZENITH - shading.HORIZON) * rise.clamp(max=1)
     square = point[0] * point[0] + point[1] * point[1]
     square = square * square
-    haze = square / (square + look.HAZE**4)
-    keep = (1 - haze) * look.GROUND_ALBEDO
-    return [torch.where(found == -2, sky, haze * look.HORIZON + keep * value) for value in lit]
+    haze = square / (square + shading.HAZE**4)
+    keep = (1 - haze) * shading.GROUND_ALBEDO
+    return [torch.where(found == -2, sky, haze * shading.HORIZON + keep * value) for value in lit]
 
 
 def _reach(origin: Vector, way: Vector, distance: Tensor, found: Tensor) -> Vector:
@@ -255,8 +257,10 @@ def _thing_colour(world: _World, found: Tensor, point: Vector, way: Vector) -> l
     for c in range(3):
         seen = torch.where(other >= 0, their[7 + c] * lit[c], behind[c])
         own_tint = tint[c][rays]
-        white = look.METAL_WHITE + (1 - look.METAL_WHITE) * own_tint
-        shown = own_tint * (look.METAL_DIFFUSE * matte[c][rays] + look.METAL_MIRROR * seen) + gloss[c][rays] * white
+        white = shading.METAL_WHITE + (1 - shading.METAL_WHITE) * own_tint
+        shown = (
+            own_tint * (shading.METAL_DIFFUSE * matte[c][rays] + shading.METAL_MIRROR * seen) + gloss[c][rays] * white
+        )
         colours[c] = colours[c].index_put((rays,), shown)
     return colours
 
@@ -288,15 +292,17 @@ def _trace(world: _World, px: Tensor, py: Tensor, height: int, width: int) -> tu
 def _encode(colours: Tensor) -> Tensor:
     colours = colours.clamp(0, 1)
     root = colours.sqrt()
-    square, fourth, first = look.ENCODE
+    square, fourth, first = shading.ENCODE
     return 255 * (square * root + fourth * root.sqrt() + first * colours).clamp(min=0)
 
 
 def _rough(codes: Tensor, seen: Tensor) -> Tensor:
     """Pixels that differ from one beside, above or below, ``(N, H, W)``."""
     rough = torch.zeros_like(seen, dtype=torch.bool)
-    across = ((codes[:, :, 1:] - codes[:, :, :-1]).abs() > look.CONTRAST).any(-1) | (seen[:, :, 1:] != seen[:, :, :-1])
-    down = ((codes[:, 1:] - codes[:, :-1]).abs() > look.CONTRAST).any(-1) | (seen[:, 1:] != seen[:, :-1])
+    across = ((codes[:, :, 1:] - codes[:, :, :-1]).abs() > shading.CONTRAST).any(-1) | (
+        seen[:, :, 1:] != seen[:, :, :-1]
+    )
+    down = ((codes[:, 1:] - codes[:, :-1]).abs() > shading.CONTRAST).any(-1) | (seen[:, 1:] != seen[:, :-1])
     rough[:, :, 1:] |= across
     rough[:, :, :-1] |= across
     rough[:, 1:] |= down
@@ -305,17 +311,18 @@ def _rough(codes: Tensor, seen: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def draw(packed: look.Packed, height: int, width: int, device: str) -> tuple[np.ndarray, np.ndarray]:
+def render(scenes: Sequence[Scene], height: int, width: int) -> tuple[np.ndarray, np.ndarray]:
     """Pictures and maps of the things seen, as `lightning_idc.data.synthetic.render.render` returns them."""
+    packed = shading.pack(scenes)
     total = len(packed.counts)
-    things, lights = (torch.from_numpy(rows).to(device).permute(2, 1, 0) for rows in (packed.things, packed.lights))
-    cameras = torch.from_numpy(packed.cameras).to(device).T
-    exists = torch.arange(things.shape[1], device=device)[:, None] < torch.from_numpy(packed.counts).to(device)
+    things, lights = (torch.from_numpy(rows).permute(2, 1, 0) for rows in (packed.things, packed.lights))
+    cameras = torch.from_numpy(packed.cameras).T
+    exists = torch.arange(things.shape[1])[:, None] < torch.from_numpy(packed.counts)
 
     def trace(pixels: Tensor, shift: tuple[float, float]) -> tuple[Tensor, Tensor]:
         """Colours and things of flat indices into (N, H, W)."""
         parts = []
-        for some in pixels.split(RAYS.get(pixels.device.type, 1 << 20)):
+        for some in pixels.split(RAYS):
             scene, place = some // (height * width), some % (height * width)
             px, py = (place % width).float() + 0.5 + shift[0], (place // width).float() + 0.5 + shift[1]
             world = _World(things, lights, cameras, scene, things[:5][:, :, scene], exists[:, scene])
@@ -324,14 +331,14 @@ def draw(packed: look.Packed, height: int, width: int, device: str) -> tuple[np.
 
     if not total:
         return np.empty((0, 3, height, width), np.uint8), np.empty((0, height, width), np.int16)
-    linear, seen = trace(torch.arange(total * height * width, device=device), (0.0, 0.0))
+    linear, seen = trace(torch.arange(total * height * width), (0.0, 0.0))
     seen = seen.clamp(min=-1).view(total, height, width)
     codes = _encode(linear)
     pixels = _rough(codes.view(total, height, width, 3), seen).flatten().nonzero()[:, 0]
     if len(pixels):
         mixed = linear[pixels].clamp(max=1)
-        for shift in look.SAMPLES:
+        for shift in shading.SAMPLES:
             mixed = mixed + trace(pixels, shift)[0].clamp(max=1)
-        codes[pixels] = _encode(mixed * (1 / (1 + len(look.SAMPLES))))
+        codes[pixels] = _encode(mixed * (1 / (1 + len(shading.SAMPLES))))
     images = (codes + 0.5).to(torch.uint8).view(total, height, width, 3).permute(0, 3, 1, 2).contiguous()
-    return images.cpu().numpy(), seen.to(torch.int16).cpu().numpy()
+    return images.numpy(), seen.to(torch.int16).numpy()
