@@ -164,7 +164,7 @@ def write_shard(
         batches: record batches; few rows each, so that a row of many pixels is not held a thousandfold.
         schema: of the batches; that of the first one when None.
         keys: names of the rows.
-        about: plain values kept in the description.
+        about: plain values kept in the description; it may be filled while the batches are drawn.
     """
     made: list[Segment] = []
 

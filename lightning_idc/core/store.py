@@ -17,7 +17,17 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.shards import Shard, StoreError, check_shard, is_suspect, open_shard, read_shard, seal, unseal
+from lightning_idc.core.shards import (
+    OPEN_SHARDS,
+    Shard,
+    StoreError,
+    check_shard,
+    is_suspect,
+    open_shard,
+    read_shard,
+    seal,
+    unseal,
+)
 from lightning_idc.files import atomic_write, fingerprint
 
 FORMAT = 2
@@ -84,6 +94,11 @@ def read_manifest(
         told = "; ".join(f"{key} is {found['identity'].get(key)!r}, expected {identity.get(key)!r}" for key in other)
         raise StoreError(f"{folder} was made with other settings ({told}); {remedy}")
     return found
+
+
+def rows_per_shard(rows: int, row_bytes: int) -> int:
+    """Rows of a shard: 256 MB of them, or more where the shards would be too many to stay mapped in random order."""
+    return max(1, int(max(256e6, rows * row_bytes / (0.75 * OPEN_SHARDS)) / max(row_bytes, 1)))
 
 
 class Store:

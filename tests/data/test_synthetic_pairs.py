@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import json
 import pickle
 import shutil
 import subprocess
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from lightning_idc.core.store import write_manifest
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import ObjectCells, SyntheticCells, SyntheticPairs, SyntheticSource
 from lightning_idc.data.synthetic import cache as cache_module
@@ -158,7 +158,9 @@ def test_cells_of_an_empty_picture() -> None:
 def test_number_of_threads_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_module, "CHUNK", 5)
     folders = [ensure(key_of(size=32), tmp_path / str(workers), False, workers) for workers in (1, 3)]
-    for name in ("images.npy", "seen.npy", "records.jsonl", "captions.json"):
+    names = sorted(path.name for path in folders[0].iterdir())
+    assert names == ["manifest.json", "shard-00000.arrow", "shard-00000.json"]
+    for name in names:
         assert (folders[0] / name).read_bytes() == (folders[1] / name).read_bytes()
 
 
@@ -196,23 +198,23 @@ def test_other_versions_and_damage_are_refused(tmp_path: Path) -> None:
     manifest = folder / "manifest.json"
     written = manifest.read_text()
 
-    manifest.write_text(json.dumps({**json.loads(written), "key": {**key.plain(), "version": 0}}))
+    write_manifest(folder, {**key.plain(), "version": 0}, 1)
     with pytest.raises(CacheError, match=rf"version 0 .* this is version {key.version}; delete .*{folder.name}"):
         ensure(key, tmp_path)
-    manifest.write_text(json.dumps({**json.loads(written), "key": {**key.plain(), "seed": 99}}))
+    write_manifest(folder, {**key.plain(), "seed": 99}, 1)
     with pytest.raises(CacheError, match="other settings"):
         ensure(key, tmp_path)
     manifest.write_text(written[:20])
     with pytest.raises(CacheError, match="no readable manifest"):
         ensure(key, tmp_path)
     manifest.write_text(written)
-    images = folder / "images.npy"
+    images = folder / "shard-00000.arrow"
     content = images.read_bytes()
     images.write_bytes(content[:-7])
     with pytest.raises(CacheError, match=f"has {len(content) - 7} bytes, {len(content)} were written"):
         ensure(key, tmp_path)
     images.unlink()
-    with pytest.raises(CacheError, match=r"images.npy is missing"):
+    with pytest.raises(CacheError, match=r"shard-00000\.arrow is missing"):
         ensure(key, tmp_path)
     images.write_bytes(content)
     assert ensure(key, tmp_path) == folder
@@ -250,7 +252,7 @@ def test_what_a_killed_process_left_is_cleared(tmp_path: Path) -> None:
 
 def test_a_disk_that_is_too_small_is_refused_before_rendering(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(cache_module.shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
     monkeypatch.setattr(cache_module, "_chunk", lambda *args: pytest.fail("rendered"))
     with pytest.raises(CacheError, match="needs"):
         ensure(key_of(pairs=2, size=32), tmp_path, progress=False)

@@ -13,14 +13,11 @@ from torch import Tensor
 
 from lightning_idc.core.images import Interpolation
 from lightning_idc.core.shards import StoreError, columns, write_shard
-from lightning_idc.core.store import Store, build, fingerprint_of, shard_name, write_manifest
+from lightning_idc.core.store import Store, build, fingerprint_of, rows_per_shard, shard_name, write_manifest
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
 
 _CHUNK = 32
-_SHARDS = 48
-"""At most, so that all of them stay mapped while pairs are read in random order."""
-_SHARD_BYTES = 256e6
 _TRIED = 16
 _WHAT, _ELSEWHERE = "decoded images", "give cache_images another folder, or take a smaller image_size"
 
@@ -123,8 +120,8 @@ def _write(
 ) -> None:
     from tqdm.auto import tqdm
 
-    count, pair = len(source), 6 * size[0] * size[1]
-    rows = max(1, int(max(_SHARD_BYTES, pair * count / _SHARDS) / pair))
+    count = len(source)
+    rows = rows_per_shard(count, 6 * size[0] * size[1])
     loaded = _in_order(_resized(source, size, interpolation), count)
     pairs = iter(tqdm(loaded, "decoding images", count, unit="pair", delay=2.0, leave=False, disable=None))
     starts = range(0, count, rows)

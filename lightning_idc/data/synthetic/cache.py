@@ -1,28 +1,29 @@
-"""Rendered pairs on disk: made once, by one process, whole or not at all.
-
-A folder holds ``images.npy`` uint8 (N, 2, 3, H, W), ``seen.npy`` int8 (N, 2, H, W), ``records.jsonl`` with its
-``offsets.npy``, ``captions.json`` and, written last, ``manifest.json``. It is filled under another name and renamed
-when it is complete. Files are written in order, never through a memory map: a full disk is then an error, not a crash.
-"""
+"""Rendered pairs on disk: made once, by one process, as a whole or not at all."""
 
 from __future__ import annotations
 
-import errno
-import hashlib
 import json
 import os
-import shutil
-import tempfile
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.types import PairError
+from lightning_idc.core.shards import StoreError, columns, write_shard
+from lightning_idc.core.store import (
+    Store,
+    build,
+    fingerprint_of,
+    read_manifest,
+    rows_per_shard,
+    shard_name,
+    write_manifest,
+)
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
@@ -35,9 +36,8 @@ CHUNK = 64
 
 _ELSEWHERE = "give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
 
-
-class CacheError(PairError):
-    """A folder of rendered pairs that cannot be made or used."""
+CacheError = StoreError
+"""A folder of rendered pairs that cannot be made or used."""
 
 
 def default_cache_dir() -> Path:
@@ -76,8 +76,7 @@ class Key:
     @property
     def folder(self) -> str:
         """Name of the folder, readable and unique to the key."""
-        digest = hashlib.sha256(json.dumps(self.plain(), sort_keys=True).encode()).hexdigest()[:12]
-        return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{digest}"
+        return f"{self.mode}-{self.split}-{self.pairs}x{self.height}x{self.width}-{fingerprint_of(self.plain())[:12]}"
 
     @property
     def bytes(self) -> int:
@@ -104,33 +103,16 @@ def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = No
     Raises:
         CacheError: the folder is damaged or of another version, or cannot be written.
     """
-    from filelock import FileLock
-
     folder = root / key.folder
-    if folder.exists():
-        check(folder, key)
-        return folder
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        with FileLock(root / f"{key.folder}.lock"):
-            if not folder.exists():
-                for left in root.glob(f".{key.folder}.*"):
-                    shutil.rmtree(left)  # by a process that was killed: whoever renders holds the lock
-                _render(key, folder, progress, workers or os.cpu_count() or 1)
-    except OSError as error:
-        if error.errno == errno.ENOSPC:
-            raise _full(key, root) from error
-        raise CacheError(f"cannot write rendered pairs to {root}: {error}; {_ELSEWHERE}") from error
-    check(folder, key)
-    return folder
-
-
-def _full(key: Key, root: Path) -> CacheError:
-    available = shutil.disk_usage(root).free
-    return CacheError(
-        f"{key.mode} {key.split} needs {key.bytes / 1e6:.0f} MB in {root}, where {available / 1e6:.0f} MB are free; "
-        f"nothing was kept. Make room, take fewer or smaller pairs, or {_ELSEWHERE}"
+    build(
+        folder,
+        lambda draft: _render(key, draft, progress, workers or os.cpu_count() or 1),
+        key.bytes,
+        f"{key.mode} {key.split}",
+        "take fewer or smaller pairs, or give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE",
     )
+    open_pairs(folder, key).check()
+    return folder
 
 
 def _chunk(key: Key, start: int) -> tuple[np.ndarray, np.ndarray, list[dict[str, Any]], list[list[str]]]:
@@ -166,62 +148,37 @@ def _chunks(key: Key, workers: int) -> Iterator[Any]:
 def _render(key: Key, folder: Path, progress: bool, workers: int) -> None:
     from tqdm.auto import tqdm
 
-    root = folder.parent
-    if shutil.disk_usage(root).free < key.bytes:
-        raise _full(key, root)
-    draft = Path(tempfile.mkdtemp(prefix=f".{key.folder}.", dir=root))
-    try:
-        shapes = {"images": ("|u1", (3, key.height, key.width)), "seen": ("|i1", (key.height, key.width))}
-        files = {name: open(draft / f"{name}.npy", "wb") for name in shapes}  # noqa: SIM115 - closed below
-        offsets, captions, kinds = [0], [], []
-        bar = tqdm(
-            total=key.pairs, desc=f"rendering {key.mode} {key.split}", unit="pair", disable=None if progress else True
-        )
-        with bar, files["images"], files["seen"], open(draft / "records.jsonl", "wb") as lines:
-            for name, (kind, shape) in shapes.items():
-                header = {"descr": kind, "fortran_order": False, "shape": (key.pairs, 2, *shape)}
-                np.lib.format.write_array_header_1_0(files[name], header)
-            for images, seen, records, texts in _chunks(key, workers):
-                files["images"].write(np.ascontiguousarray(images).data)
-                files["seen"].write(np.ascontiguousarray(seen).data)
-                for record in records:
-                    offsets.append(offsets[-1] + lines.write(json.dumps(record).encode() + b"\n"))
-                    kinds.append(record["change_type"])
-                captions.extend(texts)
-                bar.update(len(records))
-        np.save(draft / "offsets.npy", np.array(offsets))
-        (draft / "captions.json").write_text(json.dumps({"captions": captions, "kinds": kinds}))
-        sizes = {path.name: path.stat().st_size for path in sorted(draft.iterdir())}
-        (draft / "manifest.json").write_text(json.dumps({"key": key.plain(), "sizes": sizes}, indent=1))
-        draft.chmod(0o755)
-        draft.rename(folder)
-    except BaseException:  # Ctrl-C too leaves nothing behind
-        shutil.rmtree(draft, ignore_errors=True)
-        raise
+    chunks = _chunks(key, workers)
+    each = -(-rows_per_shard(key.pairs, key.bytes // key.pairs) // CHUNK)  # chunks per shard
+    shards = -(-key.pairs // (CHUNK * each))
+    store = write_manifest(folder, key.plain(), shards)
+    what = f"rendering {key.mode} {key.split}"
+    with tqdm(total=key.pairs, desc=what, unit="pair", disable=None if progress else True) as bar:
+        for number in range(shards):
+            about: dict[str, list[Any]] = {"captions": [], "kinds": []}
+            batches = _batches(islice(chunks, each), about, bar)
+            write_shard(folder / f"{shard_name(number)}.arrow", store, batches, about=about)
 
 
-def check(folder: Path, key: Key) -> None:
-    """Refuse a folder that is not exactly what the key asks for.
+def _batches(chunks: Iterator[Any], about: dict[str, list[Any]], bar: Any) -> Iterator[Any]:
+    """Record batches of chunks; captions and types of change go into ``about``, where they are read without a shard."""
+    for images, seen, records, texts in chunks:
+        about["captions"] += texts
+        about["kinds"] += [record["change_type"] for record in records]
+        bar.update(len(records))
+        yield columns(images=images, seen=seen, truth=[json.dumps(record) for record in records])
+
+
+def open_pairs(folder: Path, key: Key) -> Store:
+    """The rendered pairs of a key.
 
     Raises:
-        CacheError: another version wrote it, or files are missing or cut short.
+        CacheError: the folder is not exactly what the key asks for: another version wrote it, or shards are missing.
     """
-    remedy = f"delete {folder} and run again: it will be rendered anew"
-    try:
-        manifest = json.loads((folder / "manifest.json").read_text())
-        found, sizes = manifest["key"], manifest["sizes"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CacheError(f"{folder} holds no readable manifest.json ({error}); {remedy}") from error
-    if found.get("version") != key.version:
+    what, remedy = "rendered pairs", f"delete {folder} and run again: it will be rendered anew"
+    version = read_manifest(folder, what, remedy)["identity"].get("version")
+    if version != key.version:
         raise CacheError(
-            f"{folder} was rendered by version {found.get('version')} of the synthetic data, this is version "
-            f"{key.version}; {remedy}"
+            f"{folder} was rendered by version {version} of the synthetic data, this is version {key.version}; {remedy}"
         )
-    if found != key.plain():
-        raise CacheError(f"{folder} was rendered with other settings, {found}; expected {key.plain()}; {remedy}")
-    for name, size in sizes.items():
-        path = folder / name
-        actual = path.stat().st_size if path.exists() else None
-        if actual != size:
-            is_now = "is missing" if actual is None else f"has {actual} bytes"
-            raise CacheError(f"{path} {is_now}, {size} were written; {remedy}")
+    return Store(folder, what, remedy, key.plain())

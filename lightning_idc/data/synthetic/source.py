@@ -12,7 +12,7 @@ import torch
 
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.source import PairSource
-from lightning_idc.data.synthetic.cache import Key, ensure
+from lightning_idc.data.synthetic.cache import Key, ensure, open_pairs
 
 
 class SyntheticSource(PairSource):
@@ -35,17 +35,13 @@ class SyntheticSource(PairSource):
         self._open()
 
     def _open(self) -> None:
-        # plain arrays over the mapped files: slices of the memmap class cost more
-        self.images = np.asarray(np.load(self.folder / "images.npy", mmap_mode="r"))
-        self.seen = np.asarray(np.load(self.folder / "seen.npy", mmap_mode="r"))
-        self._records = np.asarray(np.memmap(self.folder / "records.jsonl", np.uint8, "r"))
-        self._offsets: list[int] = np.load(self.folder / "offsets.npy").tolist()
-        texts = json.loads((self.folder / "captions.json").read_text())
-        self._captions: list[list[str]] = texts["captions"]
-        self._kinds: list[str] = texts["kinds"]
+        store = open_pairs(self.folder, self.key)
+        self.images, self.seen, self._truth = (store.column(name) for name in ("images", "seen", "truth"))
+        self._captions: list[list[str]] = [texts for shard in store.shards for texts in shard.about["captions"]]
+        self._kinds: list[str] = [kind for shard in store.shards for kind in shard.about["kinds"]]
 
     def __getstate__(self) -> dict[str, Any]:
-        # a pickled memory map is a copy of the whole file; workers open their own
+        # captions would be copied to every worker; they are read again instead
         return {"key": self.key, "folder": self.folder, "ids": self.ids}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -65,18 +61,18 @@ class SyntheticSource(PairSource):
 
     def truth(self, index: int) -> dict[str, Any]:
         """Everything known about a pair, in plain types: see `truth.measure`."""
-        start, end = self._offsets[index], self._offsets[index + 1]
-        return json.loads(self._records[start:end].tobytes())
+        return json.loads(self._truth[index])
 
     def load(self, index: int) -> PairSample:
         """One pair with its images, references, boxes, masks and truth."""
         truth = self.truth(index)
         before, after = torch.from_numpy(np.array(self.images[index]))
-        masks = np.empty(self.seen.shape[1:], bool)
+        seen = self.seen[index]
+        masks = np.empty(seen.shape, bool)
         for side, name in enumerate(("before", "after")):
             involved = np.zeros(len(truth[name]["things"]) + 1, bool)  # index -1, nothing seen, reads the last
             involved[[thing for change in truth["changes"] for thing in change[name]]] = True
-            masks[side] = involved[self.seen[index, side]]
+            masks[side] = involved[seen[side]]
         empty = [math.nan] * 4
         boxes = [[box or empty for box in change] for change in truth["boxes"]]
         return PairSample(
