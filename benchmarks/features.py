@@ -71,7 +71,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             plain = train(backbone, int(size), given.pairs, given.epochs, None)
             cached = train(backbone, int(size), given.pairs, given.epochs, CacheFeatures(folder))
-            kept = sum(path.stat().st_size for path in Path(folder).rglob("*.bin"))
+            kept = sum(path.stat().st_size for path in Path(folder).rglob("*.arrow"))
         found[told] = {
             "images_per_second": {name: 1 / seconds for name, seconds in cached.timed.items()},
             "seconds_per_epoch": {"computed": plain.seconds, "cached": cached.seconds},

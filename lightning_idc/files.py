@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -104,6 +104,11 @@ def digest(*parts: Any) -> str:
         >>> digest("a", b"b") == digest("ab")
         True
     """
+    return digest_of_all(parts)
+
+
+def digest_of_all(parts: Iterable[Any]) -> str:
+    """:func:`digest` of parts that are made as they are asked for."""
     found = hashlib.blake2b(digest_size=DIGEST_BYTES)
     for part in parts:
         found.update(part.encode(errors="surrogatepass") if isinstance(part, str) else part)

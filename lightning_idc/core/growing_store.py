@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from lightning_idc.core.store import MANIFEST, Store, fingerprint_of, read_manif
 class GrowingStore(Store):
     """Rows by name, to which many processes may add at once; what others add is seen when the store is opened.
 
-    Shards whose description is missing or damaged are not read, so that their rows count as never written.
+    The shards are in the order in which they were begun. Those whose description is missing or damaged are not read, so
+    that their rows count as never written.
 
     Args:
         folder: of the store; need not exist.
@@ -55,6 +58,15 @@ class GrowingStore(Store):
             self.manifest = {"fingerprint": fingerprint_of(known), "identity": known, "shards": None}
             self._set_shards(self._described())
 
+    def _shard(self, name: str) -> Shard | None:
+        shard = super()._shard(name)
+        if shard is None or not shard.growing:
+            return shard
+        # a tail that a killed process left half written was never there
+        size = shard.path.stat().st_size
+        whole = tuple(segment for segment in shard.segments if segment.end <= size)
+        return replace(shard, segments=whole) if whole else None
+
     def _set_shards(self, shards: Iterable[Shard]) -> None:
         super()._set_shards(shards)
         self.rows = {}
@@ -76,7 +88,7 @@ class GrowingStore(Store):
             grown = append_segment(self._own, store, batch, names)
         if grown is None:
             self._begin()
-            fresh = Shard(self.folder / f"{uuid.uuid4().hex}.arrow", (), True, self.remedy)
+            fresh = Shard(self.folder / f"{time.time_ns():020}-{uuid.uuid4().hex[:8]}.arrow", (), True, self.remedy)
             grown = append_segment(fresh, store, batch, names)
             assert grown is not None, "a new file is empty"
             self._extend(grown, names)

@@ -12,7 +12,7 @@ import errno
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -167,6 +167,11 @@ class Store:
     def column(self, name: str) -> Column:
         """One column, by position."""
         return Column(self, name)
+
+    def batches(self) -> Iterator[Any]:
+        """All rows as Arrow's record batches."""
+        for shard in self.shards:
+            yield from open_shard(shard).batches
 
     def locate(self, index: int) -> tuple[Shard, int]:
         """Shard of a row and its position in it."""

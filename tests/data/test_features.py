@@ -89,16 +89,33 @@ def test_the_disk_is_used_only_where_it_is_faster(tmp_path: Path, monkeypatch: p
 def test_a_half_written_tail_is_not_read(tmp_path: Path) -> None:
     store = FeatureStore(tmp_path, np.dtype(np.float32))
     digests = [bytes([n]) * 16 for n in range(3)]
-    store.add(digests, np.arange(12, dtype=np.float32).reshape(3, 2, 2))
+    values = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    store.add(digests[:2], values[:2])
+    store.add(digests[2:], values[2:])
     other = FeatureStore(tmp_path, np.dtype(np.float32))
     other.add([b"x" * 16], np.full((1, 2, 2), 7, np.float32))
-    (data,) = (path for path in tmp_path.glob("*.bin") if path.stat().st_size > 20)
+    (data,) = (path for path in tmp_path.glob("*.arrow") if digests[2].hex() in path.with_suffix(".json").read_text())
     data.write_bytes(data.read_bytes()[:-3])
     reopened = pickle.loads(pickle.dumps(store))
     assert len(reopened) == 3 and digests[2] not in reopened
     assert reopened.read([digests[1], b"x" * 16]).tolist() == [[[4, 5], [6, 7]], [[7, 7], [7, 7]]]
     with pytest.raises(PairError, match="of shape"):
         reopened.add([b"y" * 16], np.zeros((1, 5), np.float32))
+
+
+def test_damaged_features_are_computed_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    batch, encoder = images(4), Encoder()
+    expected = CachedEncoder(encoder, "imagenet", tmp_path, always=True)(batch)
+    for where in (-1, 700, 2000):
+        (data,) = tmp_path.glob("*/*.arrow")
+        content = bytearray(data.read_bytes())
+        content[where % len(content)] ^= 4
+        data.write_bytes(content)
+        encoder.images = 0
+        assert torch.equal(CachedEncoder(encoder, "imagenet", tmp_path, always=True)(batch), expected)
+        assert encoder.images == 4 and "computed anew: " in capsys.readouterr().out
+        again = CachedEncoder(encoder, "imagenet", tmp_path, always=True)
+        assert torch.equal(again(batch), expected) and encoder.images == 4
 
 
 def test_processes_add_to_one_store_at_once(tmp_path: Path) -> None:

@@ -191,7 +191,7 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
 def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:
     pairs = data(tmp_path)
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
-    records = [path for path in (tmp_path / "frames").glob("*.json") if path.name != "settings.json"]
-    lost = json.loads(records[0].read_text())["ids"]
+    records = [path for path in (tmp_path / "frames").glob("*.json") if path.name != "manifest.json"]
+    lost = json.loads(records[0].read_text())["keys"]
     records[0].unlink()
     assert len(ProcedureFolder(tmp_path / "frames")) == 7 - len(lost)

@@ -6,22 +6,21 @@ prepared. So nothing stale is read, whatever shuffles, mixes or augments the pai
 
 from __future__ import annotations
 
-import hashlib
-import os
 import re
 import time
-import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.growing_store import GrowingStore
+from lightning_idc.core.shards import StoreError
 from lightning_idc.core.types import PairError
+from lightning_idc.files import digest, digest_of_all
 
-_DIGEST = 16
 _SAME = 0.05
 
 
@@ -74,7 +73,13 @@ class FeatureCache:
             if len(new) == len(images):
                 return fresh
         kept = sorted(set(range(len(images))) - set(new))
-        read = torch.from_numpy(self.store.read([digests[place] for place in kept])).float().to(images.device)
+        try:
+            read = torch.from_numpy(self.store.read([digests[place] for place in kept])).float().to(images.device)
+        except StoreError as error:
+            if all(digests[place] in self.store for place in kept):
+                raise  # nothing is damaged, so it would happen again
+            print(f"features are computed anew: {error}", flush=True)
+            return self._through_disk(images)
         if fresh is None:
             return read
         features = fresh.new_empty(len(images), *fresh.shape[1:])
@@ -102,8 +107,8 @@ class FeatureCache:
 class FeatureStore:
     """Features of one shape by the digest of their image; many processes may add at once.
 
-    Each process appends to a file of its own, ``*.bin`` with its ``*.idx``; a tail that a killed process left half
-    written is not read. What others add is seen when the store is opened.
+    Each process appends to a file of its own. What others add is seen when the store is opened; what is damaged is
+    removed and counts as never written.
 
     Args:
         folder: of the files.
@@ -111,27 +116,20 @@ class FeatureStore:
     """
 
     def __init__(self, folder: Path, kind: np.dtype) -> None:
-        self.folder, self.kind = folder, kind
-        self.shape: tuple[int, ...] | None = None
-        self._places: dict[bytes, tuple[Path, int]] = {}
-        self._files: dict[Path, BinaryIO] = {}
-        self._own: Path | None = None
-        self._count = self._process = self.written = 0
-        for index in sorted(folder.glob("*.idx")) if folder.is_dir() else []:
-            self._open(index)
+        self.folder, self.kind, self.written = folder, kind, 0
+        identity = {"features": folder.name, "numbers": kind.name}
+        self._store = GrowingStore(folder, "features", f"delete {folder} and run again", identity)
+        self._features = self._store.column("features")
+        self._shape: tuple[int, ...] | None = None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._store.rows)
 
-    def __contains__(self, digest: bytes) -> bool:
-        return digest in self._places
+    def __contains__(self, name: bytes) -> bool:
+        return name.hex() in self._store.rows
 
-    def __getstate__(self) -> dict[str, object]:
-        # open files cannot be copied; a copy opens the store anew
-        return {"folder": self.folder, "kind": self.kind}
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        FeatureStore.__init__(self, **state)  # type: ignore[arg-type]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return FeatureStore, (self.folder, self.kind)  # a copy opens the store anew
 
     def add(self, digests: Sequence[bytes], features: np.ndarray) -> None:
         """Keep features ``(N, ...)``.
@@ -139,61 +137,39 @@ class FeatureStore:
         Raises:
             PairError: they have another shape than those before them, or cannot be written.
         """
-        if self.shape is None:
-            self.shape = features.shape[1:]
-        if features.shape[1:] != self.shape:
+        while self._shape is None and len(self._store):
+            try:
+                self._shape = self._features[0].shape
+            except StoreError:
+                if not self._store.discard_damaged():
+                    raise
+        self._shape = features.shape[1:] if self._shape is None else self._shape
+        if features.shape[1:] != self._shape:
             raise PairError(
-                f"{self.folder} holds features of shape {self.shape}, these are {features.shape[1:]}; give them a "
+                f"{self.folder} holds features of shape {self._shape}, these are {features.shape[1:]}; give them a "
                 "folder of their own"
             )
+        first = {digest: row for row, digest in reversed([*enumerate(digests)]) if digest not in self}
+        if not first:
+            return
+        kept = features[sorted(first.values())].astype(self.kind, copy=False)
         try:
-            # never the file of the process that this one was forked from
-            if self._own is None or self._process != os.getpid():
-                self.folder.mkdir(parents=True, exist_ok=True)
-                self._own = self.folder / f"{uuid.uuid4().hex}.bin"
-                self._own.with_suffix(".idx").write_bytes(_header(self.shape))
-                self._process, self._count = os.getpid(), 0
-            with open(self._own, "ab") as data, open(self._own.with_suffix(".idx"), "ab") as index:
-                for digest, feature in zip(digests, features, strict=True):
-                    if digest in self._places:
-                        continue
-                    data.write(np.ascontiguousarray(feature, self.kind).data)
-                    data.flush()  # the index names only what is there
-                    index.write(digest)
-                    self._places[digest] = self._own, self._count
-                    self._count += 1
-                    self.written += feature.size * self.kind.itemsize
+            self._store.add([digests[row].hex() for row in sorted(first.values())], features=kept)
         except OSError as error:
             raise PairError(f"cannot write features to {self.folder}: {error}; give them another folder") from error
+        self.written += kept.nbytes
 
     def read(self, digests: Sequence[bytes]) -> np.ndarray:
-        """Features of images that are all there, ``(N, ...)``."""
-        assert self.shape is not None
-        found = np.empty((len(digests), *self.shape), self.kind)
-        size = found[0].nbytes
-        for row, digest in enumerate(digests):
-            path, place = self._places[digest]
-            if path not in self._files:
-                self._files[path] = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the store
-            raw = os.pread(self._files[path].fileno(), size, place * size)
-            if len(raw) != size:
-                raise PairError(f"{path} has been cut short; delete {self.folder} and run again")
-            found[row] = np.frombuffer(raw, self.kind).reshape(self.shape)
-        return found
+        """Features of images that are all there, ``(N, ...)``.
 
-    def _open(self, index: Path) -> None:
-        raw, data = index.read_bytes(), index.with_suffix(".bin")
-        line, _, digests = raw.partition(b"\n")
+        Raises:
+            StoreError: some are damaged, which are no longer there then.
+        """
         try:
-            shape = tuple(map(int, line.split()))
-        except ValueError:
-            return
-        size = int(np.prod(shape)) * self.kind.itemsize
-        if not data.is_file() or size == 0 or self.shape not in (None, shape):
-            return
-        self.shape = shape
-        for place in range(min(len(digests) // _DIGEST, data.stat().st_size // size)):
-            self._places.setdefault(digests[place * _DIGEST : (place + 1) * _DIGEST], (data, place))
+            return np.stack([self._features[self._store.rows[digest.hex()]] for digest in digests])
+        except StoreError:
+            self._store.discard_damaged()
+            raise
 
 
 def folder_of(root: Path, encoder: nn.Module, name: str, *facts: str) -> Path:
@@ -202,21 +178,18 @@ def folder_of(root: Path, encoder: nn.Module, name: str, *facts: str) -> Path:
     return root.expanduser() / f"{called}-{weights_digest(encoder)}"
 
 
-def _header(shape: Sequence[int]) -> bytes:
-    return " ".join(map(str, shape)).encode() + b"\n"
-
-
 def image_digest(image: Tensor) -> bytes:
     """Digest of an image's size and bytes."""
-    digest = hashlib.blake2b(repr(tuple(image.shape)).encode(), digest_size=_DIGEST)
-    digest.update(image.contiguous().numpy().data)
-    return digest.digest()
+    return bytes.fromhex(digest(repr(tuple(image.shape)), image.contiguous().numpy().data))
 
 
 def weights_digest(module: nn.Module) -> str:
     """Digest of all weights and buffers of a module, those that no checkpoint keeps included, and of its structure."""
-    digest = hashlib.sha256(repr(module).encode())
-    for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
-        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        digest.update(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()[:16]
+
+    def parts() -> Iterator[Any]:
+        yield repr(module)
+        for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
+            yield f"{name} {tensor.dtype} {tuple(tensor.shape)}"
+            yield tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    return digest_of_all(parts())[:16]

@@ -15,8 +15,9 @@ from torch import Tensor, nn
 from lightning_idc.core.addon import AUX, TrainingStep
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, is_rank_zero
+from lightning_idc.core.growing_store import GrowingStore
+from lightning_idc.core.store import read_manifest
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
-from lightning_idc.files import save
 
 Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
 """Checksum of the pixels and summed log-probability, by pair and token ids."""
@@ -157,13 +158,13 @@ class MovingAverage(FrozenCopy):
 class CachedScores(ReferencePolicy):
     """Scores of another reference policy, computed once per pair and caption and kept on disk.
 
-    An entry belongs to the reference's weights, the pair's id, its pixels and the caption's tokens. Other weights
-    refuse the whole file; other pixels (a transform, another size, an edited file) make the entry stale: it is computed
+    An entry belongs to the reference's weights, the pair's id, its pixels and the caption's tokens. Scores of other
+    weights are refused; other pixels (a transform, another size, an edited file) make an entry stale: it is computed
     anew. ``stale`` and ``computed`` count what was.
 
     Args:
         reference: computes what is missing; None to refuse instead, which saves its memory.
-        path: file to start from and to keep the scores in, written at every checkpoint and at the end; None keeps
+        path: folder to start from and to keep the scores in, added to at every checkpoint and at the end; None keeps
             them in memory and in checkpoints. Either way a run that was killed goes on with the very numbers that it
             had: computed anew in another batch they could differ in their last digits.
     """
@@ -180,6 +181,7 @@ class CachedScores(ReferencePolicy):
         self.path = None if path is None else Path(path)
         self.stale = self.computed = 0
         self._scores: Scores = {}
+        self._stored: Scores = {}
         self._weights = ""
         self._read = False
 
@@ -187,13 +189,14 @@ class CachedScores(ReferencePolicy):
         self._weights = fingerprint(host)
         if self.reference is not None:
             self.reference.connect(host)
-        elif not (self.path is not None and self.path.is_file()):
+        elif not (self.path is not None and self.path.exists()):
             raise PairError(f"there are no scores at {str(self.path)!r}; give CachedScores a reference to compute them")
 
     def advance(self, step: TrainingStep) -> None:
         # not in connect: a checkpoint that a run resumes from says later whose scores they shall be
-        if not self._read and self.path is not None and self.path.is_file():
-            self._scores = {**read_scores(self.path, self._weights), **self._scores}
+        if not self._read and self.path is not None and self.path.exists():
+            self._stored = read_scores(self.path, self._weights)
+            self._scores = {**self._stored, **self._scores}
         self._read = True
 
     @torch.no_grad()
@@ -233,9 +236,15 @@ class CachedScores(ReferencePolicy):
     def save(self) -> None:
         if self.path is None:
             return
-        content = {"weights": self._weights, "scores": self._rows()}
-        if is_rank_zero():
-            save(self.path, lambda path: torch.save(content, path))
+        self._gather()
+        fresh = {key: entry for key, entry in self._scores.items() if self._stored.get(key) != entry}
+        if fresh and is_rank_zero():
+            try:
+                append_scores(self.path, self._weights, fresh)
+            except OSError as error:
+                print(f"could not write scores to {self.path}: {error}; make room there, or name another folder")
+            else:
+                self._stored = dict(self._scores)
 
     def beyond_weights(self) -> dict[str, Any]:
         return {"scores": self._rows()} if self.path is None else {}
@@ -243,8 +252,11 @@ class CachedScores(ReferencePolicy):
     def restore(self, kept: dict[str, Any]) -> None:
         self._scores = from_rows(kept.get("scores", []))
 
-    def _rows(self) -> list[Row]:
+    def _gather(self) -> None:
         self._scores = {key: entry for part in all_gather_object(self._scores) for key, entry in part.items()}
+
+    def _rows(self) -> list[Row]:
+        self._gather()
         return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
 
 
@@ -253,22 +265,37 @@ def from_rows(rows: list[Row]) -> Scores:
     return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in rows}
 
 
+def append_scores(path: Path, weights: str, scores: Scores) -> None:
+    """Add scores to a folder; a later one of the same pair and caption counts.
+
+    Args:
+        path: of the folder.
+        weights: fingerprint of the reference policy.
+        scores: to add.
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    (ids, tokens), (pixels, values) = zip(*scores, strict=True), zip(*scores.values(), strict=True)
+    store = GrowingStore(path, identity={"weights": weights})
+    store.add([], id=list(ids), tokens=list(tokens), pixels=list(pixels), value=list(values))
+
+
 def read_scores(path: Path, weights: str) -> Scores:
     """Scores that :class:`CachedScores` kept.
 
     Raises:
-        PairError: the file cannot be read, or holds the scores of other weights.
+        PairError: the folder holds no scores, damaged ones, or those of other weights.
     """
-    try:
-        found = torch.load(path, weights_only=True)
-    except Exception as error:
-        raise PairError(f"{str(path)!r} is no file of CachedScores: {error}; remove it") from error
-    if found["weights"] != weights:
+    what, remedy = "scores of CachedScores", "remove it to have them computed, or name another folder"
+    found = read_manifest(path, what, remedy)["identity"].get("weights", "")
+    if found != weights:
         raise PairError(
-            f"the scores in {str(path)!r} are stale: they come from weights {found['weights'][:8]}, the reference "
-            f"policy has {weights[:8]}; name another file, or remove this one to have them computed"
+            f"the scores in {str(path)!r} are stale: they come from weights {found[:8]}, the reference policy has "
+            f"{weights[:8]}; {remedy}"
         )
-    return from_rows(found["scores"])
+    rows = (row for batch in GrowingStore(path, what, remedy).batches() for row in batch.to_pylist())
+    return {(row["id"], tuple(row["tokens"])): (row["pixels"], row["value"]) for row in rows}
 
 
 def fingerprint(host: PairCaptioner) -> str:

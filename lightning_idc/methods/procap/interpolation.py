@@ -77,8 +77,7 @@ class FrameInterpolator(LightningModule):
 
     def on_predict_start(self) -> None:
         kinds = [type(part).__qualname__ if part is not None else None for part in (self.midpoint, self.similarity)]
-        if self.trainer.is_global_zero:
-            self.procedures.settle({"frames": self.frames, "midpoint": kinds[0], "similarity": kinds[1]})
+        self.procedures.check_settings({"frames": self.frames, "midpoint": kinds[0], "similarity": kinds[1]})
         self.trainer.strategy.barrier()
         self._earlier = len(self.procedures)
 
