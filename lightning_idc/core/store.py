@@ -282,8 +282,15 @@ def faults(folder: Path) -> list[str]:
             check_shard(shard, again=True)
         except StoreError as error:
             found.append(str(error))
-    lost = sorted({*folder.glob("*.arrow")} - {shard.path for shard in store.shards})
-    return found + [f"{path} has no readable description, so its rows are not read" for path in lost]
+        side = shard.path.with_suffix(".json")
+        if len(side.read_bytes().splitlines()) > len(shard.segments):
+            found.append(f"{side} has lines that are damaged, so their rows are not read")
+    described = {shard.path for shard in store.shards}
+    lost = {*folder.glob("*.arrow")} - described
+    found += [f"{path} has no readable description, so its rows are not read" for path in sorted(lost)]
+    sides = {path for path in folder.glob("*.json") if path.name != MANIFEST}
+    lost = {path.with_suffix(".arrow") for path in sides} - described - lost
+    return found + [f"{path} is missing" for path in sorted(lost)]
 
 
 def stores_below(folder: Path) -> list[Path]:

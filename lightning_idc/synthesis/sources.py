@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 from pathlib import Path
 
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.files import file_digest, fingerprint
 from lightning_idc.synthesis.records import Record, encode_png
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
-
-
-def _hashed(parts: Iterable[object]) -> str:
-    seen = hashlib.sha256()
-    for part in parts:
-        seen.update(repr(part).encode())
-    return seen.hexdigest()
 
 
 class ImageFolder:
@@ -46,9 +40,10 @@ class ImageFolder:
             raise PairError(f"copies is {copies}; expected at least 1")
         self.copies = copies
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
-        return _hashed([self.copies, *((name, self.path(name).stat().st_size) for name in self.names)])
+        """Of the files' content, not their times: a folder may be moved or copied between two runs."""
+        return fingerprint([self.copies, [[name, file_digest(self.path(name))] for name in self.names]])
 
     def __len__(self) -> int:
         return len(self.names) * self.copies
@@ -77,7 +72,7 @@ class Pairs:
 
     @property
     def fingerprint(self) -> str:
-        return _hashed([*self.kind, *self.pairs.ids])
+        return fingerprint([self.kind, list(self.pairs.ids), self.pairs.fingerprint()])
 
     def __len__(self) -> int:
         return len(self.pairs)
@@ -114,7 +109,7 @@ class Sentences:
 
     @property
     def fingerprint(self) -> str:
-        return _hashed(self.texts)
+        return fingerprint(self.texts)
 
     def __len__(self) -> int:
         return len(self.texts)

@@ -64,26 +64,28 @@ class FeatureCache:
 
     def _through_disk(self, images: Tensor) -> Tensor:
         digests = [image_digest(image) for image in images.cpu()]
+        while True:
+            kept = len(self.store)
+            try:
+                return self._read_or_encoded(images, digests)
+            except StoreError as error:
+                if len(self.store) >= kept:
+                    raise  # nothing was removed, so it would happen again
+                print(f"features are computed anew: {error}", flush=True)
+
+    def _read_or_encoded(self, images: Tensor, digests: list[bytes]) -> Tensor:
         new = [place for place, digest in enumerate(digests) if digest not in self.store]
-        fresh = None
-        if new:
-            fresh = self._encoded(images[new]).float()
-            if self.store.written + fresh.numel() * self.store.kind.itemsize <= self.most_bytes:
-                self.store.add([digests[place] for place in new], fresh.cpu().numpy())
-            if len(new) == len(images):
-                return fresh
         kept = sorted(set(range(len(images))) - set(new))
-        try:
-            read = torch.from_numpy(self.store.read([digests[place] for place in kept])).float().to(images.device)
-        except StoreError as error:
-            if all(digests[place] in self.store for place in kept):
-                raise  # nothing is damaged, so it would happen again
-            print(f"features are computed anew: {error}", flush=True)
-            return self._through_disk(images)
-        if fresh is None:
-            return read
+        read = self.store.read([digests[place] for place in kept]) if kept else None
+        if not new:
+            return torch.from_numpy(read).float().to(images.device)
+        fresh = self._encoded(images[new]).float()
+        if self.store.written + fresh.numel() * self.store.kind.itemsize <= self.most_bytes:
+            self.store.add([digests[place] for place in new], fresh.cpu().numpy())
+        if read is None:
+            return fresh
         features = fresh.new_empty(len(images), *fresh.shape[1:])
-        features[new], features[kept] = fresh, read
+        features[new], features[kept] = fresh, torch.from_numpy(read).float().to(images.device)
         return features
 
     def _timed(self, images: Tensor) -> Tensor:
@@ -136,14 +138,10 @@ class FeatureStore:
 
         Raises:
             PairError: they have another shape than those before them, or cannot be written.
+            StoreError: those before them are damaged, and are removed.
         """
-        while self._shape is None and len(self._store):
-            try:
-                self._shape = self._features[0].shape
-            except StoreError:
-                if not self._store.discard_damaged():
-                    raise
-        self._shape = features.shape[1:] if self._shape is None else self._shape
+        if self._shape is None:
+            self._shape = self._row(0).shape if len(self._store) else features.shape[1:]
         if features.shape[1:] != self._shape:
             raise PairError(
                 f"{self.folder} holds features of shape {self._shape}, these are {features.shape[1:]}; give them a "
@@ -165,8 +163,11 @@ class FeatureStore:
         Raises:
             StoreError: some are damaged, which are no longer there then.
         """
+        return np.stack([self._row(self._store.rows[digest.hex()]) for digest in digests])
+
+    def _row(self, index: int) -> np.ndarray:
         try:
-            return np.stack([self._features[self._store.rows[digest.hex()]] for digest in digests])
+            return self._features[index]
         except StoreError:
             self._store.discard_damaged()
             raise

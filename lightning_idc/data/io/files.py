@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.tables import short
+from lightning_idc.files import digest_of_all
 
 _Seen = tuple[int, int] | str
 _SURELY_FITS = LONGEST_NAME // 4  # characters; in UTF-8 none takes more than four bytes
@@ -84,18 +85,19 @@ class FileSource(PairSource):
         return self.records[index].meta
 
     def fingerprint(self) -> str:
-        how = f"{type(self).__qualname__}/{self.size}/{self.interpolation}"
-        how += "" if self.options == PLAIN else f"/{self.options.to_dict()}"
-        digest = hashlib.sha256(how.encode())
+        return digest_of_all(self._decisive())
+
+    def _decisive(self) -> Iterator[str]:
+        yield f"{type(self).__qualname__}/{self.size}/{self.interpolation}"
+        yield "" if self.options == PLAIN else f"/{self.options.to_dict()}"
         for record in self.records:
             for path in (record.before, record.after):
                 try:
                     seen = os.stat(path)
                 except OSError as error:
                     raise PairError(f"{record.name}: {str(path)!r} cannot be read ({error})") from error
-                told = f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_size}"
-                digest.update(told.encode(errors="surrogatepass"))
-        return digest.hexdigest()
+                # anybody can set the time of change of the content, nobody that of the file's entry
+                yield f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]
