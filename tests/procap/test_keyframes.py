@@ -70,7 +70,7 @@ def folder(tmp_path: Path) -> Path:
     pair = torch.stack([sample().before, sample().after])[None]
     frames = interpolate(pair, 7, CrossFade())
     procedures = ProcedureFolder(tmp_path)
-    procedures.settle({"frames": 7})
+    procedures.check_settings({"frames": 7})
     procedures.add("a", ["pair"], pair, frames, COSINES[None])
     procedures.add("b", ["plain"], pair, frames, None)
     return tmp_path
