@@ -70,11 +70,12 @@ def _ls() -> int:
 def _check(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.recipe import parse_overrides
     from lightning_idc.data.core.benchmark import Benchmark
+    from lightning_idc.data.core.checking import check
 
     data = _build(name, "check", parse_overrides(arguments))
     if not isinstance(data, Benchmark):  # whose check tells what is missing more fully
         data.prepare_data()
-    return _told(data.check())
+    return _told(check(data, _say))
 
 
 def _prepare(name: str, arguments: list[str]) -> int:
@@ -87,7 +88,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
     data = _build(name, "prepare", given)
     if not isinstance(data, Benchmark):
         raise PairError(f"{name} is no benchmark with files to fetch; see `lightning-idc data check {name}`")
-    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [])
+    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
     return _told(left)
@@ -120,6 +121,10 @@ def _count(name: str, arguments: list[str]) -> int:
         cells = [label.ljust(widths[0]), *map(str.rjust, values, widths[1:])]
         print("  ".join(cells))
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _told(problems: list[str]) -> int:

@@ -23,6 +23,7 @@ from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.core.benchmark import Benchmark, Counts, LayoutError
+from lightning_idc.data.core.checking import check
 
 
 def paint(path: Path, value: int) -> None:
@@ -272,7 +273,7 @@ def test_pairs_without_a_sentence_can_be_kept(tmp_path: Path, capsys: pytest.Cap
     assert len(source) == 3 and [""] in [source.captions(index) for index in range(3)]
     train = kept.pairs_of("train")
     assert all(any(train.captions(index)) for index in range(len(train)))
-    assert not [problem for problem in kept.check() if "no caption" in problem]
+    assert not [problem for problem in check(kept, print) if "no caption" in problem]
     told = capsys.readouterr().out
     assert "grouping grouped: one pair per image" in told and "do not compare with those of entry, multi" in told
     assert "1,270 test pairs, as in published numbers: 7 without a sentence score 0" in told
@@ -342,7 +343,7 @@ def test_check_tells_expected_and_found(tmp_path: Path, capsys: pytest.CaptureFi
     (tmp_path / "sc_images/CLEVR_semantic_000012.png").unlink()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        problems = CLEVRChange(tmp_path).check()
+        problems = check(CLEVRChange(tmp_path), print)
     told = capsys.readouterr().out
     assert "train: expected 67,660 pairs; found" in told and "found 4 pairs, 4 sentences" in told
     assert "train: 4 pairs, 4 captions" in told and "test: 1 pairs, 1 captions" in told

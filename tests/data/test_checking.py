@@ -12,6 +12,7 @@ from PIL import Image
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.core.checking import check
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
@@ -34,7 +35,7 @@ def root(tmp_path: Path) -> Path:
 
 
 def test_sound_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert FolderPairs(root).check() == []
+    assert check(FolderPairs(root), print) == []
     told = [f"{split}: 3 pairs, 3 captions, images of 4x6" for split in ("train", "val", "test")]
     assert capsys.readouterr().out.splitlines() == told
 
@@ -44,20 +45,22 @@ def test_images_that_two_splits_share(root: Path) -> None:
         (root / f"test-41-{side}.png").write_bytes((root / f"train-2-{side}.png").read_bytes())
     # one shared image alone is no fault: boards of one template have it
     (root / "test-40-before.png").write_bytes((root / "train-0-before.png").read_bytes())
-    assert FolderPairs(root).check() == ["test: 1 of 3 pairs have the same images as one in train: test-41 = train-2"]
+    assert check(FolderPairs(root), print) == [
+        "test: 1 of 3 pairs have the same images as one in train: test-41 = train-2"
+    ]
 
 
 def test_ids_that_two_splits_share(root: Path) -> None:
     text = (root / "val.jsonl").read_text().replace('"id": "val-20"', '"id": "train-1"')
     (root / "val.jsonl").write_text(text)
-    assert FolderPairs(root).check() == ["val: 1 of 3 ids are also in train: train-1"]
+    assert check(FolderPairs(root), print) == ["val: 1 of 3 ids are also in train: train-1"]
 
 
 def test_several_sizes_need_image_size(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write(root, "val", 2, 20, size=(8, 8))
-    (problem,) = FolderPairs(root).check()
+    (problem,) = check(FolderPairs(root), print)
     assert problem == "no batch can hold images of several sizes (4x6 (6), 8x8 (2)); set image_size"
-    assert FolderPairs(root, image_size=5).check() == []
+    assert check(FolderPairs(root, image_size=5), print) == []
     assert "images of 5x5" in capsys.readouterr().out
 
 
@@ -66,12 +69,12 @@ def test_all_faults_are_told_at_once(root: Path) -> None:
     (root / "train-1-before.png").write_text("<html>")
     (root / "test.jsonl").write_text(json.dumps({"before": "../x.png", "after": "a.png", "caption": "c"}))
     (root / "val.jsonl").unlink()
-    problems = FolderPairs(root).check()
+    problems = check(FolderPairs(root), print)
     assert problems == [
         f"{root / 'test.jsonl'}, line 1: the path '../x.png' leaves the data folder; only files below it are read"
     ]
     (root / "test.jsonl").unlink()
-    first, *rest = FolderPairs(root).check()
+    first, *rest = check(FolderPairs(root), print)
     assert first.startswith("train: 2 of 3 pairs cannot be read: pair 'train-0'") and "'train-1'" in first
     assert len(rest) == 2 and all("has no pairs" in problem for problem in rest)
 
@@ -79,7 +82,7 @@ def test_all_faults_are_told_at_once(root: Path) -> None:
 def test_pairs_that_repeat_another_of_their_split_are_told(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for side in ("before", "after"):
         (root / f"train-2-{side}.png").write_bytes((root / f"train-0-{side}.png").read_bytes())
-    assert FolderPairs(root).check() == []
+    assert check(FolderPairs(root), print) == []
     assert "train: 1 pairs repeat the images of another: train-2 = train-0" in capsys.readouterr().out
 
 

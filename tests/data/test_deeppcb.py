@@ -22,6 +22,7 @@ from lightning_idc.data.benchmarks.defects import (
     parse_defects,
     parse_places,
 )
+from lightning_idc.data.core.checking import check
 from lightning_idc.data.transforms.pairs import swap_sides
 
 LINES = {  # per pair: x1 y1 x2 y2 type
@@ -88,7 +89,7 @@ def test_a_board_without_defects(root: Path) -> None:
     assert sample.change_type == "no_change" and sample.boxes.shape == (0, 2, 4) and not sample.masks.any()
     assert set(data.no_change_captions()) == set(sample.captions)
     assert all(parse_defects(caption) == {} for caption in sample.captions)
-    assert data.check() == []
+    assert check(data, print) == []
 
 
 def test_captions_read_as_meant() -> None:
@@ -190,7 +191,7 @@ def test_missing_damaged_and_scaled_images_are_named(tmp_path: Path) -> None:
     for index, told in ((0, "there is no .*00001000_temp"), (1, "web page"), (3, "64x64")):
         with pytest.raises(PairError, match=told):
             source.load(index)
-    problems = DeepPCB(tmp_path, official=False).check()
+    problems = check(DeepPCB(tmp_path, official=False), print)
     assert len(problems) == 1 and problems[0].startswith("train: 3 of 9 pairs cannot be read")
 
 

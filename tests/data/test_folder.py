@@ -19,6 +19,7 @@ from PIL import Image
 from lightning_idc.core import images
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.core.checking import check
 from lightning_idc.data.io import files as files_module
 from lightning_idc.data.io.tables import read_table
 
@@ -299,10 +300,10 @@ def test_an_empty_split_says_what_there_is(root: Path) -> None:
 
 def test_check_names_all_that_is_wrong(root: Path) -> None:
     (root / "pairs.csv").write_text(table("before,after,caption", pairs()))
-    assert FolderPairs(root, shares=(0.4, 0.3, 0.3)).check() == []
+    assert check(FolderPairs(root, shares=(0.4, 0.3, 0.3)), print) == []
     (root / "before/2.png").write_bytes(b"")
     image(root / "after/5.png", size=(9, 9))
-    problems = "\n".join(FolderPairs(root, shares=(0.4, 0.3, 0.3)).check())
+    problems = "\n".join(check(FolderPairs(root, shares=(0.4, 0.3, 0.3)), print))
     assert "pair 'before/2'" in problems and "line 4" in problems and "the file is empty" in problems
     assert "pair 'before/5': before is (3, 4, 6) and after is (3, 9, 9)" in problems
 

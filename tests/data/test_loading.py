@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.checking import check
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.loading import PairLoader
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
@@ -135,9 +136,9 @@ def test_limit_and_captions() -> None:
 
 
 def test_check_counts_what_is_wrong() -> None:
-    assert Counting().check() == []
+    assert check(Counting(), print) == []
     data = Counting({"train": ["a", "broken", "b"], "val": ["c", "mute", "a"], "test": []})
-    assert data.check() == [
+    assert check(data, print) == [
         "train: 1 of 3 pairs cannot be read: pair 'broken' is damaged",
         "val: 1 of 3 pairs have no caption: mute",
         "val: 1 of 3 ids are also in train: a",

@@ -94,15 +94,15 @@ def test_prepare_fetches_verifies_and_tells_the_rest(
     )
     monkeypatch.setattr(SpotTheDiff, "remotes", files)
     data = SpotTheDiff(tmp_path)
-    left = prepare(data)
+    left = prepare(data, say=print)
     assert "downloaded  annotations/x.json" in (told := capsys.readouterr().out) and "What to do: " in told
     assert len(left) == 2 and "web page" in left[0] and "by hand from https://example.org" in left[1]
     (tmp_path / "annotations/y.json").write_bytes(b"[]")
     (tmp_path / "images").mkdir()
-    assert prepare(data) == []
+    assert prepare(data, say=print) == []
     assert "verified    annotations/x.json" in capsys.readouterr().out
     (tmp_path / "annotations/x.json").write_bytes(PAGE)
-    assert "delete it and run this again" in prepare(data)[0]
+    assert "delete it and run this again" in prepare(data, say=print)[0]
 
 
 @pytest.mark.parametrize(

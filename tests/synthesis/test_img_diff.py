@@ -14,7 +14,7 @@ from toy_stages import pair_of
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
-from lightning_idc.data.core.checking import look_through_benchmark
+from lightning_idc.data.core.checking import check_benchmark
 from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
@@ -213,7 +213,7 @@ class TestWholePipeline:
     def test_what_is_released_is_read_back_equal(self, folder: Path) -> None:
         """Our reader of the authors' layout finds every box, question, caption and picture that was written."""
         data = ImgDiff(folder / "release", official=False, shares=(1.0, 0.0, 0.0))
-        problems = look_through_benchmark(data)
+        problems = check_benchmark(data)
         assert not [text for text in problems if "missing" in text], "every picture lies where the authors have it"
         pairs = data.pairs_of("train")
         written = [

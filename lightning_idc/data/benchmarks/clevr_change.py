@@ -30,7 +30,13 @@ class CLEVRChange(Benchmark):
     ``000000.png_n`` without. Types are color, texture, add, drop, move and no_change. With the file
     ``change_captions_by_IOU.json`` beside the captions, ``meta["iou"]`` of a changed pair is the overlap of its views.
 
-    Park, Darrell, Rohrbach: Robust Change Captioning (ICCV 2019).
+    Features: rendered tables with 1 changed object or none, seen from slightly different cameras; 480 x 320 pixels;
+        several sentences a pair; the type of change.
+    Format: PNG and JSON.
+    Splits: 67,660 train, 3,976 val and 7,970 test pairs (half of each with a change).
+    Licence: not stated.
+    Cite: Park, Darrell, Rohrbach: Robust Change Captioning (ICCV 2019),
+        https://github.com/Seth-Park/RobustChangeCaptioning
 
     Args:
         pairs: those with a change, those without, or all.

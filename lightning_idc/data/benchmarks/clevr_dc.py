@@ -33,7 +33,12 @@ class CLEVRDC(Benchmark):
     The annotation files name no types of change. A pair all of whose sentences are of the generator's closed set for
     unchanged scenes is labelled ``no_change``.
 
-    Kim, Kim, Lee, Park, Kim: Agnostic Change Captioning with Cycle Consistency (ICCV 2021).
+    Features: rendered tables seen from viewpoints far apart, with 1 changed object or none; several sentences a pair.
+    Format: PNG and JSON.
+    Splits: 40,800 train, 2,400 val and 4,800 test pairs.
+    Licence: not stated.
+    Cite: Kim, Kim, Lee, Park, Kim: Agnostic Change Captioning with Cycle Consistency (ICCV 2021),
+        https://github.com/hsgkim/clevr-dc
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.

@@ -17,7 +17,12 @@ class ImageEditingRequest(Benchmark):
 
     Pairs are called by their ``uid``; a photograph can be in several pairs of a split.
 
-    Tan, Dernoncourt, Lin, Bui, Bansal: Expressing Visual Relationships via Language (ACL 2019).
+    Features: photographs and their edits; one request per training pair, three per pair to evaluate on.
+    Format: JPEG and JSON.
+    Splits: 3,061 train, 383 val and 495 test pairs.
+    Licence: not stated.
+    Cite: Tan, Dernoncourt, Lin, Bui, Bansal: Expressing Visual Relationships via Language (ACL 2019),
+        https://github.com/airsplay/VisualRelationships
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.

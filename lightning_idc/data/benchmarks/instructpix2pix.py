@@ -29,7 +29,11 @@ class InstructPix2Pix(Benchmark):
     one of its seeds at random. Pairs are called ``FOLDER/SEED``. Instructions are read from the folders when they are
     asked for, since there are so many; of the images only a sample is looked for at the start.
 
-    Brooks, Holynski, Efros: InstructPix2Pix (CVPR 2023).
+    Features: generated images and their edits; one instruction a folder.
+    Format: JPEG and JSON.
+    Splits: 281,709 train, 15,650 val and 15,651 test folders.
+    Licence: not stated.
+    Cite: Brooks, Holynski, Efros: InstructPix2Pix (CVPR 2023), https://github.com/timothybrooks/instruct-pix2pix
 
     Args:
         seeds: one pair per instruction, or all.

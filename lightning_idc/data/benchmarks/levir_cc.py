@@ -30,7 +30,12 @@ class LEVIRCC(Benchmark):
 
     About half of the pairs are unchanged and say so in the same five sentences; they are labelled ``no_change``.
 
-    Liu, Zhao, Chen, Zou, Shi: Remote Sensing Image Change Captioning With Dual-Branch Transformers (TGRS 2022).
+    Features: satellite images of one place, years apart; five sentences a pair.
+    Format: PNG and JSON.
+    Splits: 6,815 train, 1,333 val and 1,929 test pairs.
+    Licence: academic use.
+    Cite: Liu, Zhao, Chen, Zou, Shi: Remote Sensing Image Change Captioning With Dual-Branch Transformers (TGRS 2022),
+        https://github.com/Chen-Yang-Liu/LEVIR-CC-Dataset
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.

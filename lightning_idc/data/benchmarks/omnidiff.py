@@ -37,7 +37,12 @@ class OmniDiff(Benchmark):
     given as "" is not read: pairs without an id are called by their images. ``change_type`` is the one type of a
     pair, ``mixed`` for several.
 
-    Liu et al.: OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning (2025).
+    Features: photographs and renders of real scenes; one description of 60 words a pair; twelve types of change.
+    Format: not documented; here images and JSON.
+    Splits: 7,007 train, 799 val and 803 test pairs of photographs; 5,445, 777 and 767 of renders.
+    Licence: "other" where it is published.
+    Cite: Liu et al.: OmniDiff: A Comprehensive Benchmark for Fine-grained Image Difference Captioning (2025),
+        https://yuan-liu-omnidiff.github.io
 
     Args:
         subset: photographs or renders; the paper evaluates them apart.

@@ -38,7 +38,12 @@ class SpotTheDiff(Benchmark):
     records) all the same: seven of them have nothing but an empty sentence, against which every caption scores 0. With
     ``silent: keep`` these pairs stay in validation and test; protocols of the name ``spot-the-diff/...`` take them.
 
-    Jhamtani, Berg-Kirkpatrick: Learning to Describe Differences Between Pairs of Similar Images (EMNLP 2018).
+    Features: frames of surveillance cameras, minutes apart; one to three people describe each pair.
+    Format: PNG and JSON.
+    Splits: 9,524 train, 1,634 val and 1,404 test records, on 8,566, 1,493 and 1,270 pairs.
+    Licence: not stated.
+    Cite: Jhamtani, Berg-Kirkpatrick: Learning to Describe Differences Between Pairs of Similar Images (EMNLP 2018),
+        https://github.com/harsh19/spot-the-diff
 
     Args:
         grouping: one of the three.

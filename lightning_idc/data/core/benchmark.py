@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import find
@@ -189,10 +190,16 @@ class Benchmark(PairDataModule):
         if missing:
             raise self.layout_error(missing)
 
-    def check(self) -> list[str]:
-        from lightning_idc.data.core.checking import look_through_benchmark
+    @classmethod
+    def split(cls, root: str | Path, split: Split, **options: Any) -> PairDataset:
+        """One split as a torch dataset: ``CLEVRChange.split(root, "test")[0]`` is a :class:`PairSample`.
 
-        return look_through_benchmark(self)
+        Args:
+            root: folder of the benchmark.
+            split: train, val or test.
+            options: of the class.
+        """
+        return cls(root, **options).dataset(split)
 
     # ---- what is wrong ----------------------------------------------------------------------------------
 

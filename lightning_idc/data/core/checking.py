@@ -1,37 +1,49 @@
-"""Looking through all pairs of a data module: what is there, and what is wrong with it."""
+"""Checking all pairs of a data module: what is there, and what is wrong with it."""
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
-from typing import TYPE_CHECKING
 
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.core.benchmark import Benchmark
+from lightning_idc.data.core.datamodule import PairDataModule, Split
 
-if TYPE_CHECKING:
-    from lightning_idc.data.core.benchmark import Benchmark
-    from lightning_idc.data.core.datamodule import PairDataModule, Split
-
+Say = Callable[[str], object]
+_log = logging.getLogger(__name__)
 LABELLED: tuple[Split, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
-def look_through_benchmark(data: Benchmark) -> list[str]:
-    """Compare annotations with the official counts, name missing images, then look through the pairs that are there."""
+def check(data: PairDataModule, say: Say = _log.info) -> list[str]:
+    """Read every pair of every split of a data module once, and return all that is wrong.
+
+    The annotations of a benchmark are compared with the official counts first, and its missing images named.
+
+    Args:
+        data: whose pairs.
+        say: is given what there is of each split, line by line.
+    """
+    return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, say=say)
+
+
+def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
+    """Compare annotations with the official counts, name missing images, then read the pairs that are there."""
     problems: dict[str, None] = {}
     readable: list[Split] = []
     incomplete = False
-    print("\n".join([data.heading(), *data.remarks()]), flush=True)
+    say("\n".join([data.heading(), *data.remarks()]))
     for split in LABELLED:
         try:
             records, expected = data.records(split), data.expected(split)
         except PairError as error:
             problems[str(error)] = None
             continue
-        print(f"{split}: expected {expected}; found {data.found(split)}", flush=True)
+        say(f"{split}: expected {expected}; found {data.found(split)}")
         if problem := data.miscount(split):
             problems[problem] = None
         wanted = {path for record in records for path in (record.before, record.after)}
@@ -42,19 +54,22 @@ def look_through_benchmark(data: Benchmark) -> list[str]:
         if not absent or absent < wanted:
             readable.append(split)
     if incomplete:
-        print(data.layout().lstrip(), flush=True)
+        say(data.layout().lstrip())
     rest = copy(data)
     rest.official, rest.on_missing = False, "skip"
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # what is left out has been told
-        problems |= dict.fromkeys(look_through(rest, readable, data.keeps))
+        warnings.simplefilter("ignore")  # what is left out is known
+        problems |= dict.fromkeys(check_pairs(rest, readable, data.keeps, say))
     return list(problems)
 
 
-def look_through(
-    data: PairDataModule, splits: Sequence[Split] = LABELLED, silent: Callable[[Split], bool] = lambda split: False
+def check_pairs(
+    data: PairDataModule,
+    splits: Sequence[Split] = LABELLED,
+    uncaptioned: Callable[[Split], bool] = lambda split: False,
+    say: Say = _log.info,
 ) -> list[str]:
-    """Read every pair of every split once, print what there is of each split, and return all that is wrong.
+    """Read every pair of every split once, say what there is of each split, and return all that is wrong.
 
     Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
     or images that two splits share.
@@ -62,13 +77,14 @@ def look_through(
     Args:
         data: whose pairs.
         splits: that are read.
-        silent: whether a split may hold pairs that have no caption.
+        uncaptioned: whether a split may hold pairs that have no caption.
+        say: is given what there is of each split.
     """
     from tqdm.auto import tqdm
 
     problems: dict[str, None] = {}  # one table may fail all splits in the same words
     home: dict[str, str] = {}
-    looks: dict[bytes, tuple[str, str]] = {}
+    digests: dict[bytes, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
     for split in splits:
         try:
@@ -83,7 +99,7 @@ def look_through(
             name = source.ids[index]
             if home.setdefault(name, split) != split:
                 found.setdefault(f"ids are also in {home[name]}", []).append(name)
-            if not any(map(str.strip, source.captions(index))) and not silent(split):
+            if not any(map(str.strip, source.captions(index))) and not uncaptioned(split):
                 found.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)
@@ -91,25 +107,25 @@ def look_through(
                 found.setdefault("pairs cannot be read", []).append(str(error))
                 continue
             own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1
-            twin, place = looks.setdefault(_look(sample), (name, split))
+            twin, place = digests.setdefault(_digest(sample), (name, split))
             if place == split and twin != name:
                 repeats.append(f"{name} = {twin}")
-            if place != split and home[name] == split:  # a pair whose id is shared has been told
+            if place != split and home[name] == split:  # a pair whose id is shared is known
                 found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
         for what, names in found.items():
             told = _some(names, "; " if what.endswith("read") else ", ")
             problems[f"{split}: {len(names)} of {len(source)} {what}: {told}"] = None
         captions = sum(len(source.captions(index)) for index in range(len(source)))
-        print(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}", flush=True)
+        say(f"{split}: {len(source):,} pairs, {captions:,} captions, images of {_counted(own_sizes)}")
         if repeats:
-            print(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}", flush=True)
+            say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
         sizes += own_sizes
     if len(sizes) > 1 and data.image_size is None:
         problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
     return list(problems)
 
 
-def _look(sample: PairSample) -> bytes:
+def _digest(sample: PairSample) -> bytes:
     """Digest of both images."""
     digest = hashlib.blake2b(repr(tuple(sample.before.shape)).encode(), digest_size=16)
     for image in (sample.before, sample.after):

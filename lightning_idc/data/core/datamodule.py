@@ -173,24 +173,25 @@ class PairDataModule(LightningDataModule):
         """What a generated caption gets right, by name of the fact; None where it does not apply."""
         return {}
 
-    def check(self) -> list[str]:
-        """Read every pair of every split once, print what there is, and return all that is wrong."""
-        from lightning_idc.data.core.checking import look_through
+    def dataset(self, split: Split) -> PairDataset:
+        """A split as a torch dataset, with what is done to its pairs: ``data.dataset("test")[0]`` is a pair.
 
-        return look_through(self)
-
-    def loader(self, split: Split) -> PairLoader:
-        """Loader of a split; batches come from the captioner's ``collate``."""
+        It needs no trainer and no captioner: ``DataLoader(data.dataset("test"), collate_fn=list)`` works.
+        """
         from lightning_idc.data.transforms.pairs import Resize
 
         training = split == "train"
         transforms: list[Transform] = [Resize(self.image_size, self.interpolation)] if self.image_size else []
         if training and self.transform is not None:
             transforms.append(self.transform)
-        source = self.pairs_of(split)
+        return PairDataset(self.pairs_of(split), transforms, self.seed, drawn=training)
+
+    def loader(self, split: Split) -> PairLoader:
+        """Loader of a split; batches come from the captioner's ``collate``."""
+        dataset = self.dataset(split)
         return PairLoader(
-            PairDataset(source, transforms, self.seed, drawn=training),
-            self.sampler(split, source),
+            dataset,
+            self.sampler(split, dataset.source),
             self.batch_size,
             num_workers=self.num_workers,
             collate_fn=self._collate(),

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.sampling import Draw, PairSampler, sample_seed
-from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.core.source import PairSource, position
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
 Transform = Callable[[PairSample, torch.Generator], PairSample]
 
 
 class PairDataset(Dataset[PairSample]):
-    """Reads and transforms the pair of a draw.
+    """Pairs of a split as they are trained and tested on: a torch dataset whose items are :class:`PairSample`.
+
+    Its indices are places, or draws, which say the epoch as well; a place is a draw of epoch 0.
 
     Args:
         source: where pairs come from.
@@ -32,7 +37,13 @@ class PairDataset(Dataset[PairSample]):
     def __len__(self) -> int:
         return len(self.source)
 
-    def __getitem__(self, draw: Draw) -> PairSample:
+    @property
+    def ids(self) -> Sequence[str]:
+        """Names of the pairs."""
+        return self.source.ids
+
+    def __getitem__(self, index: int | Draw) -> PairSample:
+        draw = index if isinstance(index, Draw) else Draw(0, position(index, len(self)))
         sample = self.source.load(draw.index)
         seed = sample_seed(self.seed, draw.epoch, draw.index)
         generator = torch.Generator().manual_seed(seed)
@@ -42,6 +53,12 @@ class PairDataset(Dataset[PairSample]):
             # a copy: what a source keeps must not be drawn in evaluation
             sample = replace(sample, meta={**sample.meta, "seed": seed})
         return sample
+
+    def plot(self, index: int) -> Image:
+        """Before, after, boxes and captions of a pair as one picture."""
+        from lightning_idc.data.core.plotting import plot_pair
+
+        return plot_pair(self[index])
 
 
 class PairLoader(DataLoader[Any]):

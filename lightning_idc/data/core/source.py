@@ -1,21 +1,40 @@
-"""PairSource: the pairs of one split, known by id."""
+"""PairSource: the pairs of one split as a torch dataset, known by id."""
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
 
 from lightning_idc.core.types import PairSample
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
 
-class PairSource(ABC):
-    """Pairs of one split. Captions are cheap to ask for; images are read by :meth:`load` only."""
+
+class PairSource(Dataset[PairSample], ABC):
+    """Pairs of one split as they are stored: a torch dataset whose items are :class:`PairSample`.
+
+    Captions are cheap to ask for; images are read by :meth:`load` only.
+    """
 
     ids: Sequence[str]
 
     def __len__(self) -> int:
         return len(self.ids)
+
+    def __getitem__(self, index: int) -> PairSample:
+        """The pair at a place, from the end where it is negative."""
+        return self.load(position(index, len(self)))
+
+    def plot(self, index: int) -> Image:
+        """Before, after, boxes and captions of a pair as one picture."""
+        from lightning_idc.data.core.plotting import plot_pair
+
+        return plot_pair(self[index])
 
     @abstractmethod
     def load(self, index: int) -> PairSample:
@@ -40,6 +59,18 @@ class PairSource(ABC):
     def fingerprint(self) -> str | None:
         """Digest of all that decides the images of :meth:`load`; None where that is not known."""
         return None
+
+
+def position(index: int, length: int) -> int:
+    """Place of an index from 0, as lists count.
+
+    Raises:
+        IndexError: there is no such place, which also ends a loop over a dataset.
+    """
+    place = operator.index(index)
+    if not -length <= place < length:
+        raise IndexError(f"there is no pair {place}; the split has {length:,}")
+    return place % length
 
 
 class View(PairSource):

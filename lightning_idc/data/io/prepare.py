@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shutil
 import stat
@@ -20,6 +21,7 @@ from lightning_idc.errors import PairError
 if TYPE_CHECKING:
     from lightning_idc.data.core.benchmark import Benchmark, Remote
 
+_log = logging.getLogger(__name__)
 TIMEOUT = 30
 """Seconds that a server may be silent."""
 _CHUNK = 1 << 20
@@ -34,27 +36,28 @@ _MAGIC = {
 }
 
 
-def prepare(data: Benchmark, archives: list[Path] | None = None) -> list[str]:
-    """Fetch and verify the files of a benchmark below its root; print what happens, return what is left to do.
+def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[str], object] = _log.info) -> list[str]:
+    """Fetch and verify the files of a benchmark below its root; say what happens, return what is left to do.
 
     Args:
         data: the benchmark.
         archives: that were fetched by hand, to be verified and unpacked below the root.
+        say: is given what happens, line by line.
 
     Raises:
         PairError: an archive is none, is damaged, or holds paths that leave the root.
     """
     for archive in archives or []:
         count = unpack(archive, data.root)
-        print(f"unpacked {count:,} files of {archive} to {data.root}", flush=True)
+        say(f"unpacked {count:,} files of {archive} to {data.root}")
     left = []
     for remote in data.remotes:
         target = inside_root(data.root, remote.path)
         if target.is_dir():
-            print(f"there is    {remote.path}/", flush=True)
+            say(f"there is    {remote.path}/")
         elif target.is_file():
             problem = wrong_with(target, remote)
-            print(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}", flush=True)
+            say(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}")
             if problem:
                 left.append(f"{problem}; delete it and run this again")
         elif remote.page:
@@ -62,11 +65,11 @@ def prepare(data: Benchmark, archives: list[Path] | None = None) -> list[str]:
         else:
             problem = download(remote, target)
             if problem is None:
-                print(f"downloaded  {remote.path}", flush=True)
+                say(f"downloaded  {remote.path}")
             else:
                 left.append(f"{remote.path} cannot be downloaded ({problem}); fetch {remote.url} by hand to {target}")
     if left:
-        print(f"{data.title}:{data.layout()}", flush=True)
+        say(f"{data.title}:{data.layout()}")
     return left
 
 

@@ -1,0 +1,59 @@
+"""A pair as one picture: before, after, boxes, type of change and captions."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from lightning_idc.core.types import PairSample
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+_PAPER, _INK, _BOX = (255, 255, 255), (28, 28, 30), (230, 110, 20)
+_GAP, _MARGIN, _TEXT = 8, 8, 14
+
+
+def as_rgb(image: Tensor) -> Tensor:
+    """uint8 ``(C, H, W)`` to ``(3, H, W)`` for people to look at: grey three times, else the first three channels."""
+    if len(image) >= 3:
+        return image[:3]
+    return image.expand(3, -1, -1) if len(image) == 1 else torch.cat([image, torch.zeros_like(image[:1])])
+
+
+def plot_pair(sample: PairSample, side: int = 320, captions: int = 5) -> Image:
+    """Draw a pair.
+
+    Args:
+        sample: with its images, and perhaps boxes, which are drawn on both.
+        side: the images are enlarged or made smaller so that their longer side has so many pixels.
+        captions: most captions that are shown.
+    """
+    from PIL import Image, ImageDraw, ImageFont
+
+    height, width = sample.before.shape[1:]
+    scale = side / max(height, width)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    total = 2 * size[0] + _GAP + 2 * _MARGIN
+    lines = [f"{sample.id}" + (f"   {sample.change_type}" if sample.change_type else "")]
+    for caption in sample.captions[:captions]:
+        lines += textwrap.wrap(f"- {caption}", max(10, total // (_TEXT // 2)), subsequent_indent="  ")
+    sheet = Image.new("RGB", (total, size[1] + 3 * _MARGIN + (_TEXT + 4) * len(lines)), _PAPER)
+    draw = ImageDraw.Draw(sheet)
+    for place, image in enumerate((sample.before, sample.after)):
+        left = _MARGIN + place * (size[0] + _GAP)
+        picture = Image.fromarray(as_rgb(image).permute(1, 2, 0).contiguous().numpy())
+        sheet.paste(picture.resize(size, Image.Resampling.BICUBIC), (left, _MARGIN))
+        for box in [] if sample.boxes is None else sample.boxes[:, place].tolist():
+            if all(value == value for value in box):  # NaN: the change has no extent on this side
+                corners = [value * scale for value in box]
+                draw.rectangle(
+                    (left + corners[0], _MARGIN + corners[1], left + corners[2], _MARGIN + corners[3]), None, _BOX, 2
+                )
+    font = ImageFont.load_default(_TEXT)
+    for number, line in enumerate(lines):
+        draw.text((_MARGIN, size[1] + 2 * _MARGIN + number * (_TEXT + 4)), line, _INK, font)
+    return sheet
