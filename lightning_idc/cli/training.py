@@ -29,6 +29,7 @@ from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_ke
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
+from lightning_idc.core.module import PairModule
 from lightning_idc.errors import PairError
 
 
@@ -130,9 +131,12 @@ class PairCLI(LightningCLI):
         if model is None or (stored is not None and stored != model.class_path):
             return
         asked = (self.explicit.get("model") or {}).get("init_args") or {}
-        known = arguments_of(class_of(model.class_path))
+        kind = class_of(model.class_path)
+        known = arguments_of(kind)
+        # the checkpoint brings the words when it is loaded; as an argument all of them would be validated one by one
+        words = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
         for name, value in plain_hparams(checkpoint, path).items():
-            if name not in asked and known is not None and name in known:
+            if name not in asked and name not in words and known is not None and name in known:
                 # set as they are: parsing would build whatever class a value names
                 model.init_args[name] = value
 

@@ -12,7 +12,7 @@ import torch
 from lightning_idc.core.aliases import current_path
 from lightning_idc.errors import CheckpointError
 
-TRAINING_ONLY = frozenset({"optimizer", "schedule", "encoder_schedule", "init_from", "merge_adapters"})
+TRAINING_ONLY = frozenset({"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters"})
 """Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
 
 PIECES = ".metadata"

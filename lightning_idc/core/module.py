@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-NOT_STORED = ("optimizer", "schedule", "init_from", "merge_adapters")
+NOT_STORED = ("optimizer", "schedule", "schedules", "init_from", "merge_adapters")
 """Arguments that a checkpoint of plain types cannot hold, or that matter to the start of a training only."""
 
 
@@ -58,6 +58,7 @@ class PairModule(AddonHost):
             come later gives back what training started from.
         optimizer: makes the optimizer from parameter groups.
         schedule: multiplier of the learning rate over the run.
+        schedules: other ones, by parameter group.
     """
 
     vision_modules: tuple[str, ...] = ("net.backbone",)
@@ -75,11 +76,12 @@ class PairModule(AddonHost):
         merge_adapters: bool = False,
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        schedules: dict[str, Schedule] | None = None,
     ) -> None:
         super().__init__()
         # of the outermost subclass, whose arguments are all of the checkpoint's
         self.save_hyperparameters(ignore=list(NOT_STORED))
-        self.optimizer, self.schedule = optimizer, schedule
+        self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
         self.init_from: str | None = init_from
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
@@ -208,9 +210,12 @@ class PairModule(AddonHost):
         for path, parameter in self.named_parameters():
             if parameter.requires_grad:
                 groups.setdefault(self.group_of(path), []).append(parameter)
-        unknown = set(self.hparams["learning_rates"] or {}) - set(groups)
-        if unknown:
-            raise ConfigError(f"learning_rates names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
+        for argument, named in (
+            ("learning_rates", self.hparams["learning_rates"] or {}),
+            ("schedules", self.schedules),
+        ):
+            if unknown := set(named) - set(groups):
+                raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
         return [{"name": name, "params": parameters} for name, parameters in groups.items()]
 
     def group_of(self, path: str) -> str:
@@ -230,7 +235,7 @@ class PairModule(AddonHost):
 
     def schedule_of(self, group: str) -> Schedule:
         """Schedule of a group of parameters."""
-        return self.schedule
+        return self.schedules.get(group, self.schedule)
 
     # ---- adapters ---------------------------------------------------------------------------------------
 

@@ -155,6 +155,10 @@ class ClipVocabulary(Vocabulary):
         return [(_clip_tokenizer().decode(word).strip(), len(word)) for word in words if word]
 
 
+_HYPHEN = re.compile(r"(?<=\w) - (?=\w)")
+_CLITIC = re.compile(r"(\w) ' (s|t|d|m|re|ve|ll)\b")
+
+
 class BertVocabulary(Vocabulary):
     """BERT's lower-cased word pieces, 30,522 in ``bert-base-uncased``; a caption stands between [CLS] and [SEP].
 
@@ -198,7 +202,9 @@ class BertVocabulary(Vocabulary):
 
     def decode(self, ids: Iterable[int]) -> str:
         """Sentence of ids up to the end token."""
-        return _joined(word for word, _ in self.grouped(self.said(ids)))
+        # BERT cuts at every apostrophe and hyphen, which the field's references do not
+        text = _HYPHEN.sub("-", _joined(word for word, _ in self.grouped(self.said(ids))))
+        return _CLITIC.sub(r"\1'\2", text)
 
     def grouped(self, ids: Iterable[int]) -> list[tuple[str, int]]:
         """Words of ids that hold no special ones, each with the number of pieces that make it up."""

@@ -80,6 +80,9 @@ class Pairs:
     def record(self, index: int) -> Record:
         pair = self.pairs.load(index)
         facts: dict[str, object] = {"captions": pair.captions, "change_type": pair.change_type}
+        if pair.captions:
+            # what the data set says of the change; stages that describe each image replace `captions`
+            facts["difference"] = pair.captions[0]
         if pair.boxes is not None:
             sides = [[None if any(v != v for v in box) else box for box in both] for both in pair.boxes.tolist()]
             facts["true_boxes"] = sides

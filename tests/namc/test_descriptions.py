@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
@@ -12,11 +13,13 @@ from lightning_idc.data.benchmarks.implicit_change import (
     components,
     compose,
     rejected,
-    repetition,
+    repetitions,
 )
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.data.transforms.swap import SwapImages
+from lightning_idc.errors import DataError
 
 # the generation printed in the paper's Figure 8, without "the" before "two images"
 FIGURE_8 = (
@@ -66,9 +69,9 @@ def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: st
 
 
 def test_repetition_counts_as_table_14_does() -> None:
-    counted = repetition(["a", "b", "a", "a"])
-    assert (counted.total, counted.unique, counted.repeated, counted.percent) == (4, 2, 2, 50.0)
-    assert repetition([]).percent == 0.0
+    counted = repetitions(["a", "b", "a", "a"])
+    assert counted == {"total": 4, "unique": 2, "repetition": 2, "repetition_ratio": 0.5}
+    assert repetitions([])["repetition_ratio"] == 0.0
     # the table's first row
     assert pytest.approx(4.49, abs=0.01) == 100 * (311_499 - 297_485) / 311_499
 
@@ -156,3 +159,18 @@ def test_impossible_noise_is_refused() -> None:
         SyntheticDescriptions(word_noise=2)
     with pytest.raises(PairError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")
+
+
+def test_swapped_images_swap_their_descriptions() -> None:
+    image = torch.zeros(3, 4, 4, dtype=torch.uint8)
+    text = compose("a red cube, left", "two green spheres", ("shows", "has"))
+    sample = PairSample("a", image, image + 9, [text], boxes=torch.tensor([[[0.0, 0, 1, 1], [2, 2, 3, 3]]]))
+    swapped = SwapImages(1.0)(sample, torch.Generator())
+    assert torch.equal(swapped.before, sample.after) and torch.equal(swapped.after, sample.before)
+    assert swapped.captions == [compose("two green spheres", "a red cube, left", ("shows", "has"))]
+    assert swapped.boxes is not None and swapped.boxes[0, 0].tolist() == [2, 2, 3, 3]
+    assert SwapImages(0.0)(sample, torch.Generator()) is sample
+    drawn = [SwapImages()(sample, torch.Generator().manual_seed(seed)) is sample for seed in range(200)]
+    assert 70 < sum(drawn) < 130
+    with pytest.raises(DataError, match="does not follow the template"):
+        SwapImages(1.0)(PairSample("a", image, image, ["it moved"]), torch.Generator())

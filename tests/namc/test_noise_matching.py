@@ -53,6 +53,13 @@ def test_sdm_is_the_papers_divergence() -> None:
     assert crossed.item() == pytest.approx(2 * 8 * torch.log(torch.tensor(10.0)).item(), rel=1e-4)
 
 
+def test_sdm_is_finite_in_half_precision() -> None:
+    torch.manual_seed(0)
+    images, texts = torch.randn(4, 8), torch.randn(4, 8)
+    half = sdm(images.half(), texts.half())
+    torch.testing.assert_close(half, sdm(images, texts), rtol=2e-2, atol=2e-2)
+
+
 def test_texts_of_one_label_are_partners() -> None:
     torch.manual_seed(1)
     images, texts = torch.randn(4, 6), torch.randn(4, 6)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import (
+    BERT_SPECIALS,
     BOS,
     EOS,
     PAD,
@@ -20,6 +23,7 @@ from lightning_idc.core.vocabulary import (
     load_vocabulary,
     words_of,
 )
+from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
 
@@ -152,3 +156,20 @@ def test_a_file_that_is_not_berts_is_refused(tmp_path: Path) -> None:
     (tmp_path / "vocab.txt").write_text("[PAD]\nred\n", encoding="utf-8")
     with pytest.raises(PairError, match=r"missing: \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
         load_vocabulary(str(tmp_path))
+
+
+def test_captions_of_image_editing_request_come_back_from_berts_pieces(shared: Path) -> None:
+    found = json.loads((shared / "realdata/annotations/image_editing_request/test.json").read_text(encoding="utf-8"))
+    captions = [text for record in found for text in record["sents"]]
+    pieces = sorted({piece for text in captions for piece in re.findall(r"\w+|[^\w\s]", text.lower())})
+    vocabulary = BertVocabulary([*BERT_SPECIALS, *pieces])
+    same = [ptb_tokenize(vocabulary.decode(vocabulary.encode(text))) == ptb_tokenize(text) for text in captions]
+    assert len(captions) > 1000 and sum(same) / len(captions) > 0.99
+    assert sum(bool(re.search(r"\w['-]\w", text)) for text in captions) > 20, "the captions hold such words"
+
+
+@pytest.mark.parametrize("text", ["the man's t-shirt isn't there, mid-air", "they've gone", "a well-lit room"])
+def test_berts_words_are_put_together_again(text: str) -> None:
+    pieces = sorted(set(re.findall(r"\w+|[^\w\s]", text)))
+    vocabulary = BertVocabulary([*BERT_SPECIALS, *pieces])
+    assert ptb_tokenize(vocabulary.decode(vocabulary.encode(text))) == ptb_tokenize(text)

@@ -8,24 +8,29 @@ from pathlib import Path
 import pytest
 import torch
 
+from lightning_idc.data.benchmarks.implicit_change import (
+    VERBS,
+    components,
+    object_descriptions,
+    repetitions,
+    says_something,
+)
+from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import (
     INSTRUCTIONS,
     TEMPLATE,
-    VERBS,
     Descriptions,
     EmbeddedDescriber,
+    ImageParagraphs,
     instruction,
-    repetitions,
-    says_something,
-    take_apart,
 )
 from lightning_idc.synthesis.library import rendered_things
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import VisionLanguageModel
+from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
-from lightning_idc.synthesis.sources import SamplePhotos
+from lightning_idc.synthesis.sources import Pairs, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 
 HEAD = "The difference between the two images is that the first image"
@@ -36,8 +41,11 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
     answer = TEMPLATE.format(verb=verb).replace("[object description]", "a red car", 1)
-    assert take_apart(answer.replace("[object description]", "an empty street")) == ("a red car", "an empty street")
-    assert take_apart(answer) is None, "a template that was not filled in"
+    assert object_descriptions(answer.replace("[object description]", "an empty street")) == (
+        "a red car",
+        "an empty street",
+    )
+    assert object_descriptions(answer) is None, "a template that was not filled in"
 
 
 def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
@@ -60,7 +68,32 @@ def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
     ],
 )
 def test_answers_outside_of_the_template_are_refused(answer: str, parts: tuple[str, str] | None) -> None:
-    assert take_apart(answer) == parts
+    assert object_descriptions(answer) == parts
+
+
+GENERATIONS = {
+    "Figure 7(a)": "The difference between two images is that the first image shows a bee on a wooden surface, while "
+    "the second image shows a bee against a plain white background.",
+    "Figure 7(b)": "The difference between two images is that the first image features a golfer holding a golf club in "
+    "a position that suggests he is in the middle of a swing, while the second image shows a golfer holding a golf "
+    "club with the head of the club positioned just behind the ball, indicating the moment of impact or just before "
+    "it.",
+    "Figure 8": "The difference between two images is that the first image shows a person jumping, with each frame "
+    "capturing the person in mid-air, while the second image depicts a bald eagle standing on the edge of a body of "
+    "water, looking downwards.",
+    "Figure 10": "The difference between two images is that the first image shows a typewriter with the word "
+    '"HUNGER" typed on the paper, while the second image shows a typewriter with the keys visible and no text on the '
+    "paper.",
+}
+
+
+@pytest.mark.parametrize("answer", GENERATIONS.values(), ids=GENERATIONS)
+def test_the_generations_that_the_paper_prints_are_kept(answer: str) -> None:
+    parts = object_descriptions(answer)
+    assert parts is not None and all(map(says_something, parts))
+    assert object_descriptions(answer.replace(", while", " while")) == parts, "a comma is not needed"
+    spoken = components(answer)
+    assert spoken is not None and [len(text) > 10 for text in spoken] == [True, True]
 
 
 @pytest.mark.parametrize("empty", ["something does not", "is not", "It isn't.", "something was", "does"])
@@ -78,6 +111,29 @@ def test_the_three_instructions_quote_what_they_should() -> None:
     assert "Here is the difference: the dog became a cat. Generate" in texts["spot_the_diff"]
     assert "Here is the prompt: the dog became a cat. First" in texts["instruct_pix2pix"]
     assert "became" not in texts["cc3m"]
+
+
+def test_pairs_of_a_data_set_bring_the_difference_that_two_instructions_quote(tmp_path: Path) -> None:
+    data = SyntheticPairs(train_pairs=3, val_pairs=1, test_pairs=1, render_size=32, cache_dir=tmp_path, progress=False)
+    store = run(
+        Sequential([ImageParagraphs(Fixed()), Descriptions(Answers(), "spot_the_diff")]), Pairs(data), tmp_path / "a"
+    )
+    assert store.counts() == (1, {"says nothing": 1, "not in the template": 1})
+    truths = data.pairs_of("train")
+    assert [record.facts["difference"] for record in store] == [truths.captions(i)[0] for i in range(3)]
+
+
+def test_the_conventional_prompt_of_table_11_has_no_template(tmp_path: Path) -> None:
+    store = run(Descriptions(Answers(), "conventional"), Captioned(), tmp_path / "a")
+    assert store.counts() == (3, {"no captions": 1})
+    assert instruction("conventional", {"captions": ["a", "b"]}, "shows").endswith(
+        "from the first image to the second?"
+    )
+
+
+class Fixed(ImageCaptioner):
+    def caption(self, images: list[torch.Tensor]) -> list[str]:  # type: ignore[override]
+        return ["a table"] * len(images)
 
 
 def test_repetitions_count_as_in_table_14() -> None:
@@ -139,7 +195,7 @@ def test_the_embedded_describer_does_not_make_up_what_it_cannot_name() -> None:
     describer.captioner.load()
     answers = describer.answer([(before, before), (before, changed)], [prompt, prompt])
     assert answers == ["The two images are the same.", "I do not know what differs."]
-    assert [take_apart(answer) for answer in answers] == [None, None]
+    assert [object_descriptions(answer) for answer in answers] == [None, None]
 
 
 def test_things_are_named_in_loose_boxes_and_parts_of_them_are_not() -> None:

@@ -6,8 +6,9 @@ description], while the second image {verb} [object description]."
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from lightning_idc.core.vocabulary import words_of
 
@@ -21,11 +22,18 @@ VERBS = tuple(_VERBS.split())
 """The predefined descriptive verbs of appendix D.2."""
 
 _NOTHING_SAID = """
-    a an the it this that something anything there not no is are was were be been does do did has have had
-    isn't aren't wasn't weren't doesn't don't didn't , . ;
+    a an the it this that one something anything there image nothing not no n't never is are was were be been do does
+    did has have had can could will would may might must isn't aren't wasn't weren't doesn't don't didn't hasn't haven't
 """
 _EMPTY = frozenset(_NOTHING_SAID.split())
-"""A description made of nothing but these says nothing about an object."""
+"""Placeholders, auxiliaries and negations; a description made of these alone says nothing about an object."""
+_ANY_VERB = "|".join(VERBS)
+# the paper prints the template with "the two images", and its four generations without "the"
+_FORM = re.compile(
+    rf"the difference between (?:the )?two images is that the first image (?:{_ANY_VERB})\s+(?P<first>.+?),?\s*"
+    rf"while the second image (?:{_ANY_VERB})\s+(?P<second>.+?)\s*\.?",
+    re.IGNORECASE | re.DOTALL,
+)
 
 
 def compose(first: str, second: str, verbs: tuple[str, str] = ("shows", "shows")) -> str:
@@ -74,8 +82,30 @@ def components(description: str) -> tuple[str, str] | None:
     return first, second
 
 
+def object_descriptions(answer: str) -> tuple[str, str] | None:
+    """The two object descriptions of a model's answer as written; None where it is not in the template.
+
+    Args:
+        answer: of a model; quotes around it are allowed, anything else is not.
+
+    Example:
+        >>> object_descriptions("The difference between two images is that the first image shows a dog, "
+        ...                     "while the second image shows a cat.")
+        ('a dog', 'a cat')
+    """
+    match = _FORM.fullmatch(" ".join(answer.split()).strip("'\" "))
+    if match is None or "[" in match.group():
+        return None  # a template that was not filled in
+    return match["first"].strip(), match["second"].strip()
+
+
+def says_something(description: str) -> bool:
+    """Whether any word is more than a negation, an auxiliary or a placeholder."""
+    return any(word not in _EMPTY for word in re.findall(r"[a-z0-9']+", description.lower()))
+
+
 def rejected(description: str) -> str | None:
-    """Why a description is of no use (appendix D.2), or None where it is.
+    """Why a description is not usable (appendix D.2), or None where it is.
 
     Rejected are descriptions that do not follow the template, and those of which one side has nothing but negations and
     auxiliary verbs ("the second image is not"). The paper loses 0.2 % in this way.
@@ -84,35 +114,18 @@ def rejected(description: str) -> str | None:
     if found is None:
         return "does not follow the template"
     for side, text in zip(("first", "second"), found, strict=True):
-        if not set(text.split()) - _EMPTY:
+        if not says_something(text):
             return f"says nothing about the {side} image"
     return None
 
 
-@dataclass(frozen=True, slots=True)
-class Repetition:
-    """How often sentences repeat each other (the columns of NAMC's Table 14).
-
-    Args:
-        total: sentences.
-        unique: different ones among them.
-    """
-
-    total: int
-    unique: int
-
-    @property
-    def repeated(self) -> int:
-        """Sentences that another one equals already."""
-        return self.total - self.unique
-
-    @property
-    def percent(self) -> float:
-        """Share of them, x100."""
-        return 100 * self.repeated / self.total if self.total else 0.0
-
-
-def repetition(descriptions: Iterable[str]) -> Repetition:
-    """Count sentences and different sentences."""
-    texts = list(descriptions)
-    return Repetition(len(texts), len(set(texts)))
+def repetitions(texts: Iterable[str]) -> dict[str, float | int]:
+    """Table 14: how many descriptions there are, how many different ones, and the ratio of repetitions."""
+    counts = Counter(texts)
+    total, unique = counts.total(), len(counts)
+    return {
+        "total": total,
+        "unique": unique,
+        "repetition": total - unique,
+        "repetition_ratio": round((total - unique) / total, 4) if total else 0.0,
+    }

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from torch import Tensor
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.implicit_change import VERBS, object_descriptions, repetitions, says_something
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
@@ -18,14 +18,6 @@ from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 
-VERBS = (
-    "is", "describes", "depicts", "illustrates", "displays", "demonstrates", "introduces", "has", "positions", "starts",
-    "places", "discusses", "promotes", "takes", "converts", "adopts", "presents", "reveals", "incorporates", "aims",
-    "refers", "offers", "focuses", "suggests", "attributes", "specifies", "captures", "symbolizes", "advertises",
-    "conveys", "features", "appears", "consists", "remains", "shows", "lists", "explains", "shifts", "indicates",
-    "provides", "contains", "exhibits", "labels", "sets", "looks", "states", "showcases", "creates", "centers",
-)  # fmt: skip
-"""The 49 verbs of Appendix D.2; an empty one that is printed between the fourth and the fifth is left out."""
 TEMPLATE = (
     "The difference between the two images is that the first image {verb} [object description], "
     "while the second image {verb} [object description]."
@@ -40,22 +32,16 @@ INSTRUCTIONS = {
         "between the two images. Here is the prompt: {difference}. " + _CAPTIONS + _STRICTLY
     ),
     "cc3m": _GIVEN + _CAPTIONS + _STRICTLY,
+    "conventional": (
+        "Given the first and the second images, describe the change between the two images. What has changed from the "
+        "first image to the second?"
+    ),
 }
-"""Appendix D.2, by the data that a pair comes from."""
-_ANY_VERB = "|".join(VERBS)
-_FORM = re.compile(
-    rf"the difference between the two images is that the first image (?:{_ANY_VERB})\s+(?P<first>.+?),\s*"
-    rf"while the second image (?:{_ANY_VERB})\s+(?P<second>.+?)\s*\.?",
-    re.IGNORECASE | re.DOTALL,
-)
-_EMPTY_WORDS = {
-    "something", "anything", "it", "this", "that", "one", "the", "a", "an", "image",
-    "do", "does", "did", "is", "are", "was", "were", "be", "been", "has", "have", "had", "can", "could", "will",
-    "would", "may", "might", "must",
-    "nothing", "not", "no", "n't", "never", "doesn't", "isn't", "wasn't", "aren't", "weren't", "don't", "didn't",
-    "hasn't", "haven't",
-}  # fmt: skip
-"""Placeholders, auxiliaries and negations."""
+"""Appendix D.2, by the data that a pair comes from; and the prompt without a template that Table 11 compares with."""
+
+
+NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
+"""Instructions that quote what the data set says of the change."""
 
 
 class Descriptions(PipelineStage):
@@ -67,7 +53,7 @@ class Descriptions(PipelineStage):
 
     Args:
         model: the paper's is Qwen2-VL-7B-Instruct.
-        kind: which of the three instructions.
+        kind: which of the three instructions, or the one without a template.
         seed: of the drawn verbs.
     """
 
@@ -76,7 +62,7 @@ class Descriptions(PipelineStage):
     def __init__(
         self,
         model: VisionLanguageModel | None = None,
-        kind: Literal["spot_the_diff", "instruct_pix2pix", "cc3m"] = "cc3m",
+        kind: Literal["spot_the_diff", "instruct_pix2pix", "cc3m", "conventional"] = "cc3m",
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
@@ -98,7 +84,11 @@ class Descriptions(PipelineStage):
         for record, verb, answer in zip(live, verbs, answers, strict=True):
             record.facts["description"], record.facts["verb"] = " ".join(answer.split()), verb
             record.facts["origin"] = self.kind
-            parts = take_apart(answer)
+            if self.kind == "conventional":
+                if not says_something(answer):
+                    record.drop("says nothing", record.facts["description"], "more than negations and auxiliaries")
+                continue
+            parts = object_descriptions(answer)
             if parts is None:
                 record.drop("not in the template", record.facts["description"], "the template of Appendix D.2")
             elif not all(says_something(part) for part in parts):
@@ -110,7 +100,7 @@ class Descriptions(PipelineStage):
     def _has_facts(self, record: Record) -> bool:
         if len(record.facts.get("captions") or []) != 2:
             record.drop("no captions", None, "one of each image")
-        elif self.kind != "cc3m" and not record.facts.get("difference"):
+        elif self.kind in NEED_DIFFERENCE and not record.facts.get("difference"):
             record.drop("no difference", None, "a summary of the change, or the editing prompt")
         return record.dropped is None
 
@@ -134,35 +124,6 @@ def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
     difference = str(facts.get("difference") or "").strip().rstrip(".")
     template = TEMPLATE.format(verb=verb)
     return INSTRUCTIONS[kind].format(first=first, second=second, difference=difference, template=template)
-
-
-def take_apart(answer: str) -> tuple[str, str] | None:
-    """The two object descriptions of an answer; None where it is not in the template.
-
-    Args:
-        answer: of a model; quotes around it are allowed, anything else is not.
-    """
-    match = _FORM.fullmatch(" ".join(answer.split()).strip("'\" "))
-    if match is None or "[" in match.group():
-        return None  # a template that was not filled in
-    return match["first"].strip(), match["second"].strip()
-
-
-def says_something(description: str) -> bool:
-    """Whether any word is more than a negation, an auxiliary or a placeholder."""
-    return any(word not in _EMPTY_WORDS for word in re.findall(r"[a-z0-9']+", description.lower()))
-
-
-def repetitions(texts: Iterable[str]) -> dict[str, float | int]:
-    """Table 14: how many descriptions there are, how many different ones, and the share of repetitions."""
-    counts = Counter(texts)
-    total, unique = counts.total(), len(counts)
-    return {
-        "total": total,
-        "unique": unique,
-        "repetition": total - unique,
-        "repetition_ratio": round((total - unique) / total, 4) if total else 0.0,
-    }
 
 
 class ImageParagraphs(PipelineStage):

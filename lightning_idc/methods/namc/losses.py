@@ -52,7 +52,9 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
         labels: int64 ``(B,)``; pairs of one label match each other. None where every image has one text only.
         scale: 1 / temperature.
     """
-    similarity = cosines(images, texts)
+    # under 16-mixed the bound below would be 0 and its logarithm infinite
+    precision = torch.promote_types(images.dtype, torch.float32)
+    similarity = cosines(images.to(precision), texts.to(precision))
     # the true distribution has zeros, whose logarithm the reference bounds in this way
     log_true = (_true(similarity, labels) + 1e-8).log()
 

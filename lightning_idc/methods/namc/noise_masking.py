@@ -60,6 +60,7 @@ class NoiseMaskingAddon(Addon):
         probabilities: of masking, from relevance.
         matching: loss that aligns the masked images with the masked descriptions.
         paint: hide masked patches from the host by painting them.
+        align_masked: whether the matching loss sees the masked image, and the masked description.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class NoiseMaskingAddon(Addon):
         probabilities: MaskProbabilities,
         matching: Matching,
         paint: bool,
+        align_masked: tuple[bool, bool] = (True, True),
     ) -> None:
         super().__init__()
+        self.align_masked = align_masked
         self.encoder = encoder
         self.vocabulary = vocabulary
         self.image_share, self.word_share = image_share, word_share
@@ -89,7 +92,10 @@ class NoiseMaskingAddon(Addon):
             for side in range(2)
         ]
         read = self.encoder.read(masked_texts)
-        self._kept = (batch.images, patches, read)
+        aligned = read
+        if not self.align_masked[1]:
+            aligned = self.encoder.read([row[0].side(side) for row in captions for side in range(2)])
+        self._kept = (batch.images, patches, aligned)
         hidden = torch.zeros_like(batch.caption_mask)
         for b, k, position in _positions(captions, words):
             hidden[b, k, position] = True
@@ -110,12 +116,16 @@ class NoiseMaskingAddon(Addon):
         )
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
-        """L_NIM (Eq. 16): the sum over both sides of the matching loss of masked images and masked descriptions."""
+        """L_NIM: the sum over both sides of the matching loss of masked images and masked descriptions.
+
+        NAMC Eq. 16
+        """
         kept, self._kept = self._kept, None
         if kept is None:
             return {}
         images, patches, read = kept
-        whole = self.encoder.look(images.flatten(0, 1), patches.flatten(0, 1)).whole.unflatten(0, (-1, 2))
+        hidden = patches.flatten(0, 1) if self.align_masked[0] else None
+        whole = self.encoder.look(images.flatten(0, 1), hidden).whole.unflatten(0, (-1, 2))
         texts = read.whole.unflatten(0, (-1, 2))
         return {"match": sum((self.matching(whole[:, i], texts[:, i]) for i in range(2)), whole.new_zeros(()))}
 
@@ -196,6 +206,7 @@ class NoiseMasking(AddonCallback):
         probabilities: ``noise_probabilities`` of ``methods.namc.noise``, or ``random_probabilities`` for the ablation.
         matching: ``lightning_idc.methods.namc.losses.sdm``, or ``info_nce`` for the ablation.
         paint: paint masked patches in the images; without it only a host that reads ``noise_mask`` is kept from them.
+        align_masked: whether L_NIM aligns the masked image and the masked description (Table 8 varies both).
         name: as of `AddonCallback`.
         weight: of L_NIM.
     """
@@ -208,6 +219,7 @@ class NoiseMasking(AddonCallback):
         probabilities: MaskProbabilities = noise_probabilities,
         matching: Matching = sdm,
         paint: bool = True,
+        align_masked: tuple[bool, bool] = (True, True),
         name: str = "noise_masking",
         weight: float = 1.0,
     ) -> None:
@@ -218,6 +230,7 @@ class NoiseMasking(AddonCallback):
         self.encoder = encoder
         self.image_share, self.word_share = image_share, word_share
         self.probabilities, self.matching, self.paint = probabilities, matching, paint
+        self.align_masked = align_masked
 
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner) or host.vocabulary is None:
@@ -234,4 +247,5 @@ class NoiseMasking(AddonCallback):
             self.probabilities,
             self.matching,
             self.paint,
+            self.align_masked,
         )

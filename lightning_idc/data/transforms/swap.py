@@ -1,0 +1,58 @@
+"""Swapping the two images of a pair, and what their implicit-change descriptions say of each."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from lightning_idc.core.types import PairSample
+from lightning_idc.data.benchmarks.implicit_change import object_descriptions
+from lightning_idc.data.transforms.pairs import PairTransform
+from lightning_idc.errors import DataError
+
+
+def swap_descriptions(text: str) -> str:
+    """An implicit-change description of the swapped pair.
+
+    Raises:
+        DataError: the text does not follow the template, so what it says of each image is not known.
+
+    Example:
+        >>> swap_descriptions("The difference between the two images is that the first image shows a dog, "
+        ...                   "while the second image has a cat.")
+        'The difference between the two images is that the first image shows a cat, while the second image has a dog.'
+    """
+    parts = object_descriptions(text)
+    if parts is None:
+        raise DataError(
+            f"{text[:120]!r} does not follow the template of implicit-change descriptions, so that it cannot be "
+            "swapped with the images; leave SwapImages out for these captions"
+        )
+    first, second = parts
+    head, tail = text.split(first, 1)
+    middle, end = tail.rsplit(second, 1)
+    return f"{head}{second}{middle}{first}{end}"
+
+
+class SwapImages(PairTransform):
+    """Exchange before and after, with the object descriptions (NAMC, appendix B.3 and Table 12).
+
+    Args:
+        probability: of an exchange.
+    """
+
+    def __init__(self, probability: float = 0.5) -> None:
+        self.probability = probability
+
+    def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
+        if float(torch.rand((), generator=generator)) >= self.probability:
+            return sample
+        return replace(
+            sample,
+            before=sample.after,
+            after=sample.before,
+            captions=[swap_descriptions(caption) for caption in sample.captions],
+            boxes=None if sample.boxes is None else sample.boxes.flip(1),
+            masks=None if sample.masks is None else sample.masks.flip(0),
+        )
