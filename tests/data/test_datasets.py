@@ -1,4 +1,4 @@
-"""A split of any data module is a plain torch dataset. Oracle: what its data module loads, and pixels of the drawing."""
+"""A split of any data module is a plain torch dataset. Oracle: what its data module loads, pixels of the drawing."""
 
 from __future__ import annotations
 

@@ -32,14 +32,14 @@ INSTRUCTIONS = {
         "between the two images. Here is the prompt: {difference}. " + _CAPTIONS + _STRICTLY
     ),
     "cc3m": _GIVEN + _CAPTIONS + _STRICTLY,
-    "conventional": (
-        "Given the first and the second images, describe the change between the two images. What has changed from the "
-        "first image to the second?"
-    ),
 }
-"""Appendix D.2, by the data that a pair comes from; and the prompt without a template that Table 11 compares with."""
-
-
+"""Appendix D.2, by the data that a pair comes from."""
+CONVENTIONAL = (
+    "Given the first and the second images, describe the change between the two images. What has changed from the "
+    "first image to the second?"
+)
+"""The prompt without a template that Table 11 compares with."""
+PROMPTS = {**INSTRUCTIONS, "conventional": CONVENTIONAL}
 NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
 """Instructions that quote what the data set says of the change."""
 
@@ -66,12 +66,12 @@ class Descriptions(PipelineStage):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        if kind not in INSTRUCTIONS:
-            raise PairError(f"kind is {kind!r}; expected one of {', '.join(INSTRUCTIONS)}")
+        if kind not in PROMPTS:
+            raise PairError(f"kind is {kind!r}; expected one of {', '.join(PROMPTS)}")
         self.model, self.kind = model or EmbeddedDescriber(), kind
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.model.settings(), "instruction": INSTRUCTIONS[self.kind]}
+        return {"model": self.model.settings(), "instruction": PROMPTS[self.kind]}
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
@@ -116,14 +116,14 @@ def instruction(kind: str, facts: dict[str, Any], verb: str) -> str:
     """The prompt for one pair.
 
     Args:
-        kind: of `INSTRUCTIONS`.
+        kind: of `PROMPTS`.
         facts: ``captions`` of both images and, where the instruction has it, ``difference``.
         verb: for the template.
     """
     first, second = (text.strip().rstrip(".") for text in facts["captions"])
     difference = str(facts.get("difference") or "").strip().rstrip(".")
     template = TEMPLATE.format(verb=verb)
-    return INSTRUCTIONS[kind].format(first=first, second=second, difference=difference, template=template)
+    return PROMPTS[kind].format(first=first, second=second, difference=difference, template=template)
 
 
 class ImageParagraphs(PipelineStage):
