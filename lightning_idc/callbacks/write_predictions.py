@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.io import TRAINING_ONLY
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import atomic_write, finite
+from lightning_idc.files import atomic_write, digest_of_all, finite
 
 
 class WritePredictions(Callback):
@@ -144,13 +143,15 @@ def _key(module: LightningModule, ids: list[str]) -> str:
 
     hparams = {name: value for name, value in module.hparams.items() if name not in TRAINING_ONLY}
     facts = [type(module).__qualname__, hparams, ids]
-    digest = hashlib.blake2b(digest_size=16)
-    digest.update(json.dumps(facts, sort_keys=True, default=lambda value: type(value).__qualname__).encode())
-    for name, value in module.state_dict().items():
-        own = value.to_local() if isinstance(value, DTensor) else value
-        digest.update(name.encode())
-        digest.update(own.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+
+    def parts() -> Iterator[Any]:
+        yield json.dumps(facts, sort_keys=True, default=lambda value: type(value).__qualname__)
+        for name, value in module.state_dict().items():
+            own = value.to_local() if isinstance(value, DTensor) else value
+            yield name
+            yield own.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+    return digest_of_all(parts())
 
 
 def _line(record: dict[str, Any]) -> str:

@@ -31,6 +31,7 @@ from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.core.module import PairModule
 from lightning_idc.errors import PairError
+from lightning_idc.files import atomic_write
 
 
 def run(given: list[str]) -> int:
@@ -235,6 +236,4 @@ def _write_result(cli: PairCLI) -> None:
         best = saver.best_model_path or saver.last_model_path or "".join(last[-1:])
         if saver.monitor is not None and not saver.best_model_path and best:
             print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)
-    partial = Path(f"{target}.partial")
-    partial.write_text(json.dumps({"best": best, "metrics": metrics}, indent=2), encoding="utf-8")
-    os.replace(partial, target)
+    atomic_write(Path(target), json.dumps({"best": best, "metrics": metrics}, indent=2))

@@ -32,7 +32,7 @@ from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.sources import ImageFolder
-from lightning_idc.synthesis.stages import Apply
+from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore, write_shard
 
 
@@ -351,7 +351,7 @@ def test_a_replaced_source_picture_is_decoded_again(tmp_path: Path) -> None:
 
 def test_records_of_a_replaced_source_picture_are_not_continued(tmp_path: Path) -> None:
     pictures(tmp_path / "files", 0)
-    stage = Apply(unchanged)
+    stage = MapStage(unchanged)
     run(stage, ImageFolder(str(tmp_path / "files")), tmp_path / "a")
     (tmp_path / "files").rename(tmp_path / "moved")
     run(stage, ImageFolder(str(tmp_path / "moved")), tmp_path / "a")

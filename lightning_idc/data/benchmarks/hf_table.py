@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.jsonfiles import sentences
 from lightning_idc.data.io.tables import require, short
 from lightning_idc.errors import DataError
+from lightning_idc.files import digest
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
@@ -201,7 +201,7 @@ class Captioned(View):
 
     def fingerprint(self) -> str | None:
         whole = self.source.fingerprint()
-        return whole and f"{whole}/{hashlib.sha256(str(self.places).encode()).hexdigest()}"
+        return whole and f"{whole}/{digest(str(self.places))}"
 
 
 def _refuse_files_outside(folder: Path, files: Mapping[str, Sequence[str]] | None) -> None:

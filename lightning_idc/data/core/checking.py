@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import warnings
 from collections import Counter
@@ -12,6 +11,7 @@ from copy import copy
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.files import digest
 
 Say = Callable[[str], object]
 _log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def check_pairs(
 
     problems: dict[str, None] = {}  # one table may fail all splits in the same words
     home: dict[str, str] = {}
-    digests: dict[bytes, tuple[str, str]] = {}
+    digests: dict[str, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
     for split in splits:
         try:
@@ -125,12 +125,10 @@ def check_pairs(
     return list(problems)
 
 
-def _digest(sample: PairSample) -> bytes:
+def _digest(sample: PairSample) -> str:
     """Digest of both images."""
-    digest = hashlib.blake2b(repr(tuple(sample.before.shape)).encode(), digest_size=16)
-    for image in (sample.before, sample.after):
-        digest.update(image.contiguous().numpy().data)
-    return digest.digest()
+    images = (image.contiguous().numpy().data for image in (sample.before, sample.after))
+    return digest(repr(tuple(sample.before.shape)), *images)
 
 
 def _counted(sizes: Counter[str]) -> str:
