@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 # verb -> (module with `run(arguments) -> int`, what it does); modules are imported when their verb is used
 VERBS = {
-    "run": ("recipes", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
+    "run": ("run", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
     "fit": ("training", "train: --config FILE [--key value ...]"),
     "validate": ("training", "measure on the validation split"),
     "test": ("training", "measure on the test split"),
@@ -118,9 +118,9 @@ def import_named(given: list[str]) -> list[str]:
     Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
 
     Raises:
-        PairError: a module cannot be imported.
+        ConfigError: a module cannot be imported.
     """
-    from lightning_idc.errors import PairError
+    from lightning_idc.errors import ConfigError
 
     rest, named = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
     arguments = iter(given)
@@ -131,18 +131,33 @@ def import_named(given: list[str]) -> list[str]:
         elif name := value if equals else next(arguments, ""):
             named.append(name)
         else:
-            raise PairError("--import needs the name of a module, as in --import mine")
-    named = list(dict.fromkeys(named))
-    if named:
-        os.environ[IMPORTS] = ",".join(named)
-        if os.getcwd() not in sys.path:
-            sys.path.append(os.getcwd())
-    for name in named:
+            raise ConfigError("--import needs the name of a module, as in --import mine")
+    import_modules(named, "--import")
+    return rest
+
+
+def import_modules(named: Sequence[str], where: str) -> None:
+    """Import modules with classes of the user, in this process and in those of the stages.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    from lightning_idc.errors import ConfigError
+
+    if not named:
+        return
+    from lightning_idc.core.names import MODULES
+
+    os.environ[IMPORTS] = ",".join(dict.fromkeys([*os.environ.get(IMPORTS, "").split(","), *named])).strip(",")
+    if os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    for name in dict.fromkeys(named):
         try:
             importlib.import_module(name)
         except ImportError as error:
-            raise PairError(f"--import {name}: {error}; name a module that is installed or in this folder") from error
-    return rest
+            raise ConfigError(f"{where} {name}: {error}; name a module that is installed or in this folder") from error
+        if name not in MODULES:
+            MODULES.append(name)
 
 
 def lightning(arguments: Sequence[str] | None = None) -> int:

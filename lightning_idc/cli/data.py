@@ -60,7 +60,7 @@ def run(given: list[str]) -> int:
 
 
 def _ls() -> int:
-    from lightning_idc.cli.keys import class_of
+    from lightning_idc.core.names import class_of
 
     for name, path in MODULES.items():
         print(f"{name:<22} {path}\n{'':<22} {(inspect.getdoc(class_of(path)) or '').splitlines()[0]}")
@@ -136,10 +136,11 @@ def _told(problems: list[str]) -> int:
 
 def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     """The data module of a name or class path with its arguments."""
-    from lightning_idc.cli.keys import check_names, class_of, nearest
+    from lightning_idc.cli.errors import check_names
+    from lightning_idc.core.names import class_of, is_public, nearest
     from lightning_idc.data.core.datamodule import PairDataModule
 
-    if name not in MODULES and "." not in name:
+    if name not in MODULES and "." not in name and not is_public(name):
         raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):

@@ -1,18 +1,31 @@
-"""Which errors are the user's to mend, and how they read."""
+"""Which errors a user can fix, and how they read."""
 
 from __future__ import annotations
 
 import errno
 import re
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.core.arguments import accepted_arguments
+from lightning_idc.core.names import class_of, full_name, nearest
+from lightning_idc.errors import ConfigError, IDCError
+
+TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
+"""Keys that a configuration may have at its top."""
+_UNKNOWN = re.compile(r"(?:Option '([^']+)' is not accepted|Group '\w+' does not accept option '([^']+)')")
+_CLASS = re.compile(r"given class_path '([^']+)'")
+_BUILT_TOO_EARLY = (
+    "a top-level `{key}:` is built before callbacks add their parameters, which would then never be trained; "
+    "put it under model.init_args (optimizer: ..., schedule: ...)"
+)
 
 
 def readable(error: BaseException) -> str | None:
-    """Message for an error that the user can mend; None for a fault of the program."""
+    """Message for an error that the user can fix; None for a fault of the program."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, PairError):
+        if isinstance(seen, IDCError):
             return str(seen)
         if isinstance(seen, OSError) and seen.errno == errno.ENOSPC:
             where = seen.filename or "while writing"
@@ -21,29 +34,107 @@ def readable(error: BaseException) -> str | None:
     return None
 
 
-def parse_error(message: str) -> str:
-    """The line of jsonargparse's many that matters: which key, what it expects, what it was given."""
-    lines = message.splitlines()
-    keyed = [(number, re.findall(r'Parser key "([^"]+)"', line)) for number, line in enumerate(lines)]
-    keyed = [(number, keys) for number, keys in keyed if keys]
-    if not keyed:
-        return message
-    last = keyed[-1][0]
-    indent = _indent(lines[last])
-    inner = [lines[last]]
-    for line in lines[last + 1 :]:
-        if line.strip() and _indent(line) < indent + 2:
+def unknown_key(name: str, keys: Sequence[str] = TOP) -> str:
+    """Sentence for a key at the top of a configuration that does not exist."""
+    if name in ("optimizer", "lr_scheduler"):
+        return _BUILT_TOO_EARLY.format(key=name)
+    return f"unknown key {name!r}; {nearest(name, keys)}"
+
+
+def check_names(given: Mapping[str, Any], kind: Any, where: str) -> None:
+    """Refuse keys that a class or a function, which a verb calls itself, has no argument of.
+
+    Raises:
+        ConfigError: the key, and the nearest one that exists.
+    """
+    valid = accepted_arguments(kind)
+    for key in given if valid is not None else ():
+        if key not in valid:
+            raise ConfigError(f"{where}: {kind.__name__} has no argument {key!r}; {nearest(key, valid)}")
+
+
+def explain(message: str, config: dict[str, Any], keys: Sequence[str]) -> str:
+    """One sentence for what jsonargparse says in many lines: which key, what is expected, what was found.
+
+    Args:
+        message: of its ArgumentError.
+        config: what was parsed.
+        keys: that a configuration may have at its top.
+    """
+    part = (
+        message.split("\n    - Expected a <class 'NoneType'>")[0]
+        if "Problem with given class_path" in message
+        else message
+    )
+    path = ".".join(re.findall(r'Parser key "([^"]+)"', part))
+    inner = _innermost(part)
+    if missing := re.match(r"the following arguments are required: (.+)", message):
+        names = missing.group(1)
+        return f"{names}: expected --{names.split(', ')[0]} NAME, or {names} in a file of --config; found nothing"
+    if match := _UNKNOWN.search(part):
+        return _unknown(match.group(1) or match.group(2), path, part, config, keys)
+    if match := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", part):
+        return f"{path}: {match.group(1)} is not a {match.group(2)}"
+    if classes := _CLASS.findall(part):
+        try:
+            class_of(classes[-1])
+        except IDCError as error:
+            return f"{path}: {error}"
+    if sentence := _type(path, inner):
+        return sentence
+    if match := re.search(r"Expected a dot import path string: (\w+)$", inner, re.MULTILINE):
+        try:
+            full_name(match.group(1))
+        except IDCError as error:
+            return f"{path}: {error}"
+    if "Not a valid subclass of" in inner or "Unable to load config" in inner:
+        found = re.findall(r"Given value: (.*)", inner)
+        kind = re.findall(r"Not a valid subclass of (\w+)", inner)
+        shape = f"the name of a {kind[-1]}, or class_path and init_args" if kind else "keys with values"
+        return f"{path}: expected {shape}, found {found[-1] if found else config.get(path)!r}"
+    return message
+
+
+def _unknown(name: str, path: str, part: str, config: dict[str, Any], keys: Sequence[str]) -> str:
+    """Sentence for an argument that a class, the Trainer or the top of a configuration does not have."""
+    if "Group 'trainer'" in part:
+        from lightning.pytorch import Trainer
+
+        return f"trainer: Trainer has no argument {name!r}; {nearest(name, accepted_arguments(Trainer) or ())}"
+    if not path:
+        return unknown_key(name.split(".")[0], keys)
+    given = config.get(path)
+    if isinstance(given, dict) and "class_path" not in given:
+        return f"{path}: expected class_path and init_args, found {given!r}"
+    if isinstance(given, dict) and (extra := set(given) - {"class_path", "init_args", "dict_kwargs"}):
+        return f"{path}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args"
+    before = part[: part.index(f"'{name}'")]
+    of_callable = re.search(r"Got value: Namespace\(class_path='([^']+)'", part[len(before) :])
+    kind = class_of(of_callable.group(1) if of_callable else _CLASS.findall(before)[-1])
+    known = accepted_arguments(kind)
+    return f"{path}: {kind.__name__} has no argument {name!r}; {nearest(name, known or ())}"
+
+
+def _innermost(text: str) -> str:
+    """What stands, indented, below the last key of a message."""
+    lines = text.splitlines()
+    at = next((number for number in range(len(lines) - 1, -1, -1) if "Parser key" in lines[number]), 0)
+    indent = len(lines[at]) - len(lines[at].lstrip())
+    inner = [lines[at]]
+    for line in lines[at + 1 :]:
+        if line.strip() and len(line) - len(line.lstrip()) < indent + 2:
             break
         inner.append(line)
-    text = "\n".join(inner)
-    expected = list(dict.fromkeys(re.findall(r"Expected an? <class '(?:[\w.]+\.)?(\w+)'>", text)))
-    found = re.findall(r"(?:Got value|Given value): (.*?)(?:\. Got value: .*)?$", text, re.MULTILINE)
-    if not expected or not found:
-        return message
-    path = ".".join(key for _, keys in keyed for key in keys)
-    kinds = " or ".join("None" if kind == "NoneType" else kind for kind in expected)
-    return f"{path}: expected {kinds}, found {found[0]!r}"
+    return "\n".join(inner)
 
 
-def _indent(line: str) -> int:
-    return len(line) - len(line.lstrip())
+def _type(path: str, inner: str) -> str | None:
+    """Sentence for a value of another type."""
+    kinds = re.findall(r"Expected an? <class '(?:[\w.]+\.)?(\w+)'>", inner)
+    for options in re.findall(r"Expected a typing\.Literal\[([^\]]+)\]", inner):
+        kinds += options.split(", ")
+    found = re.findall(r"(?:Got value|Given value): (.*?)(?:\. Got value: .*)?$", inner, re.MULTILINE)
+    if not set(kinds) - {"NoneType"} or not found:
+        return None
+    expected = list(dict.fromkeys("None" if kind == "NoneType" else kind for kind in kinds))
+    return f"{path}: expected {' or '.join(expected)}, found {found[0]!r}"

@@ -1,30 +1,47 @@
 """Recipes: one YAML of stages, each an ordinary LightningCLI configuration that runs in a process of its own.
 
-    recipe: {title, needs, expect, minutes, smallest: {dotted key: value}}
+    defaults: [cpu, rendered]                        # files of recipes/_base, merged in order; this file wins
+    recipe: {title, requirements, expected, minutes, smoke: {dotted key: value}, import: [module]}
     base: configuration that all stages share
     stages:
-      - {name: train, run: fit, config: {...}}       # merged over base; `callbacks+` appends to a list
-      - {name: test, run: test}                      # without ckpt_path: the best one of the last fit of that class
+      - {name: pretrain_backbone}                    # as a file of `defaults` defines it
+      - {name: train, run: fit, config: {...}}       # merged over base
+      - {name: again, like: train, config: {...}}    # merged over what `train` says
+      - {name: test, of: train}                      # the model and the best checkpoint of `train`
+    matrix: {dataset: {levir_cc: {recipe, base, stages: {train: {config}}}}}    # merged over the file, one at a time
 
-A value may name what an earlier stage made: ``${stages.train.best}``, and the folder of the run: ``${run_dir}``.
+Classes need no module (``class_path: ProCap``). ``callbacks+`` appends to a list; ``init_args+`` beside another class
+keeps the arguments of the class before. A value may name another one, ``${base.data.init_args.root}``, what an earlier
+stage made, ``${stages.train.best}``, and the folder of the run, ``${run_dir}``.
 """
 
 from __future__ import annotations
 
-import copy
+import io
+import itertools
 import re
-from dataclasses import dataclass
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache, reduce
 from pathlib import Path
 from typing import Any
 
 import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
-from lightning_idc.errors import PairError
+from lightning_idc.cli.errors import TOP, unknown_key
+from lightning_idc.cli.recipes import shipped_folder
+from lightning_idc.core.arguments import accepted_arguments
+from lightning_idc.core.names import class_of, nearest, with_full_names
+from lightning_idc.errors import ConfigError, IDCError
 
 VERBS = ("fit", "validate", "test", "predict")
-ABOUT = ("title", "needs", "expect", "minutes", "smallest")
-_REFERENCE = re.compile(r"\$\{(?:run_dir|stages\.([\w-]+)\.best)\}")
-_ANY_REFERENCE = re.compile(r"\$\{[^}]*\}")
+SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")
+ABOUT = ("title", "requirements", "expected", "minutes", "smoke", "import")
+RENAMED = {"needs": "requirements", "expect": "expected", "smallest": "smoke"}
+_ENTRY = {"name", "run", "of", "like", "config"}
 
 
 @dataclass
@@ -48,179 +65,377 @@ class Recipe:
 
     Args:
         path: of the file.
-        about: title, needs, expect, minutes, smallest.
+        about: title, requirements, expected, minutes, smoke, import.
         stages: in order.
+        choice: entry of each axis of the matrix.
     """
 
     path: Path
     about: dict[str, Any]
     stages: list[Stage]
+    choice: dict[str, str] = field(default_factory=dict)
 
 
-class _Loader(yaml.SafeLoader):
-    """YAML in which 1e-3 is a number and a key stands once."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        keys = [self.construct_object(key, deep) for key, _ in node.value]
-        twice = [key for number, key in enumerate(keys) if key in keys[:number] and key != "<<"]
-        if twice:
-            raise yaml.constructor.ConstructorError(None, None, f"the key {twice[0]!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+(\.\d*)?|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
-)
-
-
-def parse_yaml(text: str) -> Any:
-    """Value of a YAML text.
+def parse_value(text: str) -> Any:
+    """Value of a YAML text, in which 1e-3 is a number.
 
     Raises:
-        yaml.YAMLError: it is none, or names a key twice.
+        ConfigError: the text is not YAML.
     """
-    return yaml.load(text, _Loader)
+    try:
+        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
+    except (yaml.YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{text!r} is not readable as a value: {' '.join(str(error).split())}") from error
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
     """Mapping of a YAML file.
 
     Raises:
-        PairError: the file is missing or holds something else.
+        ConfigError: the file is missing or holds something else.
     """
     try:
-        found = parse_yaml(path.read_text(encoding="utf-8"))
+        found = _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PairError(f"there is no file {str(path)!r}; check the path") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise PairError(f"{path} is not readable as YAML: {error}") from error
+        raise ConfigError(f"there is no file {str(path)!r}; check the path") from None
+    except yaml.MarkedYAMLError as error:
+        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
+        raise ConfigError(f"{path} is not readable as YAML: {error.problem}{at}") from error
+    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
+        raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from error
+    except RecursionError:
+        raise ConfigError(f"{path} is not readable as YAML: it is nested too deeply") from None
     except OSError as error:
-        raise PairError(f"{path} cannot be read: {error.strerror}") from error
-    if not isinstance(found, dict):
-        raise PairError(
-            f"{path} holds {'nothing' if found is None else type(found).__name__}; expected keys with values"
-        )
+        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
+    if not isinstance(found, dict) or not found:
+        raise ConfigError(f"{path} holds {type(found).__name__ if found else 'nothing'}; expected keys with values")
+    for key in found:
+        if not isinstance(key, str):
+            raise ConfigError(f"{path}: the key {key!r} is a {type(key).__name__}; expected text")
     return found
 
 
-def merge(base: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
-    """Copy of ``base`` with ``over`` merged in; a key ending in ``+`` appends to a list, another class replaces."""
-    merged = copy.deepcopy(base)
+@cache
+def _parsed(text: str) -> Any:
+    found = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    return text if found == {text.strip(): None} else found  # a text alone is read as a key
+
+
+def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy of ``base`` with ``over`` merged in.
+
+    A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
+    ``init_args+``, which keeps the arguments of that. Another key that ends in ``+`` appends to a list.
+    """
+    merged = _copy(base)
     for key, value in over.items():
-        name = key.removesuffix("+")
-        if key.endswith("+"):
-            merged[name] = [*(merged.get(name) or []), *copy.deepcopy(value if isinstance(value, list) else [value])]
-        elif isinstance(value, dict) and isinstance(merged.get(name), dict) and _same_class(merged[name], value):
-            merged[name] = merge(merged[name], value)
+        name = str(key).removesuffix("+")
+        old = merged.get(name)
+        if key == "init_args+":
+            merged[name] = merge(old or {}, value)
+        elif name != key:
+            merged[name] = [*(old or []), *_copy(value if isinstance(value, list) else [value])]
+        elif isinstance(value, dict) and isinstance(old, dict):
+            keep = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
+            same = "class_path" not in value or old.get("class_path") == value["class_path"]
+            merged[name] = merge(old if same else keep, value)
         else:
-            merged[name] = merge({}, value) if isinstance(value, dict) else copy.deepcopy(value)
+            merged[name] = merge({}, value) if isinstance(value, dict) else _copy(value)
     return merged
 
 
-def _same_class(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return "class_path" not in b or a.get("class_path") == b["class_path"]
-
-
-def load(path: Path) -> Recipe:
-    """Read a recipe.
+def normalised(config: dict[str, Any]) -> dict[str, Any]:
+    """Copy of a configuration with full names of classes; one given as text, ``model: ProCap``, becomes a class_path.
 
     Raises:
-        PairError: the file is missing or is not a recipe.
+        ConfigError: a name that is not known.
     """
-    raw = read_yaml(path)
-    if not isinstance(raw.get("stages"), list) or not raw["stages"]:
-        raise PairError(
+    found = _copy(config)
+    trainer = found.get("trainer") if isinstance(found.get("trainer"), dict) else {}
+    for at, keys in (
+        (found, ("model", "data")),
+        (trainer, ("callbacks", "callbacks+", "logger", "strategy", "profiler")),
+    ):
+        for key in keys:
+            if key in at:
+                at[key] = _as_class(at[key], key in ("model", "data"))
+    return with_full_names(found)
+
+
+def _as_class(value: Any, always: bool) -> Any:
+    """Class given as text, as a class_path; other text, such as the name of a strategy, as it is."""
+    if isinstance(value, list):
+        return [_as_class(one, always) for one in value]
+    return (
+        {"class_path": value} if isinstance(value, str) and (always or value[:1].isupper() or "." in value) else value
+    )
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copy(inner) for key, inner in value.items()}
+    return [_copy(inner) for inner in value] if isinstance(value, list) else value
+
+
+def about(path: Path) -> dict[str, Any]:
+    """Title, requirements and the like of a recipe, without its stages."""
+    return _read(path, full_names=False)["recipe"]
+
+
+def axes(path: Path) -> dict[str, dict[str, Any]]:
+    """Axes of the matrix of a recipe, with their entries.
+
+    Raises:
+        ConfigError: an axis that has no entries, or an entry that changes something else than a recipe has.
+    """
+    found = _read(path, full_names=False)
+    for axis, entries in found["matrix"].items():
+        if not isinstance(entries, dict) or not entries:
+            raise ConfigError(
+                f"{path}: matrix.{axis}: expected entries with what each of them changes, found {entries!r}"
+            )
+        for name, entry in entries.items():
+            where = f"{path}: matrix.{axis}.{name}"
+            if not isinstance(entry or {}, dict) or set(entry or {}) - {"recipe", "base", "stages"}:
+                raise ConfigError(f"{where}: expected recipe, base and stages, found {entry!r:.200}")
+            for stage in (entry or {}).get("stages") or {}:
+                if stage not in found["order"]:
+                    raise ConfigError(f"{where}: there is no stage {stage!r}; {nearest(stage, found['order'])}")
+    return found["matrix"]
+
+
+def choices(path: Path, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Entries of the matrix of a recipe that are to be run, one of each axis; one empty choice without a matrix.
+
+    Raises:
+        ConfigError: an axis or an entry that the recipe does not have.
+    """
+    matrix = axes(path)
+    for axis, entry in chosen.items():
+        if axis not in matrix:
+            hint = nearest(axis, matrix) if matrix else "it has no matrix"
+            raise ConfigError(f"--matrix.{axis}: {path} has no such axis; {hint}")
+        if entry not in matrix[axis]:
+            raise ConfigError(f"--matrix.{axis}: there is no entry {str(entry)!r}; {nearest(str(entry), matrix[axis])}")
+    found = itertools.product(*([chosen[axis]] if axis in chosen else list(matrix[axis]) for axis in matrix))
+    return [dict(zip(matrix, entries, strict=True)) for entries in found]
+
+
+def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: of the file.
+        choice: entry of each axis of its matrix; the first one where nothing is given.
+
+    Raises:
+        ConfigError: the file is missing or is not a recipe.
+    """
+    chosen = choices(path, choice or {})[0]
+    found = _read(path)
+    if not found["order"]:
+        raise ConfigError(
             f"{path} is not a recipe: expected the keys recipe, base and stages; see `lightning-idc recipes show`"
         )
-    unknown = set(raw) - {"recipe", "base", "stages"}
-    if unknown:
-        raise PairError(f"{path}: unknown key {min(unknown)!r}; expected recipe, base, stages")
-    about, base = raw.get("recipe") or {}, raw.get("base") or {}
-    if not isinstance(about, dict) or not isinstance(base, dict):
-        raise PairError(f"{path}: expected keys with values under recipe and base")
-    extra = set(about) - set(ABOUT)
-    if extra:
-        raise PairError(f"{path}: unknown key {min(extra)!r} under recipe; expected {', '.join(ABOUT)}")
-    stages = [_stage(path, number, entry, base) for number, entry in enumerate(raw["stages"], 1)]
-    names = [stage.name for stage in stages]
-    if len(set(names)) != len(names):
-        raise PairError(f"{path}: stages must have different names; found {', '.join(names)}")
-    for number, stage in enumerate(stages):
-        _check_references(
-            stage.config, f"{path}, stage {stage.name}", [s.name for s in stages[:number] if s.run == "fit"]
+    for axis, entry in chosen.items():
+        found = _joined(found, found["matrix"][axis][entry] or {})
+    base, stages = found["base"], {}
+    for name in found["order"]:
+        stages[name] = _stage(f"{path}, stage {name}", found, name, stages)
+    earlier: list[str] = []
+    for name, stage in stages.items():
+        filled = _filled(stage.config, f"{path}, stage {name}", earlier, base)
+        earlier += [name] if stage.run == "fit" else []
+        stage.config = with_full_names(filled)
+    return Recipe(path, found["recipe"], list(stages.values()), chosen)
+
+
+def _read(path: Path, full_names: bool = True) -> dict[str, Any]:
+    """Sections of a recipe, merged over those of its defaults; its stages as entries by name, and their order.
+
+    Args:
+        path: of the file.
+        full_names: look up the names of classes, which may import Lightning and torch.
+    """
+    raw = read_yaml(path)
+    if unknown := set(raw) - set(SECTIONS):
+        raise ConfigError(f"{path}: unknown key {min(unknown)!r}; expected {', '.join(SECTIONS)}")
+    found: dict[str, Any] = {"recipe": {}, "base": {}, "entries": {}, "matrix": {}, "order": []}
+    for name in raw.get("defaults") or []:
+        found = _joined(found, _read(_default(path, str(name)), full_names))
+    try:
+        raw = _normalised(raw) if full_names else raw
+    except IDCError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    entries = raw.get("stages") or []
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: expected a list under stages, found {entries!r:.200}")
+    for number, entry in enumerate(entries, 1):
+        _check_entry(path, number, entry)
+    order = [entry["name"] for entry in entries]
+    if len(set(order)) != len(order):
+        raise ConfigError(f"{path}: stages must have different names; found {', '.join(order)}")
+    sections = {name: raw.get(name) or {} for name in ("recipe", "base", "matrix")}
+    for name, section in sections.items():
+        if not isinstance(section, dict):
+            raise ConfigError(f"{path}: expected keys with values under {name}, found {section!r:.200}")
+    sections["recipe"] = _about(path, sections["recipe"])
+    return {**_joined(found, {**sections, "stages": {entry["name"]: entry for entry in entries}}), "order": order}
+
+
+def _normalised(raw: dict[str, Any]) -> dict[str, Any]:
+    """Sections with full names of classes, wherever a configuration stands in them."""
+    found = with_full_names(raw)
+    if isinstance(found.get("base"), dict):
+        found["base"] = normalised(found["base"])
+    for entry in found["stages"] if isinstance(found.get("stages"), list) else ():
+        if isinstance(entry, dict) and isinstance(entry.get("config"), dict):
+            entry["config"] = normalised(entry["config"])
+    return found
+
+
+def _about(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    for old in set(RENAMED) & set(given):
+        warnings.warn(f"{path}: recipe.{old} is called {RENAMED[old]} now", FutureWarning, stacklevel=2)
+    given = {RENAMED.get(key, key): value for key, value in given.items()}
+    if extra := set(given) - set(ABOUT):
+        raise ConfigError(f"{path}: unknown key {min(extra)!r} under recipe; expected {', '.join(ABOUT)}")
+    return given
+
+
+def _default(path: Path, name: str) -> Path:
+    """File of ``defaults``: beside the recipe, or in the folder ``_base`` of it, of a parent, or of this library."""
+    homes = [
+        path.parent,
+        *(parent / "_base" for parent in (path.parent, path.parent.parent)),
+        shipped_folder() / "_base",
+    ]
+    for home in homes:
+        if (home / f"{name}.yaml").is_file():
+            return home / f"{name}.yaml"
+    known = {found.stem for home in homes[1:] for found in home.glob("*.yaml")}
+    raise ConfigError(f"{path}: defaults name {name!r}, for which there is no file; {nearest(name, known)}")
+
+
+def _check_entry(path: Path, number: int, entry: Any) -> None:
+    if not isinstance(entry, dict) or set(entry) - _ENTRY or ("run" in entry and entry["run"] not in VERBS):
+        raise ConfigError(
+            f"{path}: stage {number} needs name, run ({', '.join(VERBS)}) and config, or name and of; "
+            f"found {entry!r:.200}"
         )
-    return Recipe(path, about, stages)
-
-
-def _stage(path: Path, number: int, entry: Any, base: dict[str, Any]) -> Stage:
-    if not isinstance(entry, dict) or set(entry) - {"name", "run", "config"} or entry.get("run") not in VERBS:
-        raise PairError(f"{path}: stage {number} needs name, run ({', '.join(VERBS)}) and config; found {entry!r:.200}")
-    name, config = str(entry.get("name") or ""), entry.get("config") or {}
-    if not re.fullmatch(r"\w[\w-]*", name):
-        raise PairError(
-            f"{path}: stage {number} is called {name!r}; expected letters, digits, - and _: it names a folder"
+    if not re.fullmatch(r"\w[\w-]*", str(entry.get("name") or "")):
+        raise ConfigError(
+            f"{path}: stage {number} is called {entry.get('name', '')!r}; expected letters, digits, - and _: it names "
+            "a folder"
         )
-    if not isinstance(config, dict):
-        raise PairError(f"{path}: stage {name}: expected keys with values under config, found {config!r:.200}")
-    return Stage(name, entry["run"], merge(base, config))
+    if not isinstance(entry.get("config") or {}, dict):
+        raise ConfigError(
+            f"{path}: stage {entry['name']}: expected keys with values under config, found {entry['config']!r:.200}"
+        )
 
 
-def _check_references(value: Any, where: str, earlier: list[str]) -> None:
-    """Refuse references that no earlier stage can fill, before the first one has run."""
-    if isinstance(value, (dict, list)):
-        for inner in value.values() if isinstance(value, dict) else value:
-            _check_references(inner, where, earlier)
-    elif isinstance(value, str):
-        for found in _ANY_REFERENCE.findall(value):
-            match = _REFERENCE.fullmatch(found)
-            if match is None or (match.group(1) and match.group(1) not in earlier):
-                known = ["${run_dir}", *(f"${{stages.{name}.best}}" for name in earlier)]
-                raise PairError(f"{where}: {found} cannot be filled in; here there are {', '.join(known)}")
+def _joined(found: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Sections with those of ``over`` merged in; a stage that is null there does not run."""
+    entries, order = dict(found["entries"]), list(found["order"])
+    for name, entry in (over.get("stages") or over.get("entries") or {}).items():
+        if entry is None:
+            order = [other for other in order if other != name]
+        else:
+            entries[name] = _entry(entries.get(name) or {}, entry)
+    parts = {name: merge(found[name], over.get(name) or {}) for name in ("recipe", "base")}
+    matrix = {**found["matrix"], **(over.get("matrix") or {})}
+    return {**parts, "matrix": matrix, "entries": entries, "order": order}
+
+
+def _entry(before: dict[str, Any], over: dict[str, Any]) -> dict[str, Any]:
+    """Entry with another one over it; configurations stay a list, since ``init_args+`` needs what is below both."""
+    layers = over["layers"] if "layers" in over else [over.get("config") or {}]
+    return {**before, **over, "layers": [*before.get("layers", []), *layers]}
+
+
+def _like(where: str, entries: dict[str, Any], name: str, trail: tuple[str, ...]) -> dict[str, Any]:
+    """Entry of a stage, merged over the entry that it is to be like."""
+    entry = entries[name]
+    if not (other := entry.get("like")):
+        return entry
+    if other not in entries or other in (*trail, name):
+        raise ConfigError(f"{where}: like names {other!r}; {nearest(str(other), set(entries) - {*trail, name})}")
+    return _entry(_like(where, entries, other, (*trail, name)), entry)
+
+
+def _stage(where: str, found: dict[str, Any], name: str, earlier: dict[str, Stage]) -> Stage:
+    entry = _like(where, found["entries"], name, ())
+    config = found["base"]
+    if of := entry.get("of"):
+        trained = {name: stage for name, stage in earlier.items() if stage.run == "fit"}
+        if of not in trained:
+            raise ConfigError(f"{where}: of names {of!r}, which no earlier stage trains; {nearest(str(of), trained)}")
+        model = trained[of].config.get("model") or {}
+        config = merge(
+            config, {"model": {"class_path": model.get("class_path")}, "ckpt_path": f"${{stages.{of}.best}}"}
+        )
+    elif "run" not in entry:
+        raise ConfigError(f"{where} needs run ({', '.join(VERBS)}), or of and the name of the stage that it tests")
+    return Stage(name, entry.get("run", "test"), reduce(merge, entry["layers"], config))
+
+
+def _filled(config: dict[str, Any], where: str, earlier: list[str], base: dict[str, Any]) -> dict[str, Any]:
+    """Configuration with references to values of the recipe filled in, those to the run kept as they are."""
+    later = {"run_dir": r"\${run_dir}", "stages": {name: {"best": rf"\${{stages.{name}.best}}"} for name in earlier}}
+    try:
+        return _interpolated(config, {**later, "base": base})
+    except OmegaConfBaseException as error:
+        found = re.search(r"Interpolation (?:key|type) '?([\w.]+)", str(error))
+        known = ["${run_dir}", *(f"${{stages.{name}.best}}" for name in earlier), "${base.KEY}"]
+        name = f"${{{found.group(1)}}}" if found else " ".join(str(error).split())
+        raise ConfigError(f"{where}: {name} cannot be filled in; here there are {', '.join(known)}") from error
+
+
+def _interpolated(config: Any, values: dict[str, Any]) -> Any:
+    return OmegaConf.to_container(OmegaConf.create({**values, "config": config}), resolve=True)["config"]  # type: ignore[call-overload, index]
 
 
 def resolve(value: Any, run_dir: Path, best: dict[str, str]) -> Any:
-    """Copy of a configuration with its references to the run and to earlier stages filled in."""
-    if isinstance(value, dict):
-        return {key: resolve(inner, run_dir, best) for key, inner in value.items()}
-    if isinstance(value, list):
-        return [resolve(inner, run_dir, best) for inner in value]
-    if not isinstance(value, str):
-        return value
+    """Copy of a configuration with its references to the run and to earlier stages filled in.
 
-    def fill(match: re.Match[str]) -> str:
-        if match.group(1) is None:
-            return str(run_dir)
-        if not best.get(match.group(1)):
-            raise PairError(
-                f"{match.group()}: the stage {match.group(1)!r} left no checkpoint; is saving switched off?"
-            )
-        return best[match.group(1)]
-
-    return _REFERENCE.sub(fill, value)
+    Raises:
+        ConfigError: a stage that left no checkpoint.
+    """
+    stages = {name: {"best": path.replace("${", r"\${")} for name, path in best.items() if path}
+    try:
+        return _interpolated(value, {"run_dir": str(run_dir), "stages": stages})
+    except OmegaConfBaseException as error:
+        found = re.search(r"stages\.([\w-]+)\.best", str(error))
+        if found is None:
+            raise ConfigError(f"a reference cannot be filled in: {error}") from error
+        raise ConfigError(
+            f"${{{found.group()}}}: the stage {found.group(1)!r} left no checkpoint; is saving switched off?"
+        ) from error
 
 
 def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a dotted key; ``init_args`` may be left out, and a number is a place in a list."""
+    """Set a dotted key; ``init_args`` may be left out, and so may the index of a list: the last counts."""
     at: Any = config
-    names = list(path)
-    while names:
-        name = names.pop(0)
+    for depth, name in enumerate(path, 1):
+        key: Any = name
         if isinstance(at, list):
-            if not name.isdigit() or int(name) >= len(at):
-                raise PairError(f"--{'.'.join(path)}: {name!r} is no place in a list of {len(at)}; they count from 0")
-            if not names:
-                at[int(name)] = value
-                return
-            at = at[int(name)]
-            continue
-        if name not in ("class_path", "init_args", "dict_kwargs") and "class_path" in at:
+            if not at or (name.isdigit() and int(name) >= len(at)):
+                raise ConfigError(
+                    f"--{'.'.join(path)}: {name!r} is not an index of a list of {len(at)}, which count from 0"
+                )
+            if not name.isdigit():
+                at, key = at[-1], name
+            else:
+                key = int(name)
+        if isinstance(at, dict) and "class_path" in at and name not in ("class_path", "init_args", "dict_kwargs"):
             at = at.setdefault("init_args", {})
-        if not names:
-            at[name] = value
+        if depth == len(path):
+            at[key] = value
             return
-        if not isinstance(at.get(name), (dict, list)):
-            at[name] = {}
-        at = at[name]
+        inner = at[key] if isinstance(at, list) else at.get(key)
+        if not isinstance(inner, (dict, list)):
+            at[key] = inner = {}
+        at = inner
 
 
 def parse_overrides(arguments: list[str]) -> dict[str, Any]:
@@ -230,16 +445,16 @@ def parse_overrides(arguments: list[str]) -> dict[str, Any]:
     while rest:
         flag = rest.pop(0)
         if not flag.startswith("--") or flag == "--":
-            raise PairError(f"expected --key value, found {flag!r}")
+            raise ConfigError(f"expected --key value, found {flag!r}")
         key, equals, value = flag[2:].partition("=")
         if not equals:
             if not rest or rest[0].startswith("--"):
-                raise PairError(f"--{key} has no value; expected --{key} VALUE")
+                raise ConfigError(f"--{key} has no value; expected --{key} VALUE")
             value = rest.pop(0)
         try:
-            found[key] = parse_yaml(value)
-        except yaml.YAMLError as error:
-            raise PairError(f"--{key}: {value!r} is not readable as a value: {error}") from error
+            found[key] = parse_value(value)
+        except IDCError as error:
+            raise ConfigError(f"--{key}: {error}") from error
     return found
 
 
@@ -250,22 +465,20 @@ def override(recipe: Recipe, overrides: dict[str, Any]) -> None:
     class has such an argument.
 
     Raises:
-        PairError: no stage has such a key; the nearest one that exists is named.
+        ConfigError: no stage has such a key; the nearest one that exists is named.
     """
-    from lightning_idc.cli.keys import TOP, arguments_of, check, class_of, nearest
-
     names = [stage.name for stage in recipe.stages]
     for key, value in overrides.items():
         parts = key.split(".")
         stages = recipe.stages
         if parts[0] == "stages":
             if len(parts) < 3 or parts[1] not in names:
-                raise PairError(
+                raise ConfigError(
                     f"--{key}: there is no such stage; {nearest(parts[1] if len(parts) > 1 else '', names)}"
                 )
             stages, parts = [stage for stage in stages if stage.name == parts[1]], parts[2:]
         if parts[0] not in TOP:
-            check({parts[0]: value}, f"--{key}")  # says why
+            raise ConfigError(f"--{key}: {unknown_key(parts[0])}")
         if parts[0] not in ("model", "data") or len(parts) == 1:
             for stage in stages:
                 set_key(stage.config, parts, value)
@@ -277,25 +490,24 @@ def override(recipe: Recipe, overrides: dict[str, Any]) -> None:
             part = stage.config.get(parts[0])
             if not isinstance(part, dict) or "class_path" not in part:
                 continue
-            known = arguments_of(class_of(part["class_path"]))
+            known = accepted_arguments(class_of(part["class_path"]))
             valid |= known or set()
             if known is None or name in known or name == "class_path":
                 set_key(part, parts[1:], value)
                 taken = True
         if not taken:
-            raise PairError(f"--{key}: {parts[0]} has no argument {name!r}; {nearest(name, valid)}")
+            raise ConfigError(f"--{key}: {parts[0]} has no argument {name!r}; {nearest(name, valid)}")
+    for stage in recipe.stages:
+        stage.config = normalised(stage.config)
 
 
 def check_recipe(recipe: Recipe) -> None:
     """Refuse unknown keys and values of the wrong type in any stage, before the first one starts.
 
     Raises:
-        PairError: what is wrong and what was expected.
+        ConfigError: what is wrong and what was expected.
     """
-    from lightning_idc.cli.keys import check
-    from lightning_idc.cli.training import check_types
+    from lightning_idc.cli.training import check_config
 
     for stage in recipe.stages:
-        where = f"{recipe.path.name}, stage {stage.name}"
-        check(stage.config, where)
-        check_types(stage.run, copy.deepcopy(stage.config), where)
+        check_config(stage.run, _copy(stage.config), f"{recipe.path.name}, stage {stage.name}")

@@ -1,4 +1,4 @@
-"""fit, validate, test and predict: a LightningCLI that checks its keys first and leaves optimizers to the model."""
+"""fit, validate, test and predict: a LightningCLI that gets one merged configuration and leaves optimizers alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
 
@@ -21,16 +21,17 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
-from lightning_idc.cli.errors import parse_error
-from lightning_idc.cli.keys import arguments_of, check, class_of
+from lightning_idc.cli.errors import explain
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
-from lightning_idc.cli.recipe import VERBS, merge, parse_yaml, read_yaml, set_key
+from lightning_idc.cli.recipe import merge, normalised, parse_value, read_yaml, set_key
+from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.core.module import PairModule
-from lightning_idc.errors import PairError
+from lightning_idc.core.names import class_of, full_name
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError
 from lightning_idc.files import atomic_write
 
 
@@ -40,100 +41,179 @@ def run(given: list[str]) -> int:
         end_with_parent()
     _quieten()
     keep_freed_memory()
-    if given[0] != "fit":
+    verb, arguments = given[0], given[1:]
+    if verb != "fit":
         # callbacks that watch training come with the checkpoint and have nothing to do
         warnings.filterwarnings("ignore", message="The dirpath has changed from")
         warnings.filterwarnings("ignore", message="Be aware that when using `ckpt_path`, callbacks")
-    if any(name in ("--help_all", "--print_config") or name.endswith(".help") for name in given):
-        PairCLI(["--help" if name == "--help_all" else name for name in given])
+    if any(name == "--help_all" or name.partition("=")[0].endswith(".help") for name in arguments):
+        PairCLI(verb, _for_help(arguments))
         return 0
-    explicit = gather(given[1:])
-    check(explicit)
-    if explicit.get("ckpt_path"):
-        read_checkpoint(explicit["ckpt_path"])
-    _write_result(PairCLI(given, explicit))
+    config = with_checkpoint(gather([name for name in arguments if name != "--print_config"]))
+    cli = PairCLI(verb, config)
+    if "--print_config" in arguments:
+        print(cli.parser.dump(cli.config, skip_none=False), end="")
+        return 0
+    cli.run()
+    _write_result(cli)
     destroy_process_group()
     return 0
 
 
-def gather(given: list[str]) -> dict[str, Any]:
-    """Merge the configuration files and ``--key value`` of a command, as LightningCLI will."""
+def _for_help(arguments: list[str]) -> list[str]:
+    """Arguments of --help_all and --model.help NAME, with the full name of the class."""
+    for number, name in enumerate(arguments):
+        flag, equals, value = name.partition("=")
+        if flag.endswith(".help"):
+            value = value if equals else next(iter(arguments[number + 1 :]), "")
+            return [f"{flag}={full_name(value)}" if value else flag]
+    return ["--help"]
+
+
+def gather(arguments: list[str]) -> dict[str, Any]:
+    """Merge the configuration files and ``--key value`` of a command, in their order.
+
+    ``--trainer.callbacks+ NAME`` appends; ``--trainer.callbacks.KEY value`` belongs to the one named last.
+
+    Raises:
+        ConfigError: a file or a value that cannot be read, or a name that is not known.
+    """
     config: dict[str, Any] = {}
-    rest = list(given)
+    rest = list(arguments)
     while rest:
-        name, equals, value = rest.pop(0).partition("=")
+        flag, equals, value = rest.pop(0).partition("=")
+        if not flag.startswith("--") and flag != "-c":
+            raise ConfigError(f"expected --key value, found {flag!r}")
         if not equals:
             value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        if name in ("--config", "-c"):
+        if flag in ("--config", "-c"):
             config = merge(config, _read(Path(value)))
             continue
-        path = name.lstrip("-").removesuffix("+").split(".")
-        if path in (["model"], ["data"]):
-            config.setdefault(path[0], {})["class_path"] = value
-        elif len(path) > 2 and path[0] == "trainer":
-            continue  # parts of the callback, logger or strategy named last, which LightningCLI knows to place
-        elif not name.endswith("+"):
-            set_key(config, path, parse_yaml(value))
+        *path, name = flag.removeprefix("--").split(".")
+        if name.endswith("+"):
+            over: dict[str, Any] = {name: parse_value(value)}
+            for key in reversed(path):
+                over = {key: over}
+            config = merge(config, normalised(over))
+        else:
+            set_key(config, [*path, name], parse_value(value))
+            config = normalised(config)
     return config
 
 
 def _read(path: Path) -> dict[str, Any]:
     config = read_yaml(path)
     if "stages" in config:
-        raise PairError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
-    return config
+        raise ConfigError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
+    try:
+        return normalised(config)
+    except IDCError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
+    """Configuration with the model, and the data where they are stored, of its checkpoint, where none is given.
+
+    Raises:
+        ConfigError: the checkpoint cannot be read, or does not say which class it holds.
+    """
+    path = config.get("ckpt_path")
+    if not path or path in _KEYWORDS:
+        return config
+    checkpoint, found = read_checkpoint(path), dict(config)
+    if not (found.get("model") or {}).get("class_path"):
+        stored = checkpoint.get("class_path")
+        if stored is None:
+            raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
+        found["model"] = {**(found.get("model") or {}), "class_path": full_name(stored)}
+    return found
+
+
+_KEYWORDS = ("best", "last", "hpc", "registry")
+"""What Lightning takes for a checkpoint instead of a path."""
 
 
 class PairCLI(LightningCLI):
-    """LightningCLI of this library.
+    """LightningCLI of this library, for one verb; parses when it is made, and runs when asked to.
 
     Args:
-        args: command line or configuration.
-        explicit: what was asked for, which wins over the hyper-parameters of a checkpoint.
+        verb: fit, validate, test or predict.
+        config: merged configuration; or arguments that ask for help.
+
+    Raises:
+        ConfigError: a key, class or value that is not right; what was expected.
     """
 
-    def __init__(self, args: Any, explicit: dict[str, Any] | None = None) -> None:
-        self.explicit = explicit or {}
+    def __init__(self, verb: str, config: dict[str, Any] | list[str]) -> None:
+        self.verb, self.given = verb, config
         # a value typed Any must never become an object of a class that it names
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
-        errors: dict[str, Any] = {"exit_on_error": False}
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            # a top-level optimizer would be built before add-ons bring their parameters
+            auto_configure_optimizers=False,
+            # every run has a folder of its own; resuming in it must not stumble over its own file
+            save_config_kwargs={"overwrite": True},
+            seed_everything_default=0,
+            parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
+            args=config,
+            run=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        self.own = parser.add_method_arguments(Trainer, self.verb, skip=set(self.subcommands()[self.verb]))
+        parser.set_defaults({"weights_only": True})  # a checkpoint must not run code
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        if isinstance(args, list):
+            self.config = parser.parse_args(args)
+            return
+        trainer = args.get("trainer") or {}
+        if not isinstance(trainer, dict):
+            raise ConfigError(f"trainer: expected keys with values, found {trainer!r}")
         try:
-            super().__init__(
-                LightningModule,
-                LightningDataModule,
-                subclass_mode_model=True,
-                subclass_mode_data=True,
-                # a top-level optimizer would be built before add-ons bring their parameters
-                auto_configure_optimizers=False,
-                # every run has a folder of its own; resuming in it must not stumble over its own file
-                save_config_kwargs={"overwrite": True},
-                seed_everything_default=0,
-                parser_kwargs={**errors, **{verb: dict(errors) for verb in VERBS}},
-                args=args,
+            # without anything in it, a key that does not exist would be passed over
+            self.config = parser.parse_object(
+                {k: v if v != {} else None for k, v in {**args, "trainer": trainer}.items()}
             )
         except ArgumentError as error:
-            raise PairError(parse_error(str(error))) from error
+            known = ["seed_everything", "trainer", "model", "data", *self.own]
+            raise ConfigError(explain(str(error), args, known)) from error
 
-    def _prepare_subcommand_parser(self, klass: type, subcommand: str, **kwargs: Any) -> LightningArgumentParser:
-        parser = super()._prepare_subcommand_parser(klass, subcommand, **kwargs)
-        parser.set_defaults({"weights_only": True})  # a checkpoint must not run code
-        return parser
+    def _set_seed(self) -> None:
+        """Seeding belongs to running."""
 
-    def _parse_ckpt_path(self) -> None:
+    def instantiate_classes(self) -> None:
+        """Building belongs to running."""
+
+    def run(self) -> None:
+        """Build everything and call the Trainer."""
+        self.build()
+        arguments = {name: self.config_init[name] for name in self.own}
+        getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
+
+    def build(self) -> None:
+        """Build trainer, model and data."""
+        self._take_from_checkpoint()
+        super()._set_seed()
+        super().instantiate_classes()
+
+    def _take_from_checkpoint(self) -> None:
         """Take the checkpoint's hyper-parameters where nothing was asked for; Lightning would let them win always."""
-        verb = self.config.get("subcommand")
-        path = self.config[verb].get("ckpt_path") if verb else None
-        if not path or not Path(path).is_file():
+        path, model = self.config.get("ckpt_path"), self.config.get("model")
+        if not path or path in _KEYWORDS or model is None:
             return
         checkpoint = read_checkpoint(path)
-        model = self.config[verb].get("model")
-        stored = (checkpoint.get("hyper_parameters") or {}).get("_class_path")
+        stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() leaves no class; then the keys alone decide
-        if model is None or (stored is not None and stored != model.class_path):
+        if stored is not None and full_name(stored) != full_name(model.class_path):
             return
-        asked = (self.explicit.get("model") or {}).get("init_args") or {}
+        asked = (self.given.get("model") or {}).get("init_args") or {} if isinstance(self.given, dict) else {}
         kind = class_of(model.class_path)
-        known = arguments_of(kind)
+        known = accepted_arguments(kind)
         # the checkpoint brings the words when it is loaded; as an argument all of them would be validated one by one
         words = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
         for name, value in plain_hparams(checkpoint, path).items():
@@ -144,10 +224,10 @@ class PairCLI(LightningCLI):
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer")
         extra: list[Any] = default_progress(config)
-        if self.subcommand == "fit":
+        if self.verb == "fit":
             extra.append(StopCleanly())
             extra.append(ValidationSelection())
-        elif self.subcommand == "predict" and WritePredictions.fits(self.model, self.datamodule):
+        elif self.verb == "predict" and WritePredictions.fits(self.model, self.datamodule):
             extra.append(WritePredictions())
         # those that were chosen, with options of their own, take the place of these
         chosen = config.get("callbacks") or []
@@ -164,7 +244,7 @@ class PairCLI(LightningCLI):
         if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
             trainer.strategy.checkpoint_io = AtomicCheckpointIO()
         if RESULT in os.environ:
-            point = resume_point(trainer.checkpoint_callbacks) if self.subcommand == "fit" else None
+            point = resume_point(trainer.checkpoint_callbacks) if self.verb == "fit" else None
             trainer.callbacks += [] if point is None else [point]  # type: ignore[attr-defined]
             # a resumed stage finds its checkpoints, and which was best, in the same place
             for saver in trainer.checkpoint_callbacks:
@@ -173,33 +253,17 @@ class PairCLI(LightningCLI):
         return trainer
 
 
-class _ParseOnly(PairCLI):
-    """Parses and types a configuration, and stops there."""
-
-    def _parse_ckpt_path(self) -> None:
-        pass
-
-    def _set_seed(self) -> None:
-        pass
-
-    def instantiate_classes(self) -> None:
-        pass
-
-    def _run_subcommand(self, subcommand: str) -> None:
-        pass
-
-
-def check_types(verb: str, config: dict[str, Any], where: str) -> None:
-    """Refuse values of the wrong type in a LightningCLI configuration, before anything is built.
+def check_config(verb: str, config: dict[str, Any], where: str) -> None:
+    """Refuse a configuration that LightningCLI cannot parse, before anything is built.
 
     Raises:
-        PairError: a value has another type than its argument.
+        ConfigError: an unknown key or class, or a value of another type than its argument.
     """
     _quieten()
     try:
-        _ParseOnly({"subcommand": verb, verb: config})
-    except PairError as error:
-        raise PairError(f"{where}: {error}") from error
+        PairCLI(verb, config)
+    except IDCError as error:
+        raise ConfigError(f"{where}: {error}") from error
 
 
 def _quieten() -> None:
@@ -230,7 +294,7 @@ def _write_result(cli: PairCLI) -> None:
     metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
     best = ""
     # a test takes over what its checkpoint says of the best one, which is not its own
-    if isinstance(saver, ModelCheckpoint) and cli.subcommand == "fit":
+    if isinstance(saver, ModelCheckpoint) and cli.verb == "fit":
         savers = [other for other in trainer.checkpoint_callbacks if isinstance(other, ModelCheckpoint)]
         last = [other.best_model_path for other in savers if other.monitor is None]
         best = saver.best_model_path or saver.last_model_path or "".join(last[-1:])

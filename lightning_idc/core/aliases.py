@@ -90,6 +90,10 @@ MOVED_MODULES = {
     "synthesis.procedures": "methods.procap.procedures",
     "methods.vlm.lora_adapter": "methods.vlm.lora",
 }
+
+# those that moved with all that lies in them; below any other one, there may be a module of today
+MOVED_PACKAGES = ("synthesis.img_diff",)
+
 # class of an earlier edition, as its module is called today -> class of this one
 RENAMED_CLASSES = {
     "methods.vlm.lora.LowRank": "methods.vlm.lora.LoraAdapter",
@@ -115,13 +119,10 @@ def current_path(class_path: str) -> str:
     if package != "lightning_idc":
         return class_path
     module, _, name = rest.rpartition(".")
-    # a module of a package that moved as one, such as synthesis.img_diff.areas, is found by the package
-    head, tail = module, ""
-    while head:
-        if head in MOVED_MODULES:
-            module = ".".join(part for part in (MOVED_MODULES[head], tail) if part)
-            break
-        head, _, last = head.rpartition(".")
-        tail = f"{last}.{tail}" if tail else last
+    while module in MOVED_MODULES:
+        module = MOVED_MODULES[module]
+    for old in MOVED_PACKAGES:
+        if module.startswith(f"{old}."):
+            module = MOVED_MODULES[old] + module.removeprefix(old)
     path = ".".join(part for part in (module, name) if part)
     return f"{package}.{RENAMED_CLASSES.get(path, path)}"

@@ -1,3 +1,5 @@
 """Making training pairs: resumable pipelines of predict stages over records."""
 
-from __future__ import annotations
+from lightning_idc._lazy import attach
+
+__getattr__, __dir__, __all__ = attach(__name__, __file__)

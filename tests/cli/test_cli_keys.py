@@ -1,4 +1,4 @@
-"""Keys and types are refused before anything is built; the oracles are the signatures of the classes."""
+"""Names, keys and types are refused before anything is built; the oracles are the signatures of the classes."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli.errors import parse_error, readable
-from lightning_idc.cli.keys import arguments_of, check, class_of
+from lightning_idc.cli.errors import TOP, explain, readable
+from lightning_idc.cli.recipe import normalised
+from lightning_idc.cli.training import check_config
+from lightning_idc.core.arguments import accepted_arguments
+from lightning_idc.core.names import class_of
 from lightning_idc.errors import PairError
 
 
@@ -16,21 +19,29 @@ def config(**over: Any) -> dict[str, Any]:
     return {"model": model, "data": {"class_path": "toy_idc.Numbers"}, "trainer": {"max_epochs": 1}, **over}
 
 
+def check(config: dict[str, Any], where: str) -> None:
+    try:
+        config = normalised(config)
+    except PairError as error:
+        raise PairError(f"{where}: {error}") from error
+    check_config("fit", config, where)
+
+
 def test_arguments_are_those_of_the_class_and_of_the_parents_it_passes_keywords_to() -> None:
     import toy_idc
 
-    assert arguments_of(toy_idc.Toy) == {"fail_at", "pause", "width", "optimizer"}
-    assert arguments_of(toy_idc.Base) == {"width", "optimizer"}
+    assert accepted_arguments(toy_idc.Toy) == {"fail_at", "pause", "width", "optimizer"}
+    assert accepted_arguments(toy_idc.Base) == {"width", "optimizer"}
 
 
 def test_the_library_own_captioner_shows_its_parents_arguments() -> None:
-    known = arguments_of(class_of("lightning_idc.methods.pair_transformer.module.PairTransformer"))
+    known = accepted_arguments(class_of("PairTransformer"))
     assert known is not None and {"width", "captions_per_pair", "num_beams"} <= known and "options" not in known
 
 
 def test_a_good_configuration_passes() -> None:
     callback = {"class_path": "lightning.pytorch.callbacks.ModelCheckpoint", "init_args": {"monitor": "x"}}
-    check(config(trainer={"callbacks": [callback]}, seed_everything=1, ckpt_path=None))
+    check(config(trainer={"callbacks": [callback]}, seed_everything=1, ckpt_path=None), "toy.yaml")
 
 
 @pytest.mark.parametrize(
@@ -46,7 +57,12 @@ def test_a_good_configuration_passes() -> None:
         ({"model": {"class_path": "toy_idc.Toy", "init_args": {"widht": 3}}}, "did you mean 'width'"),
         ({"model": {"class_path": "toy_idc.Tyo"}}, "did you mean 'Toy'"),
         ({"model": {"class_path": "toy_idk.Toy"}}, "cannot be imported"),
-        ({"model": {"class_path": "Toy"}}, "must name the module"),
+        ({"model": {"class_path": "Toi"}}, "there is no class 'Toi'"),
+        ({"model": "PairTransfromer"}, "did you mean 'PairTransformer'"),
+        ({"model": {"class_path": "toy_idc.Numbers"}}, "toy_idc.Numbers is not a LightningModule"),
+        ({"model": None}, "model: expected --model NAME"),
+        ({"trainer": {"precision": "bf17"}}, "'bf16-mixed' or"),
+        ({"trainer": {"callbacks": ["ModelCheckpont"]}}, "did you mean 'ModelCheckpoint'"),
         (
             {
                 "trainer": {
@@ -95,18 +111,20 @@ def test_an_unknown_key_is_refused_with_the_nearest(wrong: dict[str, Any], says:
             },
             "model.optimizer.lr: expected float",
         ),
+        (
+            {"trainer": {"callbacks": [{"class_path": "ModelCheckpoint", "init_args": {"monitor": 3}}]}},
+            "trainer.callbacks.monitor: expected str or None, found '3'",
+        ),
     ],
 )
 def test_a_wrong_type_is_one_line(over: dict[str, Any], says: str) -> None:
-    from lightning_idc.cli.training import check_types
-
     with pytest.raises(PairError) as caught:
-        check_types("fit", config(**over), "toy.yaml")
+        check(config(**over), "toy.yaml")
     assert str(caught.value).startswith(f"toy.yaml: {says}") and "\n" not in str(caught.value)
 
 
 def test_a_message_in_no_known_form_is_shown_whole() -> None:
-    assert parse_error("something else\nwent wrong") == "something else\nwent wrong"
+    assert explain("something else\nwent wrong", {}, TOP) == "something else\nwent wrong"
 
 
 def test_only_errors_that_a_user_can_mend_are_readable() -> None:

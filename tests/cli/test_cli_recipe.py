@@ -7,11 +7,21 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli.recipe import Recipe, load, merge, override, parse_overrides, parse_yaml, resolve, set_key
+from lightning_idc.cli.recipe import (
+    Recipe,
+    choices,
+    load,
+    merge,
+    override,
+    parse_overrides,
+    parse_value,
+    resolve,
+    set_key,
+)
 from lightning_idc.errors import PairError
 
 TWO = """
-recipe: {title: Toy, minutes: 1, smallest: {data.items: 4}}
+recipe: {title: Toy, minutes: 1, smoke: {data.items: 4}}
 base:
   trainer: {max_epochs: 1, logger: false, callbacks: [{class_path: a.A}]}
   data: {class_path: toy_idc.Numbers, init_args: {items: 8}}
@@ -64,7 +74,25 @@ def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
         ("stages: [{name: a, run: fit}, {name: a, run: test}]", "different names"),
         ("stages: [{name: a, run: fit, config: 3}]", "expected keys with values under config"),
         ("recipe: {titel: x}\nstages: [{name: a, run: fit}]", "unknown key 'titel'"),
-        ("stages: [{name: a, run: fit, config: {seed_everything: 1, seed_everything: 2}}]", "stands twice"),
+        (
+            "stages: [{name: a, run: fit, config: {seed_everything: 1, seed_everything: 2}}]",
+            "duplicate key seed_everything in line 1",
+        ),
+        ("stages: &a [*a]", "recursive aliases are not supported in line 1"),
+        ("5: 1\nstages: [{name: a, run: fit}]", "the key 5 is a int; expected text"),
+        ("stages: " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ("stages: !!python/object:os.system [{name: a}]", "could not determine a constructor for the tag"),
+        ("stages: [{name: a}]", "stage a needs run"),
+        ("stages: [{name: a, of: b}]", "of names 'b', which no earlier stage trains"),
+        ("stages: [{name: a, run: fit}, {name: b, like: aa}]", "like names 'aa'; did you mean 'a'?"),
+        ("stages: [{name: a, run: fit}, {name: b, like: b}]", "like names 'b'"),
+        ("defaults: [cup]\nstages: [{name: a, run: fit}]", "did you mean 'cpu'?"),
+        ("matrix: {data: []}\nstages: [{name: a, run: fit}]", "matrix.data: expected entries"),
+        ("matrix: {data: {x: {stages: {b: {}}}}}\nstages: [{name: a, run: fit}]", "there is no stage 'b'"),
+        ("matrix: {data: {x: {bse: {}}}}\nstages: [{name: a, run: fit}]", "expected recipe, base and stages"),
+        ("stages: [{name: a, run: fit, config: {model: {class_path: ProCpa}}}]", "did you mean 'ProCap'?"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${base.x.y}'}}]", "${base.x.y} cannot be filled in"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${'}}]", "cannot be filled in"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${stages.b.best}'}}]", "cannot be filled in"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${runs_dir}'}}]", "${run_dir}"),
         ("stages: [", "not readable as YAML"),
@@ -73,13 +101,93 @@ def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
 def test_what_is_no_recipe_is_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(PairError) as caught:
         recipe(tmp_path, text)
-    assert says in str(caught.value)
+    assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_reference_to_a_test_stage_is_refused(tmp_path: Path) -> None:
     text = "stages: [{name: a, run: test}, {name: b, run: fit, config: {ckpt_path: '${stages.a.best}'}}]"
     with pytest.raises(PairError, match="cannot be filled in"):
         recipe(tmp_path, text)
+
+
+SHARED = """
+base: {trainer: {max_epochs: 1}, data: {class_path: toy_idc.Numbers, init_args: {items: 8}}}
+stages:
+  - name: first
+    run: fit
+    config: {model: {class_path: toy_idc.Toy, init_args: {width: 3}}, trainer: {callbacks: [{class_path: a.A}]}}
+  - {name: second, like: first, config: {model: {init_args: {pause: 1.0}}, trainer: {callbacks+: [{class_path: b.B}]}}}
+  - {name: test, of: second, config: {trainer: {max_epochs: 5}}}
+"""
+
+
+def test_a_stage_may_be_like_another_and_a_test_is_of_one(tmp_path: Path) -> None:
+    first, second, test = recipe(tmp_path, SHARED).stages
+    assert second.run == "fit" and second.config["model"]["init_args"] == {"width": 3, "pause": 1.0}
+    assert second.config["trainer"]["callbacks"] == [{"class_path": "a.A"}, {"class_path": "b.B"}]
+    assert first.config["trainer"]["callbacks"] == [{"class_path": "a.A"}]
+    assert test.run == "test" and test.config["trainer"] == {"max_epochs": 5}
+    assert test.config["model"] == {"class_path": "toy_idc.Toy"} and test.config["ckpt_path"] == "${stages.second.best}"
+
+
+def test_defaults_lie_under_the_recipe_and_their_stages_run_where_it_names_them(tmp_path: Path) -> None:
+    (tmp_path / "_base").mkdir()
+    (tmp_path / "_base" / "shared.yaml").write_text("recipe: {title: shared, smoke: {data.items: 1}}\n" + SHARED)
+    found = recipe(
+        tmp_path,
+        """
+recipe: {title: own, smoke: {model.width: 1}}
+defaults: [shared]
+base: {data: {class_path: toy_idc.Other, init_args+: {batch_size: 2}}}
+stages: [{name: third, like: first}, {name: test, of: third}]
+""",
+    )
+    assert found.about == {"title": "own", "smoke": {"data.items": 1, "model.width": 1}}
+    assert [stage.name for stage in found.stages] == ["third", "test"], "the others are only a source"
+    kept = {"class_path": "toy_idc.Other", "init_args": {"items": 8, "batch_size": 2}}
+    assert [stage.config["data"] for stage in found.stages] == [kept, kept]
+
+
+def test_an_entry_of_the_matrix_changes_the_recipe(tmp_path: Path) -> None:
+    text = """
+matrix:
+  data:
+    few: {base: {data: {init_args: {items: 2}}}}
+    none: {stages: {test: null}}
+  width: {small: {}, wide: {stages: {first: {config: {model: {init_args: {width: 9}}}}}}}
+"""
+    path = recipe(tmp_path, SHARED + text).path
+    assert [tuple(choice.values()) for choice in choices(path, {"width": "wide"})] == [
+        ("few", "wide"),
+        ("none", "wide"),
+    ]
+    assert len(choices(path, {})) == 4
+    found = load(path, {"data": "none", "width": "wide"})
+    assert [stage.name for stage in found.stages] == ["first", "second"]
+    assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [9, 9]
+    assert [stage.config["data"]["init_args"]["items"] for stage in load(path).stages] == [2, 2, 2]
+    for wrong, says in (({"dta": "few"}, "did you mean 'data'?"), ({"data": "fwe"}, "did you mean 'few'?")):
+        with pytest.raises(PairError) as caught:
+            choices(path, wrong)
+        assert says in str(caught.value)
+
+
+def test_a_value_may_name_another_and_yaml_may_merge(tmp_path: Path) -> None:
+    text = """
+base: {data: {class_path: toy_idc.Numbers, init_args: &sizes {items: 8, batch_size: 4}}}
+stages:
+  - name: first
+    run: fit
+    config: {data: {init_args: {<<: *sizes, items: 3}}, model: {init_args: {n: "${base.data.init_args.items}"}}}
+"""
+    config = recipe(tmp_path, text).stages[0].config
+    assert config["data"]["init_args"] == {"items": 3, "batch_size": 4} and config["model"]["init_args"]["n"] == 8
+
+
+def test_names_of_before_are_still_read(tmp_path: Path) -> None:
+    with pytest.warns(FutureWarning, match="smallest is called smoke now"):
+        found = recipe(tmp_path, TWO.replace("smoke", "smallest"))
+    assert found.about["smoke"] == {"data.items": 4}
 
 
 def test_references_are_filled_in_everywhere_and_anywhere_in_a_text() -> None:
@@ -91,7 +199,7 @@ def test_references_are_filled_in_everywhere_and_anywhere_in_a_text() -> None:
 
 @pytest.mark.parametrize("text", ["1e-3", "1.0e-3", "1E-3", "0.001", "+1e-3"])
 def test_a_number_with_an_exponent_is_a_number(text: str) -> None:
-    assert parse_yaml(text) == 0.001  # YAML 1.1 reads 1e-3 as text, a trap in every learning rate
+    assert parse_value(text) == 0.001  # YAML 1.1 reads 1e-3 as text, a trap in every learning rate
 
 
 def test_overrides_are_read_as_yaml() -> None:
@@ -110,7 +218,7 @@ def test_setting_a_key_finds_its_way_through_classes_and_lists() -> None:
     several: dict[str, Any] = {"callbacks": [{"class_path": "c.C"}, 3]}
     set_key(several, ["callbacks", "0", "every"], 4)
     assert several["callbacks"][0]["init_args"] == {"every": 4}
-    with pytest.raises(PairError, match="no place in a list of 2"):
+    with pytest.raises(PairError, match="not an index of a list of 2"):
         set_key(several, ["callbacks", "2", "every"], 4)
 
 

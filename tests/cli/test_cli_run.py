@@ -44,8 +44,8 @@ def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pyte
     assert "stage second learned, which left no checkpoint" in capsys.readouterr().err
 
 
-def test_the_smallest_size_and_the_command_line_both_count(runs: Any) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out", "--smallest", "--trainer.max_epochs", "1"]) == 0
+def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--smoke", "--trainer.max_epochs", "1"]) == 0
     assert {run["data"]["init_args"]["items"] for _, run in runs} == {4}
     assert {run["trainer"]["max_epochs"] for _, run in runs} == {1}
 

@@ -42,6 +42,12 @@ def trained(folder: Path) -> Path:
     return found
 
 
+def built(verb: str, arguments: list[str]) -> PairCLI:
+    cli = PairCLI(verb, gather(arguments))
+    cli.build()
+    return cli
+
+
 def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write()]) == 0
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 2
@@ -65,16 +71,16 @@ def test_what_was_asked_for_beats_the_checkpoint(write: Any, tmp_path: Path, pla
     path = str(trained(tmp_path))
     asked = {"pause": 0.002} if place == "file" else {}
     more = [] if place == "file" else ["--model.pause", "0.002"]
-    given = ["test", "--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
-    assert PairCLI(given, gather(given[1:])).model.pause == 0.002
+    given = ["--config", write(name="again.yaml", **asked), "--ckpt_path", path, *more]
+    assert built("test", given).model.pause == 0.002
 
 
 def test_a_checkpoint_of_another_class_lends_no_arguments(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     text = Path(write(name="other.yaml", width=5)).read_text().replace("toy_idc.Toy", "toy_idc.Other")
     Path("other.yaml").write_text(text)
-    given = ["test", "--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
-    assert type(PairCLI(given, gather(given[1:])).model).__name__ == "Other"
+    given = ["--config", "other.yaml", "--ckpt_path", str(trained(tmp_path))]
+    assert type(built("test", given).model).__name__ == "Other"
 
 
 def test_a_missing_checkpoint_is_an_error(write: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

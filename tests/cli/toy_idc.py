@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from lightning_idc.errors import PairError
 
 RECIPE = """
-recipe: {title: Toy, smallest: {data.items: 4}}
+recipe: {title: Toy, smoke: {data.items: 4}}
 base:
   trainer: {max_epochs: 2, accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0}
   model: {class_path: toy_idc.Toy, init_args: {width: 3}}

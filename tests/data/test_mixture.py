@@ -218,7 +218,7 @@ def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_pat
 def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
     from jsonargparse import ArgumentParser
 
-    from lightning_idc.cli.keys import check
+    from lightning_idc.core.names import with_full_names
 
     folder(tmp_path / "a", 2)
     home = "lightning_idc.data"
@@ -235,7 +235,7 @@ def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
             "init_args": {"parts": {"one": part, "two": part}, "weights": {"one": 1, "two": 3}, "image_size": 8},
         }
     }
-    check(config)
+    config = with_full_names(config)
     parser = ArgumentParser()
     parser.add_argument("--data", type=PairDataModule)
     data = parser.instantiate_classes(parser.parse_object(config)).data

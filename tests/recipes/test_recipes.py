@@ -1,4 +1,4 @@
-"""Every recipe: those of recipes/ are run at their smallest, those of recipes/paper/ are checked key by key."""
+"""Every recipe: those of recipes/ are run at their smoke size, those of recipes/paper/ are checked key by key."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.cli.recipe import check_recipe, load, override
+from lightning_idc.cli.recipe import check_recipe, choices, load, override
+from lightning_idc.cli.recipes import shipped
 
 ROOT = Path(__file__).resolve().parents[2]
-RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+RECIPES = list(shipped().values())
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
@@ -32,21 +33,22 @@ def test_the_quick_start_is_there() -> None:
 
 @pytest.mark.parametrize("path", RECIPES, ids=name)
 def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path: Path) -> None:
-    recipe = load(path)
-    assert {"title", "needs", "minutes"} <= set(recipe.about)
     header = path.read_text(encoding="utf-8")
     assert header.startswith("# "), "a recipe begins with what it does"
     assert f"lightning run recipes/{name(path)}.yaml" in header, "and with the command that runs it"
-    if path in RUN:
-        assert recipe.about.get("smallest"), "a recipe that the tests run needs its smallest size"
-    override(recipe, recipe.about.get("smallest") or {})
-    check_recipe(recipe)
+    for choice in choices(path, {}):
+        recipe = load(path, choice)
+        assert {"title", "requirements", "minutes"} <= set(recipe.about)
+        if path in RUN:
+            assert recipe.about.get("smoke"), "a recipe that the tests run needs a smoke size"
+        override(recipe, recipe.about.get("smoke") or {})
+        check_recipe(recipe)
 
 
 @pytest.mark.dist
 @pytest.mark.timeout(500)
 @pytest.mark.parametrize("path", RUN, ids=name)
-def test_it_runs_at_its_smallest(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     arguments: list[str] = []
     missing = [package for package in PACKAGES.get(name(path), ()) if find_spec(package) is None]
     if missing:
@@ -56,7 +58,7 @@ def test_it_runs_at_its_smallest(path: Path, tmp_path: Path, request: pytest.Fix
         if not root.is_dir():
             pytest.skip(f"{root.name} is not in the shared folder")
         arguments = ["--data.root", str(root)]
-    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smallest", "--run_dir", "out", *arguments]
+    command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--run_dir", "out", *arguments]
     done = subprocess.run(
         command,
         cwd=tmp_path,

@@ -1,0 +1,103 @@
+"""The verb `run`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.cli.recipes import named
+from lightning_idc.errors import ConfigError, IDCError
+
+_HELP = """usage: lightning run RECIPE.yaml [--smoke] [--run_dir DIR | --resume DIR] [--key value ...]
+
+A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --trainer.max_epochs 2;
+--stages.NAME.KEY changes one stage only. RECIPE is a file, or the name of one that comes with the library.
+
+  --smoke              the size that the tests run: ends within a minute, and learns nothing
+  --matrix.AXIS ENTRY  one entry of a recipe that makes a table; all of them, one after another, otherwise
+  --run_dir DIR        where results go; runs/RECIPE/DATE_TIME otherwise
+  --resume DIR         continue a run that was stopped, with the keys it was started with; further keys win over those
+  --import MODULE      a module with classes of your own, installed or in this folder; or `recipe: {import: [MODULE]}`
+  --traceback          where an error came from
+
+`lightning-idc recipes ls` lists the recipes. A recipe is code: it may name any class."""
+
+
+def run(given: list[str]) -> int:
+    """The verb `run`."""
+    given = given[1:]
+    if not given or any(argument in ("-h", "--help") for argument in given):
+        print(_HELP)
+        return 0 if given else 2
+    from lightning_idc.cli.recipe import choices, parse_overrides
+
+    if "--smallest" in given:
+        warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)
+    flags = ("--smoke", "--smallest")
+    overrides = parse_overrides([argument for argument in given[1:] if argument not in flags])
+    run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
+    if run_dir and resume:
+        raise ConfigError("--run_dir names a new folder and --resume an old one; give one of them")
+    path = _file(given[0])
+    smoke = any(flag in given for flag in flags)
+    chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
+    entries = [chosen] if resume else choices(path, chosen)
+    for choice in entries:
+        if len(entries) > 1:
+            print(f"\n#### {', '.join(f'{axis} {entry}' for axis, entry in choice.items())}", flush=True)
+        folder = run_dir / "_".join(choice.values()) if run_dir and len(entries) > 1 else run_dir
+        keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}}
+        if status := _run_one(path, keys, folder, resume, smoke):
+            return status
+    return 0
+
+
+def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume: Path | None, smoke: bool) -> int:
+    """Run one entry of a recipe's matrix, or a recipe without one."""
+    from lightning_idc.cli import import_modules
+    from lightning_idc.cli.peers import Peers, place_in_job
+    from lightning_idc.cli.processes import PATIENT
+    from lightning_idc.cli.recipe import about, check_recipe, load, override
+    from lightning_idc.cli.stages import Run, follow
+
+    # within a larger program torch has been used, so that this process must not be forked
+    imported_only = "torch" not in sys.modules
+    if imported_only:
+        os.environ.setdefault(*PATIENT)  # read once, when torch is imported
+    place = place_in_job()
+    import_modules(about(path).get("import") or [], f"{path}, recipe.import")
+    if resume:
+        the_run = Run.resumed(path, resume)
+        overrides = {**{k: v for k, v in the_run.overrides.items() if k not in overrides}, **overrides}
+    choice = {key.removeprefix("matrix."): value for key, value in overrides.items() if key.startswith("matrix.")}
+    recipe = load(path, choice)
+    if smoke:
+        overrides = {**(recipe.about.get("smoke") or {}), **overrides}
+    override(recipe, {key: value for key, value in overrides.items() if not key.startswith("matrix.")})
+    check_recipe(recipe)
+    peers = None if place is None else Peers(place)
+    if peers is not None and not peers.leads:
+        return follow(peers)
+    if not resume:
+        the_run = Run.started(recipe.path, run_dir)
+    the_run.overrides, the_run.imported_only, the_run.peers = overrides, imported_only, peers
+    return the_run.go(recipe)
+
+
+def _folder(overrides: dict[str, Any], name: str) -> Path | None:
+    value = overrides.pop(name, None)
+    return None if value is None else Path(str(value))
+
+
+def _file(given: str) -> Path:
+    """File of a recipe: a path, or the name of one that comes with the library."""
+    if Path(given).is_file():
+        return Path(given)
+    try:
+        return named(given)
+    except IDCError as error:
+        missing = Path(given).suffix in (".yaml", ".yml")
+        raise ConfigError(f"there is no file {given!r}, and {error}" if missing else str(error)) from None

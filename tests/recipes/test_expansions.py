@@ -1,0 +1,109 @@
+"""Recipes share what they have in common, and expand to what each of them said in full before they did.
+
+``expansions/`` holds the configuration of every stage of every recipe as it was then, made by the code of then.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lightning_idc.core.io import TRAINING_ONLY
+
+from lightning_idc.cli.recipe import Recipe, Stage, choices, load
+
+ROOT = Path(__file__).resolve().parents[2]
+RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
+FULL = {path.stem.replace("__", "/"): path for path in sorted((Path(__file__).parent / "expansions").glob("*.json"))}
+DATA = ("clevr_change", "spot_the_diff", "image_editing_request")
+MERGED: dict[str, tuple[str, dict[str, str]]] = {
+    "paper/grid_features_clevr_change": ("paper/grid_features", {}),
+    "paper/procap_clevr_change_official": ("paper/procap", {"dataset": "clevr_change_official"}),
+    "paper/m3diff": ("paper/m3diff", {"model": "llava_onevision"}),
+    "paper/m3diff_internvl3": ("paper/m3diff", {"model": "internvl3"}),
+    "paper/m3diff_qwen2_5_vl": ("paper/m3diff", {"model": "qwen2_5_vl"}),
+    **{
+        f"paper/{name}_{data}": (f"paper/{name}", {"dataset": data}) for name in ("clip4idc", "procap") for data in DATA
+    },
+    **{f"paper/namc_{phase}": ("paper/namc", {"phase": phase}) for phase in ("pretrain", "finetune")},
+    **{
+        f"paper/{method}_{data}": ("paper/adpo", {"method": method, "dataset": data})
+        for method in ("sft", "dpo", "adpo")
+        for data in DATA
+    },
+}
+"""Recipes that became one entry of a matrix."""
+
+
+def renamed(value: Any) -> Any:
+    """The stage ``look`` is called ``pretrain_backbone`` now."""
+    text = (
+        json.dumps(value).replace("stages.look.", "stages.pretrain_backbone.").replace('"look"', '"pretrain_backbone"')
+    )
+    return json.loads(text)
+
+
+def effective(stages: list[Stage]) -> list[dict[str, Any]]:
+    """What each stage runs with: one that loads the checkpoint of another takes from it what it does not say."""
+    found, fits = [], {}
+    for stage in stages:
+        config = json.loads(json.dumps(stage.config))
+        model = config.get("model") or {}
+        if stage.run == "fit":
+            fits[stage.name] = model
+        elif same := [name for name, fit in fits.items() if fit.get("class_path") == model.get("class_path")]:
+            config.setdefault("ckpt_path", f"${{stages.{same[-1]}.best}}")  # the rule of the runner
+        of = config.get("ckpt_path", "").removeprefix("${stages.").removesuffix(".best}")
+        if stage.run != "fit" and of in fits:
+            trained = {k: v for k, v in (fits[of].get("init_args") or {}).items() if k not in TRAINING_ONLY}
+            model["init_args"] = {**trained, **(model.get("init_args") or {})}
+        found.append({"name": stage.name, "run": stage.run, "config": config})
+    return found
+
+
+def test_no_recipe_of_before_is_missing() -> None:
+    entries = {
+        (path.relative_to(ROOT / "recipes").with_suffix("").as_posix(), tuple(sorted(choice.items())))
+        for path in RECIPES
+        if path.parent.name != "_base"
+        for choice in choices(path, {})
+    }
+    now = {(name, tuple(sorted(choice.items()))) for name, choice in (MERGED.get(old, (old, {})) for old in FULL)}
+    assert len(FULL) == 41 and now == entries
+
+
+@pytest.mark.parametrize("name", FULL)
+def test_a_recipe_expands_to_what_it_said_in_full(name: str) -> None:
+    smoke, *stages = renamed(json.loads(FULL[name].read_text(encoding="utf-8")))
+    file, choice = MERGED.get(name, (name, {}))
+    recipe: Recipe = load(ROOT / "recipes" / f"{file}.yaml", choice)
+    before, now = effective([Stage(**stage) for stage in stages]), effective(recipe.stages)
+    assert [(stage["name"], stage["run"]) for stage in now] == [(stage["name"], stage["run"]) for stage in before]
+    for was, found in zip(before, now, strict=True):
+        assert found["config"] == was["config"], found["name"]
+    assert (recipe.about.get("smoke") or {}) == smoke["smoke"]
+
+
+def lines_in_common() -> tuple[int, int]:
+    """Lines, without comments, that stand in a block of eight lines of another recipe; all lines."""
+    lines = {
+        path: [line for line in path.read_text(encoding="utf-8").splitlines() if line.split("#")[0].strip()]
+        for path in RECIPES
+    }
+    blocks: dict[tuple[str, ...], set[Path]] = {}
+    for path, own in lines.items():
+        for start in range(len(own) - 7):
+            blocks.setdefault(tuple(own[start : start + 8]), set()).add(path)
+    shared = 0
+    for own in lines.values():
+        starts = [start for start in range(len(own) - 7) if len(blocks[tuple(own[start : start + 8])]) > 1]
+        shared += len(set(itertools.chain.from_iterable(range(start, start + 8) for start in starts)))
+    return shared, sum(map(len, lines.values()))
+
+
+def test_what_recipes_share_stands_once() -> None:
+    shared, total = lines_in_common()
+    assert total > 1000 and shared / total < 0.1, f"{shared} of {total} lines"
