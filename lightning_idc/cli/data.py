@@ -68,7 +68,7 @@ def _ls() -> int:
 
 
 def _check(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.data.core.benchmark import Benchmark
     from lightning_idc.data.core.checking import check
 
@@ -79,7 +79,7 @@ def _check(name: str, arguments: list[str]) -> int:
 
 
 def _prepare(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.data.core.benchmark import Benchmark
     from lightning_idc.data.io.prepare import prepare
 
@@ -95,7 +95,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
 
 
 def _count(name: str, arguments: list[str]) -> int:
-    from lightning_idc.cli.recipe import parse_overrides
+    from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.data.core.benchmark import Benchmark
     from lightning_idc.data.core.statistics import split_statistics
 

@@ -32,8 +32,8 @@ def run(given: list[str]) -> int:
     if wants_help or len(rest) < 3 or any(argument.startswith("--") for argument in rest[:3]):
         print(_HELP, file=sys.stdout if wants_help else sys.stderr)
         return 0 if wants_help else 2
+    from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.errors import check_names
-    from lightning_idc.cli.recipe import parse_overrides
     from lightning_idc.core.module import PairModule
     from lightning_idc.core.names import class_of, nearest
 

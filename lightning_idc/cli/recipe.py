@@ -17,20 +17,19 @@ stage made, ``${stages.train.best}``, and the folder of the run, ``${run_dir}``.
 
 from __future__ import annotations
 
-import io
 import itertools
 import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from lightning_idc.cli.configuration import copied, merge, normalised, read_yaml, set_key
 from lightning_idc.cli.errors import TOP, unknown_key
 from lightning_idc.cli.recipes import shipped_folder
 from lightning_idc.core.arguments import accepted_arguments
@@ -74,107 +73,6 @@ class Recipe:
     about: dict[str, Any]
     stages: list[Stage]
     choice: dict[str, str] = field(default_factory=dict)
-
-
-def parse_value(text: str) -> Any:
-    """Value of a YAML text, in which 1e-3 is a number.
-
-    Raises:
-        ConfigError: the text is not YAML.
-    """
-    try:
-        return OmegaConf.to_container(OmegaConf.from_dotlist([f"value={text}"]))["value"]  # type: ignore[call-overload, index]
-    except (yaml.YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{text!r} is not readable as a value: {' '.join(str(error).split())}") from error
-
-
-def read_yaml(path: Path) -> dict[str, Any]:
-    """Mapping of a YAML file.
-
-    Raises:
-        ConfigError: the file is missing or holds something else.
-    """
-    try:
-        found = _parsed(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(path)!r}; check the path") from None
-    except yaml.MarkedYAMLError as error:
-        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path} is not readable as YAML: {error.problem}{at}") from error
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from error
-    except RecursionError:
-        raise ConfigError(f"{path} is not readable as YAML: it is nested too deeply") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not isinstance(found, dict) or not found:
-        raise ConfigError(f"{path} holds {type(found).__name__ if found else 'nothing'}; expected keys with values")
-    for key in found:
-        if not isinstance(key, str):
-            raise ConfigError(f"{path}: the key {key!r} is a {type(key).__name__}; expected text")
-    return found
-
-
-@cache
-def _parsed(text: str) -> Any:
-    found = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
-    return text if found == {text.strip(): None} else found  # a text alone is read as a key
-
-
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of ``base`` with ``over`` merged in.
-
-    A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
-    ``init_args+``, which keeps the arguments of that. Another key that ends in ``+`` appends to a list.
-    """
-    merged = _copy(base)
-    for key, value in over.items():
-        name = str(key).removesuffix("+")
-        old = merged.get(name)
-        if key == "init_args+":
-            merged[name] = merge(old or {}, value)
-        elif name != key:
-            merged[name] = [*(old or []), *_copy(value if isinstance(value, list) else [value])]
-        elif isinstance(value, dict) and isinstance(old, dict):
-            keep = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
-            same = "class_path" not in value or old.get("class_path") == value["class_path"]
-            merged[name] = merge(old if same else keep, value)
-        else:
-            merged[name] = merge({}, value) if isinstance(value, dict) else _copy(value)
-    return merged
-
-
-def normalised(config: dict[str, Any]) -> dict[str, Any]:
-    """Copy of a configuration with full names of classes; one given as text, ``model: ProCap``, becomes a class_path.
-
-    Raises:
-        ConfigError: a name that is not known.
-    """
-    found = _copy(config)
-    trainer = found.get("trainer") if isinstance(found.get("trainer"), dict) else {}
-    for at, keys in (
-        (found, ("model", "data")),
-        (trainer, ("callbacks", "callbacks+", "logger", "strategy", "profiler")),
-    ):
-        for key in keys:
-            if key in at:
-                at[key] = _as_class(at[key], key in ("model", "data"))
-    return with_full_names(found)
-
-
-def _as_class(value: Any, always: bool) -> Any:
-    """Class given as text, as a class_path; other text, such as the name of a strategy, as it is."""
-    if isinstance(value, list):
-        return [_as_class(one, always) for one in value]
-    return (
-        {"class_path": value} if isinstance(value, str) and (always or value[:1].isupper() or "." in value) else value
-    )
-
-
-def _copy(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _copy(inner) for key, inner in value.items()}
-    return [_copy(inner) for inner in value] if isinstance(value, list) else value
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -413,51 +311,6 @@ def resolve(value: Any, run_dir: Path, best: dict[str, str]) -> Any:
         ) from error
 
 
-def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
-    """Set a dotted key; ``init_args`` may be left out, and so may the index of a list: the last counts."""
-    at: Any = config
-    for depth, name in enumerate(path, 1):
-        key: Any = name
-        if isinstance(at, list):
-            if not at or (name.isdigit() and int(name) >= len(at)):
-                raise ConfigError(
-                    f"--{'.'.join(path)}: {name!r} is not an index of a list of {len(at)}, which count from 0"
-                )
-            if not name.isdigit():
-                at, key = at[-1], name
-            else:
-                key = int(name)
-        if isinstance(at, dict) and "class_path" in at and name not in ("class_path", "init_args", "dict_kwargs"):
-            at = at.setdefault("init_args", {})
-        if depth == len(path):
-            at[key] = value
-            return
-        inner = at[key] if isinstance(at, list) else at.get(key)
-        if not isinstance(inner, (dict, list)):
-            at[key] = inner = {}
-        at = inner
-
-
-def parse_overrides(arguments: list[str]) -> dict[str, Any]:
-    """``--a.b value`` and ``--a.b=value`` to ``{"a.b": value}``, values read as YAML."""
-    found: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--") or flag == "--":
-            raise ConfigError(f"expected --key value, found {flag!r}")
-        key, equals, value = flag[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key} has no value; expected --{key} VALUE")
-            value = rest.pop(0)
-        try:
-            found[key] = parse_value(value)
-        except IDCError as error:
-            raise ConfigError(f"--{key}: {error}") from error
-    return found
-
-
 def override(recipe: Recipe, overrides: dict[str, Any]) -> None:
     """Set dotted keys in all stages that have them, or in one with ``stages.<name>.``; nothing is checked twice.
 
@@ -510,4 +363,4 @@ def check_recipe(recipe: Recipe) -> None:
     from lightning_idc.cli.training import check_config
 
     for stage in recipe.stages:
-        check_config(stage.run, _copy(stage.config), f"{recipe.path.name}, stage {stage.name}")
+        check_config(stage.run, copied(stage.config), f"{recipe.path.name}, stage {stage.name}")

@@ -32,7 +32,8 @@ def run(given: list[str]) -> int:
     if not given or any(argument in ("-h", "--help") for argument in given):
         print(_HELP)
         return 0 if given else 2
-    from lightning_idc.cli.recipe import choices, parse_overrides
+    from lightning_idc.cli.configuration import parse_overrides
+    from lightning_idc.cli.recipe import choices
 
     if "--smallest" in given:
         warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)

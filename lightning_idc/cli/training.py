@@ -21,10 +21,10 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key
 from lightning_idc.cli.errors import explain
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
-from lightning_idc.cli.recipe import merge, normalised, parse_value, read_yaml, set_key
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group

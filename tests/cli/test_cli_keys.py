@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from lightning_idc.cli.configuration import normalised
 from lightning_idc.cli.errors import TOP, explain, readable
-from lightning_idc.cli.recipe import normalised
 from lightning_idc.cli.training import check_config
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of

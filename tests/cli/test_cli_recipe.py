@@ -7,17 +7,8 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli.recipe import (
-    Recipe,
-    choices,
-    load,
-    merge,
-    override,
-    parse_overrides,
-    parse_value,
-    resolve,
-    set_key,
-)
+from lightning_idc.cli.configuration import merge, parse_overrides, parse_value, set_key
+from lightning_idc.cli.recipe import Recipe, choices, load, override, resolve
 from lightning_idc.errors import PairError
 
 TWO = """
@@ -92,7 +83,7 @@ def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
         ("matrix: {data: {x: {bse: {}}}}\nstages: [{name: a, run: fit}]", "expected recipe, base and stages"),
         ("stages: [{name: a, run: fit, config: {model: {class_path: ProCpa}}}]", "did you mean 'ProCap'?"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${base.x.y}'}}]", "${base.x.y} cannot be filled in"),
-        ("stages: [{name: a, run: fit, config: {ckpt_path: '${'}}]", "cannot be filled in"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${'}}]", "no viable alternative at input '${'"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${stages.b.best}'}}]", "cannot be filled in"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${runs_dir}'}}]", "${run_dir}"),
         ("stages: [", "not readable as YAML"),

@@ -19,7 +19,9 @@ PUBLIC = sorted(names._public())
 def test_every_public_name_is_the_class_of_its_module(name: str) -> None:
     package, module, original = names._public()[name]
     found = getattr(importlib.import_module(module), original)
-    assert class_of(name) is class_of(f"{module}.{original}") is getattr(importlib.import_module(package), name) is found
+    assert (
+        class_of(name) is class_of(f"{module}.{original}") is getattr(importlib.import_module(package), name) is found
+    )
     assert full_name(name) == full_name(f"{module}.{original}") == f"{package}.{name}"
     if isinstance(found, type) and found.__module__ == module:
         assert public_name(found) == f"{package}.{name}"

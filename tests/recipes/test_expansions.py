@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from lightning_idc.core.io import TRAINING_ONLY
 
 from lightning_idc.cli.recipe import Recipe, Stage, choices, load
+from lightning_idc.core.io import TRAINING_ONLY
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
