@@ -176,6 +176,8 @@ class PairCaptioner(PairModule):
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Mean over pairs of the mean over captions of the mean over tokens of the negative log-probability.
 
+        ProCap Eq. 10
+
         A mean of means, so that accumulated and distributed steps equal one big step.
 
         Raises:

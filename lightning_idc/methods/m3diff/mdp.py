@@ -41,7 +41,11 @@ class Attention(nn.Module):
 
 
 class DifferentialLayer(nn.Module):
-    """Eq. 4 to 6: the difference looks at itself and at both images, then each image looks at the difference.
+    """The difference looks at itself and at both images, then each image looks at the difference.
+
+    M3Diff Eq. 4
+    M3Diff Eq. 5
+    M3Diff Eq. 6
 
     The paper writes neither residuals nor norms; both are here as in any pre-norm transformer layer.
 
@@ -91,14 +95,22 @@ class Differential(nn.Module):
         self.score = nn.Sequential(nn.Linear(3 * width, width), nn.GELU(), nn.Linear(width, width))
 
     def difference(self, images: Tensor) -> Tensor:
-        """Eq. 1 to 3: gated difference ``(B, L, D)`` of ``(B, 2, L, D)``."""
+        """Gated difference ``(B, L, D)`` of ``(B, 2, L, D)``.
+
+        M3Diff Eq. 1
+        M3Diff Eq. 2
+        M3Diff Eq. 3
+        """
         both = torch.stack([images.transpose(1, 2).flatten(2), images.flip(1).transpose(1, 2).flatten(2)], 1)
         gated = images * self.gate(both).sigmoid()
         before, after = gated.unbind(1)
         return self.combine(torch.cat([before, after, before - after], -1))
 
     def forward(self, images: Tensor) -> tuple[Tensor, Tensor]:
-        """Refined images ``(B, 2, L, D)`` and logits of the fusion score ``(B, D)``."""
+        """Refined images ``(B, 2, L, D)`` and logits of the fusion score ``(B, D)``.
+
+        M3Diff Eq. 7
+        """
         delta = self.difference(images)
         refined = delta
         for layer in self.layers:
@@ -146,7 +158,10 @@ class MultiScaleDifferentialPerception(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def fuse(self, features: Sequence[Tensor]) -> Tensor:
-        """Eq. 8: the weighted sum over depths, ``(B, 2, L, D)``."""
+        """The weighted sum over depths, ``(B, 2, L, D)``.
+
+        M3Diff Eq. 8
+        """
         parts = [
             self.scales[i % len(self.scales)](norm(images))
             for i, (norm, images) in enumerate(zip(self.norms, features, strict=True))

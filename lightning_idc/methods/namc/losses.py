@@ -34,7 +34,10 @@ def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
 
 
 def _true(similarity: Tensor, labels: Tensor | None) -> Tensor:
-    """True matching distribution of each row (NAMC Eq. 13), ``(B, B)``; it is symmetric."""
+    """True matching distribution of each row, ``(B, B)``; it is symmetric.
+
+    NAMC Eq. 13
+    """
     if labels is None:
         return torch.eye(len(similarity), dtype=similarity.dtype, device=similarity.device)
     same = (labels[:, None] == labels[None]).to(similarity.dtype)
@@ -43,6 +46,9 @@ def _true(similarity: Tensor, labels: Tensor | None) -> Tensor:
 
 def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: float = SCALE) -> Tensor:
     """Similarity distribution matching, both ways (NAMC Eq. 13 to 15; Jiang and Ye 2023).
+
+    NAMC Eq. 14
+    NAMC Eq. 15
 
     The divergence KL(p || q) of the modelled matching distribution p from the true one q, mean over the batch.
 

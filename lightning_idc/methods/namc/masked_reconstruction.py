@@ -24,7 +24,9 @@ Distance = Callable[..., Tensor]
 
 
 class ImageTokens(nn.Module):
-    """Predicts the ids of a frozen image tokenizer (Eq. 17): several per cell where its grid is the finer one.
+    """Predicts the ids of a frozen image tokenizer: several per cell where its grid is the finer one.
+
+    NAMC Eq. 17
 
     Args:
         tokenizer: gives the ids.
@@ -113,7 +115,10 @@ class MaskedReconstructionAddon(Addon):
         return replace(batch, model_inputs={**batch.model_inputs, NOISE_MASK: bernoulli(chances)})
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
-        """L_MIR (Eq. 18), as a mean over masked cells: its size must not follow their number."""
+        """L_MIR, as a mean over masked cells: its size must not follow their number.
+
+        NAMC Eq. 18
+        """
         if not self.weight:
             return {}
         features: PairFeatures = step.features

@@ -28,7 +28,9 @@ _BLOCK, _SAMPLE = 16_384, 65_536
 
 
 class Features(PipelineStage):
-    """Encodes each image with two encoders; writes the arrays ``clip`` and ``dino`` in half precision (Eq. 3).
+    """Encodes each image with two encoders; writes the arrays ``clip`` and ``dino`` in half precision.
+
+    NAMC Eq. 3
 
     Args:
         clip: the paper's is CLIP ViT-L/14.
@@ -73,6 +75,8 @@ class Window:
     def chosen(self, ids: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Candidates of one image that pass, in their order; none where the set as a whole does not.
 
+        NAMC Eq. 5
+
         The paper's wording, "filtering out any sets where the maximum similarity is below tau_max^theta or minimum
         similarity is below tau_min^theta", is taken of the set after the first pair of thresholds.
         """
@@ -84,7 +88,9 @@ class Window:
 
 
 class SimilarPairs(PipelineStage):
-    """Pairs each image with the most similar one of each cluster of its candidates (Eq. 4 to 12).
+    """Pairs each image with the most similar one of each cluster of its candidates.
+
+    NAMC Eq. 12
 
     Writes one record per pair with the pictures ``before`` and ``after`` and the facts ``first`` and ``second``. As in
     Eq. 12, two images that find each other make two pairs, one each way round. An image without a candidate is dropped.
@@ -145,6 +151,10 @@ class SimilarPairs(PipelineStage):
         self._search = {name: Search.over(self._store, name, exact) for name in VIEWS}
 
     def process(self, records: list[Record]) -> list[Record | list[Record]]:
+        """Make a pair of each image with each of its targets.
+
+        NAMC Eq. 11
+        """
         rows = np.array([record.origin for record in records])
         # one more than asked for, since every image finds itself
         found = {name: search.top(search.vectors(rows), self.neighbours + 1) for name, search in self._search.items()}
@@ -161,7 +171,9 @@ class SimilarPairs(PipelineStage):
         return made
 
     def candidates(self, row: int, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Rows that pass both windows (Eq. 5 and 6), sorted.
+        """Rows that pass both windows, sorted.
+
+        NAMC Eq. 6
 
         Args:
             row: of the image.
@@ -174,7 +186,12 @@ class SimilarPairs(PipelineStage):
         return np.intersect1d(sets[0], sets[1])
 
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
-        """The most similar candidate of each cluster with its similarity (Eq. 7 to 10)."""
+        """The most similar candidate of each cluster with its similarity.
+
+        NAMC Eq. 8
+        NAMC Eq. 9
+        NAMC Eq. 10
+        """
         rows = np.array([row, *candidates])
         weighted = zip(VIEWS, (self.alpha, self.beta), strict=True)
         joint = np.concatenate([weight * self._search[name].vectors(rows) for name, weight in weighted], 1)
@@ -248,7 +265,10 @@ class Search:
         return cls(blocks, count, len(first), exact, sampled.astype(np.float32))
 
     def top(self, queries: np.ndarray, count: int) -> tuple[np.ndarray, np.ndarray]:
-        """Rows and cosines of the nearest, ``(Q, count)`` each, the nearest first; row -1 where there are no more."""
+        """Rows and cosines of the nearest, ``(Q, count)`` each, the nearest first; row -1 where there are no more.
+
+        NAMC Eq. 4
+        """
         similarity, ids = self.index.search(np.ascontiguousarray(queries, np.float32), min(count, self.index.ntotal))
         return ids, similarity
 
@@ -259,6 +279,8 @@ class Search:
 
 def spectral_clusters(features: np.ndarray, clusters: int, gamma: float, seed: int) -> np.ndarray:
     """Labels of spectral clustering with the kernel exp(-gamma |x - y|^2).
+
+    NAMC Eq. 7
 
     Args:
         features: ``(N, D)``; N may be small: then each is a cluster of its own.

@@ -17,7 +17,9 @@ images, ``(B, 2, S, D)``; which of their tokens count, bool ``(B, 2, S)``."""
 
 
 def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
-    """Cosine of every patch with every word (Eq. 1).
+    """Cosine of every patch with every word.
+
+    NAMC Eq. 1
 
     Args:
         patches: ``(B, P, D)`` in the space that both encoders share.

@@ -25,7 +25,9 @@ class Similarity(Protocol):
 
 @torch.no_grad()
 def interpolate(pairs: Tensor, frames: int, midpoint: Midpoint) -> Tensor:
-    """Frames between two images by recursive midpoints (eq. 1); each level is one batch.
+    """Frames between two images by recursive midpoints; each level is one batch.
+
+    ProCap Eq. 1
 
     Args:
         pairs: uint8 ``(B, 2, 3, H, W)``.

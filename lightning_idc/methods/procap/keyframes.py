@@ -27,7 +27,9 @@ more than a factor of l / (l - 1) over an even draw: eq. 2 removes the worst fra
 
 
 def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
-    """Confidence w of every frame of a procedure (eq. 2).
+    """Confidence w of every frame of a procedure.
+
+    ProCap Eq. 2
 
     Args:
         similarities: to before and after, ``(..., 2, l)``.
@@ -47,7 +49,9 @@ def draw_keyframes(confidences: Tensor, count: int, generator: torch.Generator) 
 
 
 class Keyframes:
-    """Takes k frames of the cached procedure of a pair and adds its two images (eq. 3).
+    """Takes k frames of the cached procedure of a pair and adds its two images.
+
+    ProCap Eq. 3
 
     Args:
         folder: what :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator` wrote.
@@ -86,7 +90,10 @@ class Keyframes:
 
 
 def cosines(ends: Tensor, frames: Tensor) -> Tensor:
-    """Cosines ``(B, 2, l)`` of features ``(B, 2, D)`` of the ends with ``(B, l, D)`` of the frames (eq. 11)."""
+    """Cosines ``(B, 2, l)`` of features ``(B, 2, D)`` of the ends with ``(B, l, D)`` of the frames.
+
+    ProCap Eq. 11
+    """
     return F.normalize(ends, dim=-1) @ F.normalize(frames, dim=-1).mT
 
 
@@ -131,7 +138,9 @@ class TokenizerSimilarity(nn.Module):
 
 
 class VisualTextSimilarity(nn.Module):
-    """How well the change up to a frame, and from it on, fits the captions of the whole (eq. 12).
+    """How well the change up to a frame, and from it on, fits the captions of the whole.
+
+    ProCap Eq. 12
 
     The pair is (before, frame) on one side and (frame, after) on the other, in the order of time as in the authors'
     code; eq. 12 would put the after image first, and so compare a change run backwards with its caption.

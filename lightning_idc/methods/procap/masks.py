@@ -22,14 +22,20 @@ def _uniform(low: float, high: float, generator: torch.Generator) -> float:
 
 
 def entire_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask everything (eq. 13)."""
+    """Mask everything.
+
+    ProCap Eq. 13
+    """
     return torch.ones(grid, dtype=torch.bool)
 
 
 def random_patch_mask(
     grid: tuple[int, int, int], generator: torch.Generator, interval: tuple[float, float] = (0.2, 0.5)
 ) -> Tensor:
-    """Mask each patch with a probability of its own, drawn evenly from an interval (eq. 14)."""
+    """Mask each patch with a probability of its own, drawn evenly from an interval.
+
+    ProCap Eq. 14
+    """
     low, high = interval
     chances = low + (high - low) * torch.rand(grid, generator=generator)
     return torch.rand(grid, generator=generator) < chances
@@ -38,7 +44,9 @@ def random_patch_mask(
 def random_rectangle(
     height: int, width: int, generator: torch.Generator, area: tuple[float, float] = (0.2, 0.8)
 ) -> Tensor:
-    """Bool ``(h, w)``, True within a rectangle whose share of the grid is drawn evenly from an interval (eq. 15).
+    """Bool ``(h, w)``, True within a rectangle whose share of the grid is drawn evenly from an interval.
+
+    ProCap Eq. 15
 
     Raises:
         PairError: the grid has no rectangle of such a share.
@@ -66,12 +74,18 @@ def random_rectangle(
 
 
 def in_block_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask one rectangle, the same in all frames (eq. 16)."""
+    """Mask one rectangle, the same in all frames.
+
+    ProCap Eq. 16
+    """
     return random_rectangle(*grid[1:], generator).expand(grid).clone()
 
 
 def out_of_block_mask(grid: tuple[int, int, int], generator: torch.Generator) -> Tensor:
-    """Mask all but one rectangle, the same in all frames (eq. 17)."""
+    """Mask all but one rectangle, the same in all frames.
+
+    ProCap Eq. 17
+    """
     return ~in_block_mask(grid, generator)
 
 

@@ -66,7 +66,9 @@ class ProcedureEncoder(nn.Module):
         return (self.frame_place + self.row_place + self.column_place).flatten(0, 2)
 
     def queries(self, ends: Tensor) -> Tensor:
-        """Procedure queries between two embedded images (eq. 9).
+        """Procedure queries between two embedded images.
+
+        ProCap Eq. 9
 
         Args:
             ends: ``(B, 2, n, D)``.

@@ -15,7 +15,9 @@ from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
 
 @dataclass
 class Hidden:
-    """What the encoder makes of procedures and captions (eq. 4).
+    """What the encoder makes of procedures and captions.
+
+    ProCap Eq. 4
 
     Args:
         align: of the alignment token, ``(B, D)``.
@@ -111,7 +113,9 @@ class ProcedureNet(ProcedureReader):
 
 
 def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy at the masked patches of the batch (eq. 6); 0 without any.
+    """Cross entropy at the masked patches of the batch; 0 without any.
+
+    ProCap Eq. 6
 
     Args:
         logits: at the M masked patches, ``(M, codebook)``.
@@ -121,7 +125,10 @@ def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
 
 
 def discrimination_loss(right: Tensor, wrong: Tensor, rightful: Tensor, wrongful: Tensor) -> Tensor:
-    """-log p(1 | right) - log p(0 | wrong), each a mean over the samples that count (eq. 7, 8); 0 without any.
+    """-log p(1 | right) - log p(0 | wrong), each a mean over the samples that count; 0 without any.
+
+    ProCap Eq. 7
+    ProCap Eq. 8
 
     Args:
         right: logits of what belongs together, ``(B,)``.

@@ -43,7 +43,9 @@ def shuffled_frames(frames: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def shifted_color(frames: Tensor, generator: torch.Generator, reach: float = 0.5) -> Tensor:
-    """One channel of all frames brighter or darker by one number (eq. 18).
+    """One channel of all frames brighter or darker by one number.
+
+    ProCap Eq. 18
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
@@ -58,7 +60,10 @@ def shifted_color(frames: Tensor, generator: torch.Generator, reach: float = 0.5
 def moved_frame(
     frames: Tensor, generator: torch.Generator, degrees: float = 30.0, shift: float = 0.1, zoom: float = 0.1
 ) -> Tensor:
-    """One frame turned, moved and scaled (eq. 19, 20).
+    """One frame turned, moved and scaled.
+
+    ProCap Eq. 19
+    ProCap Eq. 20
 
     Args:
         frames: uint8 ``(F, 3, H, W)``.
