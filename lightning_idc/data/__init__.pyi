@@ -3,6 +3,8 @@ from lightning_idc.data.benchmarks.clevr_change import CLEVRChange as CLEVRChang
 from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC as CLEVRDC
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB as DeepPCB
 from lightning_idc.data.benchmarks.deeppcb_cells import DeepPCBCells as DeepPCBCells
+from lightning_idc.data.benchmarks.diffspot import DiffSpot as DiffSpot
+from lightning_idc.data.benchmarks.diffspot import HQEdit as HQEdit
 from lightning_idc.data.benchmarks.folder import FolderPairs as FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable as HuggingFaceTable
 from lightning_idc.data.benchmarks.image_editing_request import ImageEditingRequest as ImageEditingRequest
@@ -11,7 +13,10 @@ from lightning_idc.data.benchmarks.instructpix2pix import InstructPix2Pix as Ins
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC as LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush as MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff as OmniDiff
+from lightning_idc.data.benchmarks.remote_sensing_dialogues import RSCC as RSCC
+from lightning_idc.data.benchmarks.remote_sensing_dialogues import ChangeChat as ChangeChat
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff as SpotTheDiff
+from lightning_idc.data.benchmarks.subtlebench import VLMSubtleBench as VLMSubtleBench
 from lightning_idc.data.core.datamodule import PairDataModule as PairDataModule
 from lightning_idc.data.core.mixture import Mixture as Mixture
 from lightning_idc.data.core.source import PairSource as PairSource

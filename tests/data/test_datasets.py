@@ -1,4 +1,4 @@
-"""A split of any data module is a plain torch dataset. Oracle: what its data module loads, pixels of the drawing."""
+"""A split of any data module is a torch dataset. Oracle: what its data module loads, and pixels of the drawing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc import data as data_package
 from lightning_idc.core.types import PairSample
-from lightning_idc.data import DeepPCB, FolderPairs, PairDataModule, SpotTheDiff, SyntheticPairs
+from lightning_idc.data import DeepPCB, DiffSpot, FolderPairs, HQEdit, PairDataModule, SpotTheDiff, SyntheticPairs
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.core.plotting import as_rgb, plot_pair
 
@@ -110,7 +110,7 @@ BENCHMARKS = [
     kind
     for kind in (getattr(data_package, name) for name in data_package.__all__)
     if isinstance(kind, type) and issubclass(kind, Benchmark)
-] + [DeepPCB]
+] + [DeepPCB, DiffSpot, HQEdit]
 
 
 @pytest.mark.parametrize("kind", BENCHMARKS, ids=lambda kind: kind.__name__)

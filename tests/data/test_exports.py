@@ -8,6 +8,7 @@ import sys
 import pytest
 
 import lightning_idc.data as data
+from lightning_idc.data.transforms.robustness import Corruption
 
 
 def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
@@ -18,6 +19,7 @@ def test_importing_the_package_loads_neither_torch_nor_lightning() -> None:
 def test_names_lead_to_classes() -> None:
     kinds = {name: getattr(data, name) for name in data.__all__}
     assert {kind.__name__ for kind in kinds.values()} == set(data.__all__)
-    assert all(issubclass(kind, data.PairDataModule) for name, kind in kinds.items() if name != "PairSource")
+    roots = (data.PairDataModule, data.PairSource, data.PairTransform, Corruption)
+    assert all(issubclass(kind, roots) for kind in kinds.values())
     with pytest.raises(AttributeError, match="Nothing"):
         data.Nothing  # noqa: B018

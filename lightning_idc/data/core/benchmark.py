@@ -99,6 +99,8 @@ class Benchmark(PairDataModule):
     """The official layout below the root, one path with its explanation per line."""
     steps: ClassVar[str]
     """What to do to get it."""
+    labelled: ClassVar[tuple[Split, ...]] = SPLITS
+    """Splits that the benchmark has."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     """Files that `lightning-idc data prepare` fetches or asks for."""
 
@@ -145,6 +147,8 @@ class Benchmark(PairDataModule):
             PairError: one cannot be understood.
         """
         name: Split = "test" if split == "predict" else split
+        if name not in self.labelled:
+            raise PairError(f"{self.title} has no split {name!r}; it has {', '.join(self.labelled)}")
         if name not in self._read:
             missing = [names[0] for names in self.annotations(name) if find(self.root, *names) is None]
             if missing:
@@ -186,7 +190,7 @@ class Benchmark(PairDataModule):
 
     def prepare_data(self) -> None:
         """Tell what is missing before anything else is built."""
-        missing = [names[0] for names in self.annotations("train") if find(self.root, *names) is None]
+        missing = [names[0] for names in self.annotations(self.labelled[0]) if find(self.root, *names) is None]
         if missing:
             raise self.layout_error(missing)
 

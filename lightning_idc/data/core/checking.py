@@ -37,7 +37,7 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
     readable: list[Split] = []
     incomplete = False
     say("\n".join([data.heading(), *data.remarks()]))
-    for split in LABELLED:
+    for split in data.labelled:
         try:
             records, expected = data.records(split), data.expected(split)
         except PairError as error:

@@ -1,0 +1,160 @@
+"""DiffSpot and HQ-Edit: published parquet tables of pairs, each with columns of its own."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import numpy as np
+
+from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable, TableSource, load_tables
+from lightning_idc.data.core.benchmark import one_of
+from lightning_idc.data.core.datamodule import NO_CHANGE, PairDataModule, Split
+from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.io.tables import short
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+
+Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
+MIXED = "mixed"
+
+
+class DiffSpot(PairDataModule):
+    """DiffSpot: screenshots of web pages before and after changes of single CSS properties; test pairs only.
+
+    Unchanged pairs stay, without a reference and with the type ``no_change``: how often a captioner sees nothing there
+    is half of this benchmark. ``meta`` holds ``difficulty``, ``domain`` and ``mutations``, the exact record of what was
+    changed; the type of a pair is that of its one mutation, or ``mixed``.
+
+    Features: screenshots; the recorded mutations; one sentence for each changed pair.
+    Format: parquet with the columns id, image_before, image_after, ground_truth_diff, mutation_dicts_json, task_type,
+        difficulty and domain.
+    Splits: 3,900 changed and 500 unchanged test pairs.
+    Licence: MIT.
+    Cite: DiffSpot: Can VLMs Spot Fine-Grained Visual Differences in Web Interfaces? (2026),
+        https://github.com/Tencent/DiffSpot
+
+    Args:
+        root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, fetched by hand.
+        difficulty: of the pairs; ``no_diff`` are those without a change.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+    """
+
+    domain = "screenshots of web pages (DiffSpot)"
+
+    def __init__(self, root: str | Path = "data/diffspot", difficulty: Difficulty = "all", **options: Any) -> None:
+        super().__init__(**options)
+        one_of("difficulty", difficulty, get_args(Difficulty))
+        self.root, self.difficulty = Path(root).expanduser(), difficulty
+
+    def source(self, split: Split) -> PairSource:
+        if split not in ("test", "predict"):
+            raise ConfigError(f"DiffSpot has test pairs only, which are not for {split!r}")
+        if not self.root.exists():
+            raise DatasetNotFoundError(
+                f"there is no {str(self.root)!r}; fetch the parquet files of the Hugging Face dataset tencent/DiffSpot "
+                "by hand and give their folder as root"
+            )
+        import datasets
+
+        tables = load_tables(str(self.root))
+        rows = datasets.concatenate_datasets(list(tables.values()))  # the release has one split, whatever its name
+        how: dict[str, Any] = {"size": self.image_size, "interpolation": self.interpolation}
+        source = MutationSource(rows, str(self.root), options=self.image_options, **how)
+        if self.difficulty == "all":
+            return source
+        return View(source, [n for n in range(len(source)) if source.meta(n)["difficulty"] == self.difficulty])
+
+
+class MutationSource(TableSource):
+    """Pairs of DiffSpot's table with what was changed in them.
+
+    Args:
+        table: a `datasets.Dataset`.
+        where: what the table is, for messages.
+        options: of :class:`~lightning_idc.data.benchmarks.hf_table.TableSource`.
+
+    Raises:
+        DataError: a column is missing, or a mutation is not readable.
+    """
+
+    def __init__(self, table: Any, where: str, **options: Any) -> None:
+        columns = ("image_before", "image_after", "ground_truth_diff", ("id",), "task_type")
+        super().__init__(table, where, *columns, **options)
+        self._mutations = [self._read(row, texts) for row, texts in enumerate(table["mutation_dicts_json"])]
+        names = table.column_names
+        self._domains = list(table["domain"]) if "domain" in names else [None] * len(table)
+        self._levels = list(table["difficulty"]) if "difficulty" in names else [None] * len(table)
+
+    def _read(self, row: int, texts: Any) -> list[dict[str, Any]]:
+        try:
+            found = [json.loads(text) for text in texts or []]
+        except (TypeError, ValueError, RecursionError) as error:
+            raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)} ({error})") from None
+        if not all(isinstance(one, dict) for one in found):
+            raise DataError(f"{self._row(row)}: mutation_dicts_json is {short(texts)}; expected objects as JSON")
+        return found
+
+    def _unchanged(self, index: int) -> bool:
+        return self._kinds[index] == "no_diff"
+
+    def change_type(self, index: int) -> str | None:
+        if self._unchanged(index):
+            return NO_CHANGE
+        types = {str(mutation.get("type")) for mutation in self._mutations[index]}
+        return types.pop() if len(types) == 1 else MIXED if types else None
+
+    def meta(self, index: int) -> dict[str, Any]:
+        level = "no_diff" if self._unchanged(index) else self._levels[index]
+        return {"difficulty": level, "domain": self._domains[index], "mutations": self._mutations[index]}
+
+    def load(self, index: int) -> Any:
+        sample = super().load(index)
+        sample.change_type, sample.meta = self.change_type(index), self.meta(index)
+        return sample
+
+
+class HQEdit(HuggingFaceTable):
+    """HQ-Edit: generated images and their edits, each with an instruction and, backwards, its inverse.
+
+    The release has one split, called train; parts of it are drawn by place for validation and test.
+
+    Features: generated images; one instruction a pair.
+    Format: parquet with two columns of images and the instruction; the columns can be named.
+    Splits: one in the release; every 20th pair validates and every other 20th tests here.
+    Licence: CC-BY-NC-4.0.
+    Cite: HQ-Edit: A High-Quality Dataset for Instruction-based Image Editing (2024),
+        https://huggingface.co/datasets/UCSC-VLAA/HQ-Edit
+
+    Args:
+        path: folder of the parquet files of the Hugging Face dataset UCSC-VLAA/HQ-Edit, or its name.
+        inverse: exchange the images and take the inverse instructions.
+        before: column of images.
+        after: column of images.
+        captions: column of instructions.
+        inverse_captions: column of the instructions that lead back.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+    """
+
+    domain = "edited images (HQ-Edit)"
+    _SPLITS: Mapping[str, str] = {"train": "train", "val": "train", "test": "train"}
+
+    def __init__(
+        self,
+        path: str | Path = "data/hq_edit",
+        inverse: bool = False,
+        before: str = "input_image",
+        after: str = "output_image",
+        captions: str = "edit",
+        inverse_captions: str = "inverse_edit",
+        **options: Any,
+    ) -> None:
+        sides = (after, before, inverse_captions) if inverse else (before, after, captions)
+        super().__init__(path, *sides, splits=self._SPLITS, **options)
+
+    def source(self, split: Split) -> PairSource:
+        whole = super().source(split)
+        places = np.arange(len(whole)) % 20
+        chosen = places == 18 if split == "val" else places == 19 if split != "train" else places < 18
+        return View(whole, np.flatnonzero(chosen).tolist())

@@ -1,0 +1,156 @@
+"""ChangeChat-105k and RSCC: satellite pairs with conversations, and with long captions of disasters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.datamodule import Split
+from lightning_idc.data.io.files import Record, split_by_hash
+from lightning_idc.data.io.jsonfiles import find, needed, read_objects, read_text, sentences
+from lightning_idc.data.io.tables import Row, short
+from lightning_idc.errors import ConfigError, DataError
+
+Turn = Literal["first", "last"]
+INSTRUCTIONS = {"train": 87_935, "test": 17_172}
+
+
+class ChangeChat(Benchmark):
+    """ChangeChat-105k: instructions and answers on the pairs of LEVIR-CC: captions, counts, places, dialogues.
+
+    A pair is one record. Its caption is one answer of the conversation; ``meta`` holds ``question``, the instruction
+    that it answers, and ``turns``, all of the conversation as (question, answer).
+
+    Features: satellite images of one place, years apart, 256 x 256 pixels; six kinds of instructions.
+    Format: PNG and JSON.
+    Splits: 87,935 train and 17,172 test records.
+    Licence: CC-BY for the annotations.
+    Cite: DeltaVLM: Interactive Remote Sensing Image Change Analysis via Instruction-guided Difference Perception,
+        https://github.com/hanlinwu/DeltaVLM
+
+    Args:
+        turn: which answer of a conversation is the caption.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "changechat"
+    title = "ChangeChat-105k"
+    tree = """
+annotations/train.json, val.json, test.json   [{"id", "image": [before, after], "conversations": [{"from", "value"}]}]
+images/*                                      images, as the records name them, relative to images"""
+    steps = "fetch ChangeChat-105k as docs/DATA.md of the repository hanlinwu/DeltaVLM says, by hand."
+    remotes = (Remote("annotations", "https://github.com/hanlinwu/DeltaVLM", page=True),)
+
+    def __init__(self, root: str | Path | None = None, turn: Turn = "last", **options: Any) -> None:
+        super().__init__(root, **options)
+        one_of("turn", turn, get_args(Turn))
+        self.turn: Turn = turn
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [[f"annotations/{split}.json"]]
+
+    def expected(self, split: Split) -> Counts:
+        return Counts(INSTRUCTIONS.get(split))
+
+    def read(self, split: Split) -> list[Record]:
+        records = []
+        for row in read_objects(self.file(f"annotations/{split}.json")):
+            images = row.values.get("image")
+            if not isinstance(images, list) or len(images) != 2 or not all(isinstance(one, str) for one in images):
+                raise DataError(f"{row.where}: image is {short(images)}; expected the paths of two images")
+            before, after = (self.files.file(f"images/{image}", row.where) for image in images)
+            turns = conversation(row)
+            question, answer = turns[-1 if self.turn == "last" else 0]
+            meta = {"question": question, "turns": turns}
+            records.append(Record(needed(row, "id"), row.where, before, after, sentences(answer, row.where), meta=meta))
+        return records
+
+
+def conversation(row: Row) -> list[tuple[str, str]]:
+    """Questions with their answers, without the marks of images.
+
+    Raises:
+        DataError: the turns are not those of a person and a model, one after the other.
+    """
+    turns = row.values.get("conversations")
+    right = isinstance(turns, list) and len(turns) >= 2 and len(turns) % 2 == 0
+    if not right or not all(isinstance(turn, dict) and isinstance(turn.get("value"), str) for turn in turns or []):
+        raise DataError(f"{row.where}: conversations is {short(turns)}; expected questions and answers in turn")
+    assert isinstance(turns, list)
+    said = [(turn.get("from"), turn["value"].replace("<image>", "").strip()) for turn in turns]
+    if [who for who, _ in said] != ["human", "gpt"] * (len(said) // 2):
+        raise DataError(f"{row.where}: the turns are of {short([who for who, _ in said])}; expected human, gpt, ...")
+    return [(question, answer) for (_, question), (_, answer) in zip(said[::2], said[1::2], strict=True)]
+
+
+class RSCC(Benchmark):
+    """RSCC: satellite images before and after disasters, each with a long caption that a model wrote.
+
+    The release has no split files. Test are the pairs whose image before is named in ``test_list``, one path a line;
+    all others, or all where there is no list, are dealt by a hash of that path with ``shares``.
+
+    Features: satellite images of disasters; one caption of several sentences a pair.
+    Format: images and JSON lines.
+    Splits: about 62,000 pairs; drawn by ``shares``.
+    Licence: that of xBD for its images; otherwise not stated.
+    Cite: RSCC: A Large-Scale Remote Sensing Change Caption Dataset for Disaster Events (NeurIPS 2025),
+        https://github.com/Bili-Sakura/RSCC
+
+    Args:
+        shares: of train, val and test.
+        test_list: file of test pairs, relative to the root.
+        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+    """
+
+    folder = "rscc"
+    title = "RSCC"
+    tree = """
+RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per line
+*                  images, as the lines name them, relative to the root"""
+    steps = (
+        "fetch RSCC_qvq.jsonl and EBD from the Hugging Face dataset BiliSakura/RSCC, and xBD from xview2.org under its "
+        "own terms, by hand."
+    )
+    remotes = (Remote("RSCC_qvq.jsonl", "https://huggingface.co/datasets/BiliSakura/RSCC", page=True),)
+
+    def __init__(
+        self,
+        root: str | Path | None = None,
+        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        test_list: str | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(root, **options)
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise ConfigError(
+                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
+            )
+        self.shares: Sequence[float] = tuple(shares)
+        self.test_list = test_list
+
+    def annotations(self, split: Split) -> list[list[str]]:
+        return [["RSCC_qvq.jsonl"], *([[self.test_list]] if self.test_list else [])]
+
+    def read(self, split: Split) -> list[Record]:
+        listed: set[str] = set()
+        if self.test_list:
+            path = find(self.root, self.test_list)
+            assert path is not None  # `records` has looked
+            listed = {line.strip().removeprefix("./") for line in read_text(path).splitlines()} - {""}
+        records = []
+        for row in read_objects(self.file("RSCC_qvq.jsonl")):
+            sides = [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")]
+            home = "test" if sides[0] in listed else split_by_hash(sides[0], self._without_test(bool(listed)))
+            if home == split:
+                before, after = (self.files.file(side, row.where) for side in sides)
+                texts = sentences(row.values.get("change_caption"), row.where)
+                records.append(Record(sides[0], row.where, before, after, texts))
+        return records
+
+    def _without_test(self, listed: bool) -> Sequence[float]:
+        if not listed:
+            return self.shares
+        rest = self.shares[0] + self.shares[1] or 1.0
+        return (self.shares[0] / rest, 1.0 - self.shares[0] / rest, 0.0)

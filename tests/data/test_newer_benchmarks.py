@@ -1,0 +1,233 @@
+"""Readers of the benchmarks of 2024 to 2026. Oracle: files that the test writes in the layout of each release."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import datasets
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_idc.data import RSCC, ChangeChat, DiffSpot, HQEdit, VLMSubtleBench
+from lightning_idc.data.core.checking import check
+from lightning_idc.errors import IDCError
+
+
+def image(path: Path, value: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(path)
+
+
+def png(value: int) -> dict[str, Any]:
+    stream = io.BytesIO()
+    Image.fromarray(np.full((6, 8, 3), value, np.uint8)).save(stream, "PNG")
+    return {"bytes": stream.getvalue(), "path": None}
+
+
+def lines(path: Path, rows: list[dict[str, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join(map(json.dumps, rows)))
+
+
+# ---- DiffSpot and HQ-Edit ---------------------------------------------------------------------------------------
+
+
+def diffspot(root: Path, **change: Any) -> None:
+    rows: dict[str, list[Any]] = {
+        "id": ["a", "b", "c"],
+        "task_type": ["has_diff", "has_diff", "no_diff"],
+        "difficulty": ["easy", "hard", "unknown"],
+        "domain": ["news", "shop", "news"],
+        "ground_truth_diff": ["the title is red", "two things changed", None],
+        "mutation_dicts_json": [
+            [json.dumps({"type": "color", "before_value": "#000"})],
+            [json.dumps({"type": "text"}), json.dumps({"type": "border"})],
+            [],
+        ],
+        "image_before": [png(1), png(2), png(3)],
+        "image_after": [png(11), png(12), png(3)],
+        **change,
+    }
+    features = datasets.Features(
+        {
+            **{
+                name: datasets.Value("string")
+                for name in ("id", "task_type", "difficulty", "domain", "ground_truth_diff")
+            },
+            "mutation_dicts_json": datasets.Sequence(datasets.Value("string")),
+            "image_before": datasets.Image(),
+            "image_after": datasets.Image(),
+        }
+    )
+    (root / "data").mkdir(parents=True)
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(root / "data/test-00000.parquet"))
+
+
+def test_diffspot_keeps_unchanged_pairs_and_exact_records(tmp_path: Path) -> None:
+    diffspot(tmp_path / "d")
+    pairs = DiffSpot(tmp_path / "d").dataset("test")
+    assert [pair.id for pair in pairs] == ["a", "b", "c"]
+    assert [pair.change_type for pair in pairs] == ["color", "mixed", "no_change"]
+    assert [pair.captions for pair in pairs] == [["the title is red"], ["two things changed"], []]
+    assert (pairs[0].before == 1).all() and (pairs[0].after == 11).all()
+    assert pairs[0].meta == {
+        "difficulty": "easy",
+        "domain": "news",
+        "mutations": [{"type": "color", "before_value": "#000"}],
+    }
+    assert list(DiffSpot(tmp_path / "d", difficulty="no_diff").pairs_of("test").ids) == ["c"]
+    with pytest.raises(IDCError, match="test pairs only"):
+        DiffSpot(tmp_path / "d").pairs_of("train")
+    with pytest.raises(IDCError, match=r"fetch the parquet files.*tencent/DiffSpot"):
+        DiffSpot(tmp_path / "absent").pairs_of("test")
+
+
+def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
+    diffspot(tmp_path / "d", mutation_dicts_json=[["{"], [], []])
+    with pytest.raises(IDCError, match=r"row 0: mutation_dicts_json is"):
+        DiffSpot(tmp_path / "d").pairs_of("test")
+
+
+def test_hq_edit_both_ways(tmp_path: Path) -> None:
+    count = 40
+    rows = {
+        "input_image": [png(n) for n in range(count)],
+        "output_image": [png(100 + n) for n in range(count)],
+        "edit": [f"add {n}" for n in range(count)],
+        "inverse_edit": [f"remove {n}" for n in range(count)],
+    }
+    features = datasets.Features(
+        {name: datasets.Image() if "image" in name else datasets.Value("string") for name in rows}
+    )
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    data = HQEdit(tmp_path)
+    ids = {split: set(data.pairs_of(split).ids) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    assert [len(found) for found in ids.values()] == [36, 2, 2] and len(set.union(*ids.values())) == count
+    pair = data.dataset("test")[0]
+    assert pair.captions == ["add 19"] and (pair.before == 19).all() and (pair.after == 119).all()
+    pair = HQEdit(tmp_path, inverse=True).dataset("test")[0]
+    assert pair.captions == ["remove 19"] and (pair.before == 119).all() and (pair.after == 19).all()
+
+
+# ---- VLM-SubtleBench --------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def subtle(tmp_path: Path) -> Path:
+    hub = "https://huggingface.co/datasets/KRAFTON/VLM-SubtleBench/resolve/main/"
+    rows = []
+    for number, (kind, caption) in enumerate(
+        [("state", "the apple is peeled"), ("state", None), ("spatial", "it moved")]
+    ):
+        for side in (1, 2):
+            image(tmp_path / f"images/{number}_{side}.png", 10 * number + side)
+        rows.append(
+            {
+                "image_1": f"{hub}images/{number}_1.png" if number else f"images/{number}_1.png",
+                "image_2": f"{hub}images/{number}_2.png",
+                "question": "In which image is it?",
+                "answer": "second image",
+                "distractors": ["first image"],
+                "has_caption": caption is not None,
+                "caption": caption,
+                "category": kind,
+                "domain": "natural",
+                "source": "x",
+                "source_id": "7",
+            }
+        )
+    for split in ("val", "test"):
+        lines(tmp_path / f"data/{split}.jsonl", rows)
+    return tmp_path
+
+
+def test_subtlebench(subtle: Path) -> None:
+    pairs = VLMSubtleBench.split(subtle, "test")
+    assert [pair.id for pair in pairs] == ["state_x_7", "spatial_x_7"], "one has no caption"
+    assert [pair.change_type for pair in pairs] == ["state", "spatial"] and pairs[1].captions == ["it moved"]
+    assert (pairs[1].before == 21).all() and (pairs[1].after == 22).all()
+    assert pairs[0].meta["question"] == "In which image is it?" and pairs[0].meta["domain"] == "natural"
+    assert len(VLMSubtleBench.split(subtle, "test", category="spatial")) == 1
+    VLMSubtleBench(subtle).prepare_data()
+    with pytest.raises(IDCError, match="has no split 'train'; it has val, test"):
+        VLMSubtleBench(subtle).pairs_of("train")
+    problems = check(VLMSubtleBench(subtle))
+    assert problems and all("ids are also in val" in p or "same images" in p for p in problems), problems
+
+
+def test_an_address_elsewhere_is_not_a_path(subtle: Path) -> None:
+    rows = [json.loads(line) for line in (subtle / "data/test.jsonl").read_text().splitlines()]
+    rows[0]["image_1"] = "https://example.org/x.png"
+    lines(subtle / "data/test.jsonl", rows)
+    with pytest.raises(IDCError, match=r"images of the test split .* are missing"):
+        VLMSubtleBench(subtle).pairs_of("test")
+
+
+# ---- satellite images -------------------------------------------------------------------------------------------
+
+
+def changechat(root: Path, turns: list[dict[str, str]], images: Any = None) -> None:
+    for side, value in (("A", 3), ("B", 4)):
+        image(root / f"images/test/pair_00042_{side}.png", value)
+    names = ["test/pair_00042_A.png", "test/pair_00042_B.png"] if images is None else images
+    (root / "annotations").mkdir(exist_ok=True)
+    (root / "annotations/test.json").write_text(json.dumps([{"id": "m_42", "image": names, "conversations": turns}]))
+
+
+TURNS = [
+    {"from": "human", "value": "<image>Has anything changed?"},
+    {"from": "gpt", "value": "Yes."},
+    {"from": "human", "value": "Describe it."},
+    {"from": "gpt", "value": "Three buildings  appeared."},
+]
+
+
+def test_changechat(tmp_path: Path) -> None:
+    changechat(tmp_path, TURNS)
+    (pair,) = ChangeChat.split(tmp_path, "test", official=False)
+    assert pair.id == "m_42" and pair.captions == ["Three buildings appeared."]
+    assert pair.meta["question"] == "Describe it." and pair.meta["turns"][0] == ("Has anything changed?", "Yes.")
+    assert (pair.before == 3).all() and (pair.after == 4).all()
+    assert ChangeChat.split(tmp_path, "test", official=False, turn="first")[0].captions == ["Yes."]
+    with pytest.raises(IDCError, match="expected 17,172 pairs; found 1 pairs"):
+        ChangeChat.split(tmp_path, "test")
+
+
+@pytest.mark.parametrize(
+    ("turns", "images", "told"),
+    [
+        (TURNS[:1], None, "expected questions and answers in turn"),
+        ([TURNS[1], TURNS[0]], None, "expected human, gpt"),
+        (TURNS, ["one.png"], "expected the paths of two images"),
+        (TURNS, ["../../x.png", "y.png"], "leaves the data folder"),
+    ],
+)
+def test_bad_conversations_are_told(tmp_path: Path, turns: Any, images: Any, told: str) -> None:
+    changechat(tmp_path, turns, images)
+    with pytest.raises(IDCError, match=told):
+        ChangeChat.split(tmp_path, "test", official=False)
+
+
+def test_rscc(tmp_path: Path) -> None:
+    rows = []
+    for number in range(60):
+        for when in ("pre", "post"):
+            image(tmp_path / f"EBD/{number}_{when}.png", number)
+        names = {f"{when}_image": f"./EBD/{number}_{when}.png" for when in ("pre", "post")}
+        rows.append({**names, "change_caption": f"Building {number} collapsed. The road is blocked."})
+    lines(tmp_path / "RSCC_qvq.jsonl", rows)
+    data = RSCC(tmp_path, shares=(0.6, 0.2, 0.2))
+    ids = {split: set(data.pairs_of(split).ids) for split in ("train", "val", "test")}  # type: ignore[arg-type]
+    assert len(set.union(*ids.values())) == 60 == sum(map(len, ids.values())) and all(ids.values())
+    (tmp_path / "test.txt").write_text("./EBD/5_pre.png\nEBD/6_pre.png\n")
+    listed = RSCC(tmp_path, shares=(0.6, 0.2, 0.2), test_list="test.txt")
+    assert set(listed.pairs_of("test").ids) == {"EBD/5_pre.png", "EBD/6_pre.png"}
+    assert len(listed.pairs_of("train")) + len(listed.pairs_of("val")) == 58
+    pair = listed.dataset("test")[0]
+    assert pair.captions == ["Building 5 collapsed. The road is blocked."] and (pair.after == 5).all()
+    with pytest.raises(IDCError, match=r"missing: absent\.txt"):
+        RSCC(tmp_path, test_list="absent.txt").pairs_of("test")
