@@ -13,7 +13,8 @@ import pytest
 ROOT = Path(__file__).parents[1]
 COUNTS = {"NAMC": 18, "M3Diff": 8, "ADPO": 7, "ProCap": 20}
 ROW = re.compile(
-    r"^\| (?P<paper>\w+) Eq\. (?P<number>\d+) \| .+ \| `(?P<module>[\w.]+):(?P<symbol>[\w.]+)` \| `(?P<test>[\w/.]+)` \|$"
+    r"^\| (?P<paper>\w+) Eq\. (?P<number>\d+) \| .+ \| "
+    r"`(?P<module>[\w.]+):(?P<symbol>[\w.]+)` \| `(?P<test>[\w/.]+)` \|$"
 )
 ROWS = [
     match
