@@ -38,6 +38,13 @@ MERGED: dict[str, tuple[str, dict[str, str]]] = {
 """Recipes that became one entry of a matrix."""
 
 
+CHANGED = {
+    "paper/namc_pretrain": "the field's ResNet-101 weights, bicubic, and NIM's own fall of the learning rate",
+    "paper/namc_finetune": "the same weights, and one caption of each pair",
+}
+"""Recipes that say something else than before, on purpose, and what."""
+
+
 def renamed(value: Any) -> Any:
     """The stage ``look`` is called ``pretrain_backbone`` now."""
     text = (
@@ -83,6 +90,9 @@ def test_a_recipe_expands_to_what_it_said_in_full(name: str) -> None:
     before, now = effective([Stage(**stage) for stage in stages]), effective(recipe.stages)
     assert [(stage["name"], stage["run"]) for stage in now] == [(stage["name"], stage["run"]) for stage in before]
     for was, found in zip(before, now, strict=True):
+        if name in CHANGED:
+            assert found["config"] != was["config"] or found["name"] != before[0]["name"], "it is as before: say so"
+            continue
         assert found["config"] == was["config"], found["name"]
     assert (recipe.about.get("smoke") or {}) == smoke["smoke"]
 
