@@ -26,12 +26,20 @@ def readable(error: BaseException) -> str | None:
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, IDCError):
-            return str(seen)
+            return _without_workers_traceback(str(seen))
         if isinstance(seen, OSError) and seen.errno == errno.ENOSPC:
             where = seen.filename or "while writing"
             return f"the disk is full ({where}); free some space and start again: nothing half-written is used"
         seen = seen.__cause__ or seen.__context__
     return None
+
+
+def _without_workers_traceback(message: str) -> str:
+    """PyTorch puts the traceback of a loader's worker into the message of what it raised."""
+    if not message.startswith("Caught ") or "\nOriginal Traceback" not in message:
+        return message
+    last = [*re.finditer(r"^[\w.]*Error: ", message, re.MULTILINE)]
+    return message[last[-1].end() :].rstrip() if last else message
 
 
 def unknown_key(name: str, keys: Sequence[str] = TOP) -> str:

@@ -17,7 +17,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
+from lightning_idc.cli import main
+from lightning_idc.cli.errors import readable
 from lightning_idc.core import shards
 from lightning_idc.core.store import MANIFEST, faults, shard_name, write_manifest
 from lightning_idc.data.benchmarks.folder import FolderPairs
@@ -375,6 +378,48 @@ def test_a_damaged_cache_of_images_is_made_anew(tmp_path: Path) -> None:
         except IDCError:  # a disk that rots changes no time: found when the shard is opened, and made anew next time
             assert read_images(tmp_path) == expected
     assert not [path for path in (tmp_path / "store").iterdir() if path.name.startswith(".")]
+
+
+def test_damage_that_a_worker_finds_is_one_sentence_too(tmp_path: Path) -> None:
+    write_images(tmp_path, 0)
+    data = FolderPairs(tmp_path / "files", image_size=(8, 8), cache_images=tmp_path / "store", num_workers=1)
+    source = data.pairs_of("train")
+    source = source if isinstance(source, ShardedSource) else ShardedSource(source, inner(tmp_path))
+    flip(0.5, keep_time=True)(files(tmp_path, "shard")[0])
+    new_process()
+    with pytest.raises(IDCError) as caught:
+        list(DataLoader(Loaded(source), num_workers=1))
+    told = readable(caught.value)
+    assert told is not None and told.startswith(str(tmp_path)) and "is damaged" in told and "\n" not in told
+
+
+class Loaded(Dataset[Any]):
+    """Pairs as a plain loader asks for them."""
+
+    def __init__(self, source: ShardedSource) -> None:
+        self.source = source
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.source.load(index).before
+
+
+def test_verify_names_what_is_damaged(
+    written: dict[str, tuple[Path, dict[str, Any]]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("records", "features"):
+        shutil.copytree(written[name][0], tmp_path / name)
+    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert "3 stores, 0 damaged" in capsys.readouterr().out
+    flip(0.7)(tmp_path / "records" / "first" / "shard-00001.arrow")
+    assert main(["store", "verify", str(tmp_path)]) == 1
+    told = capsys.readouterr().out
+    assert "first/shard-00001.arrow is damaged: its bytes are not those" in told and "3 stores, 1 damaged" in told
+    assert main(["store", "verify", str(tmp_path / "nowhere")]) == 1
+    assert "there is no store at or below" in capsys.readouterr().err
+    assert main(["store", "mend", str(tmp_path)]) == 2
 
 
 def test_the_corpus_has_its_size() -> None:
