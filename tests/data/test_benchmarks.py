@@ -268,7 +268,7 @@ def test_spot_the_diff_groupings(tmp_path: Path) -> None:
 
 
 def test_pairs_without_a_sentence_can_be_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    kept = spot_the_diff(tmp_path, silent="keep")
+    kept = spot_the_diff(tmp_path, empty_references="keep")
     source = kept.pairs_of("test")
     assert len(source) == 3 and [""] in [source.captions(index) for index in range(3)]
     train = kept.pairs_of("train")
@@ -279,7 +279,7 @@ def test_pairs_without_a_sentence_can_be_kept(tmp_path: Path, capsys: pytest.Cap
     assert "1,270 test pairs, as in published numbers: 7 without a sentence score 0" in told
     assert any("1,397 test pairs; 7 more" in line for line in SpotTheDiff(tmp_path, grouping="entry").remarks())
     with pytest.raises(PairError, match="leave_out, keep"):
-        SpotTheDiff(tmp_path, silent="drop")  # type: ignore[arg-type]
+        SpotTheDiff(tmp_path, empty_references="drop")  # type: ignore[arg-type]
 
 
 def test_levir_full_stops_are_dropped(tmp_path: Path) -> None:

@@ -226,7 +226,7 @@ def test_mixtures_and_corruptions_from_yaml(tmp_path: Path) -> None:
         "class_path": f"{home}.FolderPairs",
         "init_args": {
             "root": str(tmp_path / "a"),
-            "corruption": {"class_path": f"{home}.ReplaceWords", "init_args": {"share": 0.4}},
+            "corruption": {"class_path": f"{home}.ReplaceWords", "init_args": {"ratio": 0.4}},
         },
     }
     config = {

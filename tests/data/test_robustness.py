@@ -154,6 +154,6 @@ def test_wrong_arguments() -> None:
     with pytest.raises(PairError, match="expected 1 to 5"):
         Fog(severity=6)
     with pytest.raises(PairError, match="between 0 and 1"):
-        ReplaceWords(share=1.2)
+        ReplaceWords(ratio=1.2)
     with pytest.raises(PairError, match="'testing'"):
         Corruption(splits=["testing"])

@@ -6,13 +6,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
+from lightning_idc.core.renamed import renamed
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count, one_of
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
 
 Grouping = Literal["grouped", "entry", "multi"]
-Silent = Literal["leave_out", "keep"]
+EmptyReferences = Literal["leave_out", "keep"]
 RECORDS = {"train": 9_524, "val": 1_634, "test": 1_404}
 PAIRS = {"train": 8_566, "val": 1_493, "test": 1_270}
 SENTENCES = {"train": 17_676, "val": 3_310, "test": 2_107}
@@ -36,7 +37,7 @@ class SpotTheDiff(Benchmark):
 
     Empty sentences, 66 in all, are left out, and pairs without any other. Published numbers are of 1,270 pairs (1,404
     records) all the same: seven of them have nothing but an empty sentence, against which every caption scores 0. With
-    ``silent: keep`` these pairs stay in validation and test; protocols of the name ``spot-the-diff/...`` take them.
+    ``empty_references: keep`` these pairs stay in validation and test; protocols ``spot-the-diff/...`` take them.
 
     Features: frames of surveillance cameras, minutes apart; one to three people describe each pair.
     Format: PNG and JSON.
@@ -48,7 +49,8 @@ class SpotTheDiff(Benchmark):
     Args:
         grouping: one of the three.
         max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
-        silent: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
+        empty_references: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
+        silent: deprecated name of ``empty_references``.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
     """
 
@@ -89,14 +91,16 @@ annotations/val.json, test.json"""
         root: str | Path | None = None,
         grouping: Grouping = "grouped",
         max_words: int | None = None,
-        silent: Silent = "leave_out",
+        empty_references: EmptyReferences = "leave_out",
+        silent: EmptyReferences | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         one_of("grouping", grouping, get_args(Grouping))
-        one_of("silent", silent, get_args(Silent))
+        empty_references = renamed("silent", silent, "empty_references", empty_references, "leave_out")
+        one_of("empty_references", empty_references, get_args(EmptyReferences))
         self.grouping: Grouping = grouping
-        self.silent: Silent = silent
+        self.empty_references: EmptyReferences = empty_references
         self.max_words = max_words
         self._found: dict[str, Counts] = {}
 
@@ -123,16 +127,16 @@ annotations/val.json, test.json"""
         kept = f"{there['test']:,} test pairs, as in published numbers: {silent['test']} without a sentence score 0"
         left = (
             f"{there['test'] - silent['test']:,} test pairs; {silent['test']} more, which published numbers count, "
-            "have no sentence and are left out (silent: keep takes them)"
+            "have no sentence and are left out (empty_references: keep takes them)"
         )
         others = ", ".join(name for name in get_args(Grouping) if name != self.grouping)
         return [
             f"grouping {self.grouping}: {what[self.grouping]}; its numbers do not compare with those of {others}",
-            kept if self.silent == "keep" else left,
+            kept if self.empty_references == "keep" else left,
         ]
 
     def keeps(self, split: Split) -> bool:
-        return self.silent == "keep" and split != "train"
+        return self.empty_references == "keep" and split != "train"
 
     def found(self, split: Split) -> Counts:
         self.records(split)

@@ -15,8 +15,10 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import Interpolation
+from lightning_idc.core.renamed import renamed
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.errors import ConfigError
 
 _Level = TypeVar("_Level")
 SPLITS = ("train", "val", "test", "predict")
@@ -27,7 +29,7 @@ FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
 
 
 class Corruption:
-    """Spoils the pairs of some splits, each in a way that depends on its id, its side and ``seed`` alone.
+    """Corrupts the pairs of some splits, each in a way that depends on its id, its side and ``seed`` alone.
 
     So a corrupted data set is the same in every epoch, process and run. Subclasses write :meth:`image`, or
     :meth:`captions`; as they stand here they change nothing.
@@ -47,13 +49,13 @@ class Corruption:
         self.splits, self.seed = tuple(splits), seed
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
-        """Spoil a uint8 image ``(3, H, W)``."""
+        """Corrupt a uint8 image ``(3, H, W)``."""
         return image
 
     def captions(
         self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
     ) -> list[str]:
-        """Spoil the captions of a pair.
+        """Corrupt the captions of a pair.
 
         Args:
             captions: of the pair.
@@ -69,19 +71,23 @@ class ReplaceWords(Corruption):
     The paper says how many tokens are replaced, not by what: here each is drawn evenly from the other words.
 
     Args:
-        share: of the words of each caption, rounded to whole ones.
+        ratio: of the words of each caption, rounded to whole ones.
         splits: that are corrupted.
         seed: of all chance.
+        share: deprecated name of ``ratio``.
 
     Raises:
-        PairError: the share is not between 0 and 1.
+        ConfigError: the ratio is not between 0 and 1.
     """
 
-    def __init__(self, share: float = 0.2, splits: Sequence[str] = ("train",), seed: int = 0) -> None:
+    def __init__(
+        self, ratio: float = 0.2, splits: Sequence[str] = ("train",), seed: int = 0, share: float | None = None
+    ) -> None:
         super().__init__(splits, seed)
-        if not 0 <= share <= 1:
-            raise PairError(f"share is {share}; expected a number between 0 and 1")
-        self.share = share
+        ratio = renamed("share", share, "ratio", ratio, 0.2)
+        if not 0 <= ratio <= 1:
+            raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
+        self.ratio = ratio
 
     def captions(
         self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
@@ -89,15 +95,15 @@ class ReplaceWords(Corruption):
         known = vocabulary()
         if len(known) < 2:
             return captions
-        return [" ".join(self._spoil(caption.split(), known, generator)) for caption in captions]
+        return [" ".join(self._corrupt(caption.split(), known, generator)) for caption in captions]
 
-    def _spoil(self, words: list[str], vocabulary: Sequence[str], generator: torch.Generator) -> list[str]:
-        spoilt = list(words)
-        for place in torch.randperm(len(words), generator=generator)[: round(self.share * len(words))].tolist():
+    def _corrupt(self, words: list[str], vocabulary: Sequence[str], generator: torch.Generator) -> list[str]:
+        corrupted = list(words)
+        for place in torch.randperm(len(words), generator=generator)[: round(self.ratio * len(words))].tolist():
             # one of the others: the word itself changes places with the last of the vocabulary
             drawn = int(torch.randint(len(vocabulary) - 1, (), generator=generator))
-            spoilt[place] = vocabulary[drawn] if vocabulary[drawn] != words[place] else vocabulary[-1]
-        return spoilt
+            corrupted[place] = vocabulary[drawn] if vocabulary[drawn] != words[place] else vocabulary[-1]
+        return corrupted
 
 
 class GaussianNoise(Corruption):
@@ -180,7 +186,7 @@ class Corrupted(View):
     Args:
         source: of the pairs.
         corruption: what is done to them.
-        size: height and width that images have before they are spoilt; None leaves them.
+        size: height and width that images have before they are corrupted; None leaves them.
         interpolation: how images are scaled.
     """
 
