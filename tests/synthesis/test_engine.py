@@ -1,0 +1,244 @@
+"""One shard is the unit: without a Trainer, by several processes at once, and whatever a record does to its stage."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from test_pipeline import digests, everything
+from toy_stages import Numbers, Shade
+
+from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.engine import ShardJob, make_shard
+from lightning_idc.synthesis.launchers import run_in_process, run_share
+from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.records import THUMBNAIL, Record
+from lightning_idc.synthesis.slots.base import ModelInterface
+from lightning_idc.synthesis.stages import MapStage, PipelineStage, Sequential
+from lightning_idc.synthesis.store import RecordStore
+
+SIZES = {"batch_size": 4, "shard_size": 6}
+
+
+def test_a_shard_is_made_without_a_trainer_and_once(tmp_path: Path) -> None:
+    run(Shade(), Numbers(40), tmp_path / "whole", **SIZES)
+    assert make_shard(Shade(), Numbers(40), 3, tmp_path / "a", **SIZES)
+    path = tmp_path / "a" / "shard-00003.arrow"
+    written = path.stat().st_mtime_ns
+    assert not make_shard(Shade(), Numbers(40), 3, tmp_path / "a", **SIZES)
+    assert path.stat().st_mtime_ns == written
+    assert path.read_bytes() == (tmp_path / "whole" / "shard-00003.arrow").read_bytes()
+    assert not (tmp_path / "a" / "shard-00002.arrow").exists()
+    run_in_process(Shade(), Numbers(40), tmp_path / "a", **SIZES)
+    assert digests(tmp_path / "a") == digests(tmp_path / "whole")
+
+
+def _at_work(target: Path, first: int) -> None:
+    job = ShardJob(Numbers(60), target, **SIZES)
+    stage = Shade(pause=0.02)
+    job.begin(stage)
+    job.open(stage)
+    for number in [*range(first, job.shards), *range(first)]:
+        if job.make_shard(stage, number):
+            (target.parent / f"made-{number}-{os.getpid()}").touch()
+
+
+def test_two_launchers_on_one_target_make_every_shard_once(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    others = [context.Process(target=_at_work, args=(tmp_path / "a", first)) for first in (0, 0, 5)]
+    for other in others:
+        other.start()
+    for other in others:
+        other.join()
+    made = [path.name.split("-")[1] for path in tmp_path.glob("made-*")]
+    assert sorted(made, key=int) == [str(number) for number in range(10)], "none twice, none left out"
+    run_in_process(Shade(pause=0.02), Numbers(60), tmp_path / "a", **SIZES)
+    run(Shade(pause=0.02), Numbers(60), tmp_path / "b", **SIZES)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+def test_a_worker_killed_in_mid_shard_loses_nothing(tmp_path: Path) -> None:
+    other = multiprocessing.get_context("fork").Process(target=_at_work, args=(tmp_path / "a", 0))
+    other.start()
+    while len(list((tmp_path / "a").glob("shard-*.json"))) < 3:
+        time.sleep(0.005)
+    assert other.pid is not None
+    os.kill(other.pid, signal.SIGKILL)
+    other.join()
+    store = run_in_process(Shade(pause=0.02), Numbers(60), tmp_path / "a", **SIZES)
+    run(Shade(pause=0.02), Numbers(60), tmp_path / "b", **SIZES)
+    assert everything(store) == everything(RecordStore(tmp_path / "b"))
+
+
+def test_tasks_of_an_array_share_the_shards_and_one_completes(tmp_path: Path) -> None:
+    """Shards k::n by SLURM_ARRAY_TASK_ID and _COUNT; the store is complete when all tasks were run."""
+    for task in range(3):
+        with pytest.raises(PairError, match="was not finished"):
+            RecordStore(run_share(Shade(), Numbers(40), tmp_path / "a", task, 3, **SIZES).target)
+        made = {int(path.stem[6:]) for path in (tmp_path / "a").glob("shard-*.json")}
+        assert made == {number for number in range(7) if number % 3 <= task}
+    run_in_process(Shade(), Numbers(40), tmp_path / "a", **SIZES)
+    run(Shade(), Numbers(40), tmp_path / "b", **SIZES)
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+
+
+class Fragile(PipelineStage):
+    """Adds 1, and raises an error where it meets a number."""
+
+    def __init__(self, poisoned: set[int], largest: int = 100, kind: type[Exception] = ValueError) -> None:
+        super().__init__()
+        self.poisoned, self.largest, self.kind = poisoned, largest, kind
+        self.batches: list[int] = []
+
+    def process(self, records: list[Record]) -> list[Record]:
+        self.batches.append(len(records))
+        for record in records:
+            record.facts["plus"] = record.facts["number"] + 1  # before the error: it must not be seen later
+        bad = [record.facts["number"] for record in records if record.facts["number"] in self.poisoned]
+        if bad:
+            raise ValueError(f"cannot take {bad[0]}")
+        if len(records) > self.largest:
+            raise self.kind("no memory for so many")
+        return records
+
+
+def test_a_failing_batch_costs_the_record_that_is_the_cause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    stage = Fragile({5, 17, 18})
+    store = run(stage, Numbers(40), tmp_path / "a", batch_size=16, shard_size=20)
+    dropped = {r.id: r.dropped for r in store if r.dropped is not None}
+    assert set(dropped) == {"n005", "n017", "n018"}
+    assert dropped["n005"] == {
+        "stage": "Fragile", "reason": "error", "value": "ValueError: cannot take 5", "limit": "no error"
+    }  # fmt: skip
+    assert all(r.facts.get("plus") == r.facts["number"] + 1 for r in store if r.dropped is None)
+    assert "plus" not in store.record(5).facts and not store.record(5).history
+    assert "record n005 failed and is dropped: ValueError: cannot take 5" in capsys.readouterr().err
+    assert sum(len(r.history) == 1 for r in store) == 37, "one entry each, however often its batch was tried"
+
+
+def test_a_run_ends_when_too_many_records_fail_and_goes_on_where_it_stopped(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=r"3 records failed in Fragile, of which 2 are allowed .*n030.*cannot take 30"):
+        run(Fragile({2, 9, 30}), Numbers(40), tmp_path / "a", shard_size=10, max_failures=2)
+    assert len(list((tmp_path / "a").glob("shard-*.json"))) == 3
+    store = run(Fragile({2, 9, 30}), Numbers(40), tmp_path / "a", shard_size=10, max_failures=3)
+    assert store.counts() == (37, {"error": 3})
+    again = run(Fragile({12}), str(tmp_path / "a"), tmp_path / "b", shard_size=10, max_failures=1)
+    assert again.counts() == (36, {"error": 4}), "those of an earlier stage do not count for this one"
+
+
+def test_a_stage_that_fails_on_everything_ends_the_run(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=r"all 5 records of shard 0 failed in Fragile; .*cannot take 0"):
+        run(Fragile(set(range(40))), Numbers(40), tmp_path / "a", shard_size=5)
+
+
+def test_the_stage_that_failed_is_named_within_a_sequence(tmp_path: Path) -> None:
+    store = run(Sequential([Shade(), Fragile({3})]), Numbers(10), tmp_path / "a")
+    dropped = store.record(3).dropped
+    assert dropped is not None and dropped["stage"] == "Fragile"
+
+
+@pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
+def test_where_memory_runs_out_the_batch_is_halved_and_stays_so(tmp_path: Path, kind: type[Exception]) -> None:
+    stage = Fragile(set(), largest=5, kind=kind)
+    store = run(stage, Numbers(64), tmp_path / "a", batch_size=16, shard_size=32)
+    assert store.counts() == (64, {}), "no record is lost"
+    assert stage.batches[:3] == [16, 8, 4] and max(stage.batches[3:]) == 4
+
+
+class Pictured(Numbers):
+    """Records with a picture of 400 x 300 pixels."""
+
+    def record(self, index: int) -> Record:
+        record = super().record(index)
+        noise = torch.Generator().manual_seed(index)
+        record.put("picture", torch.randint(256, (3, 300, 400), generator=noise, dtype=torch.uint8))
+        return record
+
+
+@pytest.mark.parametrize("keep", ["all", "thumbnails", "none"])
+def test_what_is_kept_of_dropped_records(tmp_path: Path, keep: str) -> None:
+    store = run(Shade(), Pictured(8), tmp_path / keep, keep_dropped=keep)  # type: ignore[arg-type]
+    dropped, alive = store.record(0), store.record(1)
+    assert dropped.dropped is not None
+    assert torch.equal(alive.image("picture"), Pictured(8).record(1).image("picture")), "without loss"
+    if keep == "none":
+        assert dropped.images == {}
+    else:
+        size = (3, 300, 400) if keep == "all" else (3, THUMBNAIL * 3 // 4, THUMBNAIL)
+        assert dropped.image("picture").shape == size
+        assert keep == "all" or len(dropped.images["picture"]) < len(alive.images["picture"]) / 10
+
+
+@pytest.mark.parametrize(("image_format", "start"), [("png", b"\x89PNG"), ("jpeg", b"\xff\xd8"), ("webp", b"RIFF")])
+def test_pictures_are_written_in_the_format_that_was_asked_for(tmp_path: Path, image_format: str, start: bytes) -> None:
+    store = run(Shade(), Pictured(3), tmp_path / "a", image_format=image_format)  # type: ignore[arg-type]
+    assert store.record(1).images["shaded"].startswith(start)
+    run(Shade(), Pictured(3), tmp_path / "b", image_format=image_format)  # type: ignore[arg-type]
+    assert digests(tmp_path / "a") == digests(tmp_path / "b")
+    with pytest.raises(PairError, match="expected all, thumbnails or none"):
+        ShardJob(Numbers(3), tmp_path / "c", keep_dropped="some")  # type: ignore[arg-type]
+
+
+def test_many_decoded_pictures_fit_under_1024_open_files(tmp_path: Path) -> None:
+    """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
+    script = (
+        "import sys, torch; sys.path.insert(0, sys.argv[2]); from toy_stages import Numbers, Shade; "
+        "from lightning_idc.synthesis.pipeline import run; "
+        "print(len(run(Shade(), Numbers(1500), sys.argv[1], batch_size=1200, shard_size=1500, num_workers=8)))"
+    )
+    limit = (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "a"), str(Path(__file__).parent)],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.split()[-1] == str(1500 + 300 - 43), "one of five becomes two, but for multiples of 35"
+
+
+class Weighted(ModelInterface):
+    """A model with weights of a file."""
+
+    def __init__(self, weights: str) -> None:
+        super().__init__()
+        self.weights = weights
+
+    def provenance(self) -> dict[str, str]:
+        return {"commit": "abc", "weights": self.weights}
+
+
+class Uses(Shade):
+    def __init__(self, weights: str) -> None:
+        super().__init__()
+        self.model = Weighted(weights)
+
+
+def test_what_ran_is_in_the_manifest_and_other_weights_are_refused(tmp_path: Path) -> None:
+    run(Uses("1111"), Numbers(12), tmp_path / "a", shard_size=4)
+    (about,) = json.loads((tmp_path / "a" / "manifest.json").read_text())["provenance"]
+    assert about["models"] == {"model": {"commit": "abc", "weights": "1111"}}
+    assert about["versions"]["torch"] == str(torch.__version__).partition("+")[0] and about["device"]
+    (tmp_path / "a" / "shard-00001.json").unlink()
+    with pytest.raises(PairError, match=r"another weights of the model in 'model'"):
+        run(Uses("2222"), Numbers(12), tmp_path / "a", shard_size=4)
+
+
+def test_time_and_progress_of_every_shard_are_kept(tmp_path: Path) -> None:
+    run(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
+    lines = [json.loads(line) for line in (tmp_path / "a" / "progress.jsonl").read_text().splitlines()]
+    assert [(line["shard"], line["records"]) for line in lines] == [(0, 8), (1, 8), (2, 4)]
+    assert all(line["seconds"] >= 0 for line in lines)
+
+
+def _as_it_is(record: Record) -> Record:
+    return record
