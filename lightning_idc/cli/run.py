@@ -60,6 +60,7 @@ def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume
     """Run one entry of a recipe's matrix, or a recipe without one."""
     from lightning_idc.cli import import_modules
     from lightning_idc.cli.peers import Peers, place_in_job
+    from lightning_idc.cli.preflight import check_models
     from lightning_idc.cli.processes import PATIENT
     from lightning_idc.cli.recipe import about, check_recipe, load, override
     from lightning_idc.cli.stages import Run, follow
@@ -82,6 +83,7 @@ def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume
     peers = None if place is None else Peers(place)
     if peers is not None and not peers.leads:
         return follow(peers)
+    check_models(recipe, resume or run_dir or Path("runs"))
     if not resume:
         the_run = Run.started(recipe.path, run_dir)
     the_run.overrides, the_run.imported_only, the_run.peers = overrides, imported_only, peers

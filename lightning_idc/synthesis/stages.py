@@ -48,6 +48,10 @@ class BasePipelineStage(LightningModule, ABC):
         """Problems that would stop this stage, known before any model is read; see `preflight`."""
         return [problem for part in self.interfaces() for problem in part.requirements()]
 
+    def pixels_per_record(self) -> int:
+        """Pixels of the pictures that are written for a record, roughly, to know the disk that a run needs."""
+        return 0
+
     def prepare(self, source: RecordSource) -> None:
         """Called once by each process, before its first batch and after :meth:`setup`."""
 
@@ -208,6 +212,9 @@ class Sequential(BasePipelineStage):
 
     def requirements(self) -> list[str]:
         return [problem for part in self.parts for problem in part.requirements()]
+
+    def pixels_per_record(self) -> int:
+        return sum(part.pixels_per_record() for part in self.parts)
 
     def setup(self, stage: str) -> None:
         for part in self.parts:

@@ -84,6 +84,9 @@ class PasteEdits(PipelineStage):
         super().setup(stage)
         self._cutouts, self._identity = cutouts(self.library), library_identity(self.library)
 
+    def pixels_per_record(self) -> int:
+        return 2 * self.size**2
+
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self._edit(record, record_seed(self.seed, record.id))

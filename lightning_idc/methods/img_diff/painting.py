@@ -24,6 +24,9 @@ class PaintPairs(PipelineStage):
     def settings(self) -> dict[str, Any]:
         return {"painter": self.painter.settings()}
 
+    def pixels_per_record(self) -> int:
+        return 2 * (self.painter.size or 1024) ** 2
+
     def process(self, records: list[Record]) -> list[Record]:
         captions = [(record.facts["captions"][0], record.facts["captions"][1]) for record in records]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]

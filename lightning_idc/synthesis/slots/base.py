@@ -25,6 +25,10 @@ class ModelInterface(nn.Module, ABC):
         """What is missing for `load`: packages, weights, a template; asked before the first stage of a recipe runs."""
         return []
 
+    def weight_bytes(self) -> int:
+        """Bytes of the weights, as far as they are known before `load`; 0 where they are not."""
+        return 0
+
     def provenance(self) -> dict[str, Any]:
         """What was read by `load`: the commit and the digest of the weights; nothing where there are none."""
         return {}
@@ -139,6 +143,9 @@ class Inpainter(ModelInterface):
 
 class PairPainter(ModelInterface):
     """Paints two captions that differ in one object as pictures that differ in one place."""
+
+    size: int | None = None
+    """Height and width of the pictures, pixels; None for the model's own."""
 
     @abstractmethod
     def paint(self, captions: Sequence[tuple[str, str]], seeds: Sequence[int]) -> list[tuple[Tensor, Tensor]]:

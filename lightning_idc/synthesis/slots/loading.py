@@ -93,6 +93,19 @@ def missing_weights(name: str, revision: str | None, file: str = "config.json") 
     return None
 
 
+def weight_bytes(name: str, revision: str | None) -> int:
+    """Bytes of the safetensors files of a model that is on this machine; 0 where it is not."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(name)
+    if not folder.is_dir():
+        config = try_to_load_from_cache(name, "config.json", revision=revision)
+        if not isinstance(config, str):
+            return 0
+        folder = Path(config).parent
+    return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+
+
 def unreadable(name: str, why: object) -> str:
     """Sentence that says how to get a model."""
     return (

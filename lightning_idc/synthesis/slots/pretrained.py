@@ -13,7 +13,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
-from lightning_idc.synthesis.slots.loading import Loading, missing_weights, unreadable
+from lightning_idc.synthesis.slots.loading import Loading, missing_weights, unreadable, weight_bytes
 
 Answer = TypeVar("Answer")
 
@@ -51,6 +51,10 @@ class Pretrained(ModelInterface):
     def requirements(self) -> list[str]:
         absent = missing_weights(self.name, self.revision)
         return [*self.loading.requirements(), *([absent] if absent else [])]
+
+    def weight_bytes(self) -> int:
+        share = {"int8": 0.5, "int4": 0.25, None: 1.0}[self.loading.quantization]
+        return 0 if self.loading.device_map else int(share * weight_bytes(self.name, self.revision))
 
     def provenance(self) -> dict[str, Any]:
         return self._read

@@ -1,0 +1,132 @@
+"""What would stop a pipeline, found before its first stage runs: packages, weights, templates, disk, memory, limits.
+
+    python -m lightning_idc.synthesis.preflight STAGES.json
+
+reads the stages of a recipe as JSON and prints one problem a line.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lightning_idc.synthesis.stages import BasePipelineStage
+
+_FILES = 256
+"""Files that a run has open at once: 64 shards, libraries, logs."""
+_BYTES_PER_PIXEL = {"png": 1.8, "jpeg": 0.45, "webp": 0.4}
+"""Of painted pictures; a pair of 1,024 pixels a side was 3.56 MB as PNG and 0.78 MB as JPEG of quality 95."""
+_ROOM = 1.2
+"""Weights need so much more memory than they have bytes, at least."""
+
+
+def preflight(steps: Sequence[Mapping[str, Any]], folder: str | Path = ".") -> list[str]:
+    """Problems of the pipeline steps of a recipe; [] where none is known.
+
+    Args:
+        steps: each with ``name``, ``model`` and ``data`` as the recipe has them, and optionally ``trainer``.
+        folder: where the run will lie.
+    """
+    found: list[str] = []
+    needed = 0.0
+    records = math.inf
+    for step in steps:
+        problems, stage, source = _built(step)
+        if stage is not None:
+            problems += stage.requirements()
+            problems += _memory(stage, dict(step.get("trainer") or {}))
+        if source is not None:
+            records = len(source)
+        options = dict(step["data"].get("init_args") or {})
+        limit = options.get("limit")
+        records = records if limit is None else min(records, limit)
+        if stage is not None and math.isfinite(records):
+            needed += records * stage.pixels_per_record() * _BYTES_PER_PIXEL[options.get("image_format", "png")]
+        found += [f"{step['name']}: {problem}" for problem in dict.fromkeys(problems)]
+    return [*found, *_limits(), *_disk(Path(folder), needed)]
+
+
+def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None, Any]:
+    """Problems of making a stage and its source, and both; reading weights is left to the run."""
+    from jsonargparse import ArgumentParser, Namespace
+
+    from lightning_idc.synthesis.store import RecordSource
+
+    problems: list[str] = []
+    made: dict[str, Any] = {"model": None, "source": None}
+    source = (step["data"].get("init_args") or {}).get("source")
+    values = {"model": step["model"], "source": source if isinstance(source, Mapping) else None}
+    for name, kind in (("model", BasePipelineStage), ("source", RecordSource)):
+        if values[name] is None:
+            continue
+        parser = ArgumentParser(exit_on_error=False)
+        parser.add_subclass_arguments(kind, name) if name == "model" else parser.add_argument(f"--{name}", type=kind)
+        try:
+            found: Namespace = parser.instantiate_classes(parser.parse_object({name: values[name]}))
+            made[name] = found[name]
+        except Exception as error:  # whatever a constructor raises would end the run there
+            problems.append(" ".join(str(error).split()))
+    return problems, made["model"], made["source"]
+
+
+def _memory(stage: BasePipelineStage, trainer: dict[str, Any]) -> list[str]:
+    weights = sum(part.weight_bytes() for part in stage.interfaces())
+    if not weights:
+        return []
+    on_gpu = trainer.get("accelerator") in ("gpu", "cuda") or (
+        trainer.get("accelerator") in (None, "auto") and torch.cuda.is_available()
+    )
+    if on_gpu and not torch.cuda.is_available():
+        return ["a GPU is asked for, and torch sees none"]
+    there = torch.cuda.get_device_properties(0).total_memory if on_gpu else _host_memory()
+    if weights * _ROOM <= there:
+        return []
+    return [
+        f"the weights have {weights / 1e9:.1f} GB, the {'GPU' if on_gpu else 'machine'} {there / 1e9:.1f} GB; set "
+        "loading to {quantization: int4} or {device_map: auto}, or ask an endpoint"
+    ]
+
+
+def _host_memory() -> int:
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def _limits() -> list[str]:
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return []
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    few = soft != resource.RLIM_INFINITY and soft < _FILES
+    return [f"{soft} files may be open at once, {_FILES} are needed: ulimit -n 1024"] if few else []
+
+
+def _disk(folder: Path, needed: float) -> list[str]:
+    there = next(path for path in (folder.resolve(), *folder.resolve().parents) if path.is_dir())
+    free = shutil.disk_usage(there).free
+    if needed <= free:
+        return []
+    return [
+        f"the pictures need about {needed / 1e9:,.0f} GB in {folder}, where {free / 1e9:,.0f} GB are free; set "
+        "keep_dropped to thumbnails or none, image_format to jpeg, or a limit"
+    ]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the problems of the steps in a file; the exit status says whether there are any."""
+    given = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    problems = preflight(given["steps"], given["folder"])
+    print("\n".join(problems))
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
