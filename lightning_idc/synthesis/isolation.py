@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 
 from lightning_idc.core.shards import StoreError
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
 from lightning_idc.synthesis.reading import decoded
 from lightning_idc.synthesis.records import Record
@@ -49,8 +49,8 @@ class IsolatedStage:
             for record in made:
                 self.seal(record)
             return made
-        except StoreError:
-            raise  # of an earlier stage: its shard is made again, and no record is lost
+        except (StoreError, ConfigError):
+            raise  # no record is the cause, so none is dropped
         except Exception as error:
             failure = error
         if is_out_of_memory(failure):

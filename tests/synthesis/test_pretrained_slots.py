@@ -274,3 +274,90 @@ def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, p
     same = [picture[:, :20] for picture in pictures]
     told = PromptedTeller(slot, "a {caption1} on {caption2}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
     assert len(told) == 2
+
+
+class Recorded:
+    """A tokenizer that keeps what it was given and made."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.rows = tokenizer, []  # type: ignore[var-annotated]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tokenizer, name)
+
+    def __call__(self, texts: list[str], **options: Any) -> Any:
+        made = self.tokenizer(texts, **options)
+        self.rows += made["input_ids"].tolist()
+        return made
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        bos_token_id=2, eos_token_id=3, pad_token_id=0,
+    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("llama")
+    LlamaForCausalLM(config).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_a_model_without_a_template_is_never_asked_bare(llama: Path, tmp_path: Path) -> None:
+    import shutil
+
+    with pytest.raises(PairError, match="has no chat template"):
+        ChatModel(str(llama), dtype="float32").load()
+    vicuna = tmp_path / "vicuna-tiny"
+    shutil.copytree(llama, vicuna)
+    slot = ChatModel(str(vicuna), dtype="float32", max_new_tokens=2)
+    slot.load()
+    text = slot._chat("a cat")
+    assert text.startswith("A chat between a curious user and") and text.endswith("USER: a cat ASSISTANT:")
+    assert slot.settings()["template"] == "vicuna"
+
+
+def test_the_first_token_is_not_doubled(llama: Path) -> None:
+    for template, firsts in (("<bos> {{ messages[0]['content'] }}", 1), ("{{ messages[0]['content'] }}", 1)):
+        slot = ChatModel(str(llama), dtype="float32", max_new_tokens=1, template="none")
+        slot.load()
+        slot.processor.chat_template = template
+        slot.processor = Recorded(slot.processor)
+        slot.answer(["a red cat", "a dog"], [0, 1])
+        assert all(row.count(2) == firsts for row in slot.processor.rows), slot.processor.rows
+
+
+def test_an_answer_ends_before_a_stop_string(llama: Path) -> None:
+    slot = ChatModel(str(llama), dtype="float32", max_new_tokens=12, temperature=0.9, template="none")
+    slot.load()
+    whole = slot.answer(TEXTS, [1, 2, 3])
+    word = next(word for word in whole[0].split() if whole[0].split().index(word) > 0)
+    slot.stop = (f" {word}",)
+    assert slot.answer(TEXTS, [1, 2, 3])[0] == whole[0].split(f" {word}")[0]
+
+
+def test_weights_are_known_by_their_digest(clip: str) -> None:
+    import hashlib
+
+    slot = ClipImages(clip)
+    slot.load()
+    file = Path(clip) / "model.safetensors"
+    expected = hashlib.sha256(f"model.safetensors:{hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+    assert slot.provenance() == {"commit": None, "weights": expected.hexdigest(), "dtype": "torch.float32"}
+
+
+def test_memory_that_runs_out_halves_the_forward_passes() -> None:
+    slot = Pretrained("none", batch_size=8)
+    seen: list[int] = []
+
+    def work(part: list[int]) -> list[int]:
+        seen.append(len(part))
+        if len(part) > 2:
+            raise torch.OutOfMemoryError("no room")
+        return [10 * number for number in part]
+
+    assert slot.in_batches([1] * 8, work) == [10 * number for number in range(8)]
+    assert seen == [8, 4, 2, 2, 4, 2, 2]

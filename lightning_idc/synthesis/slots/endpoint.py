@@ -1,0 +1,206 @@
+"""Models behind an OpenAI-compatible endpoint, such as vLLM's or SGLang's: requests side by side, repeated and kept."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.files import atomic_write, fingerprint
+from lightning_idc.synthesis.records import encode_image
+from lightning_idc.synthesis.slots.base import TextModel, VisionLanguageModel
+
+_AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
+"""Statuses after which a request is sent again."""
+_SETTING = {401, 403, 404, 405}
+"""Statuses that no record is the cause of."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """Where a model answers, and how it is asked.
+
+    Args:
+        url: up to and with ``/v1``.
+        model: its name there.
+        max_tokens: of an answer.
+        temperature: 0 for the most probable answer.
+        stop: an answer ends before the first of these.
+        concurrency: requests at once.
+        retries: of a request that failed for a reason that may pass.
+        timeout: seconds for one request.
+        cache: folder in which answers are kept by request; None to ask anew.
+        key: name of the environment variable that holds the key; the key itself stands in no file.
+    """
+
+    url: str
+    model: str
+    max_tokens: int = 128
+    temperature: float = 0.0
+    stop: tuple[str, ...] = ()
+    concurrency: int = 16
+    retries: int = 5
+    timeout: float = 120.0
+    cache: str | None = None
+    key: str = "OPENAI_API_KEY"
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")) or self.concurrency < 1 or self.retries < 0:
+            raise ConfigError(
+                f"url is {self.url!r}, concurrency {self.concurrency} and retries {self.retries}; expected http:// or "
+                "https://, at least 1 and at least 0"
+            )
+
+    def settings(self) -> dict[str, Any]:
+        """What decides an answer; not where the model runs."""
+        drawn = {"max_tokens": self.max_tokens, "temperature": self.temperature, "stop": list(self.stop)}
+        return {"model": self.model, "endpoint": "openai", **drawn}
+
+    def problem(self) -> str | None:
+        """Why the endpoint cannot be asked; None where it lists its models and this is one of them."""
+        try:
+            found = self._send("models", None)
+        except (ConfigError, DataError, OSError, http.client.HTTPException, ValueError) as error:
+            return f"the endpoint {self.url} does not answer ({error}); start it, or name another url"
+        names = [entry.get("id") for entry in found.get("data", []) if isinstance(entry, dict)]
+        return None if self.model in names else f"the endpoint {self.url} has no model {self.model!r}; it has {names}"
+
+    def ask(self, contents: Sequence[Any], seeds: Sequence[int] | None = None) -> list[str]:
+        """One answer for each content, in order; answers that are kept are not asked for again.
+
+        Args:
+            contents: of user messages: texts, or lists of parts.
+            seeds: of each request, for endpoints that take them.
+        """
+        own: Sequence[int | None] = seeds if seeds is not None else [None] * len(contents)
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(self._one, contents, own))
+
+    def _one(self, content: Any, seed: int | None) -> str:
+        request = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": content}],
+            "max_tokens": self.max_tokens,
+            "temperature": self.temperature,
+            **({"stop": list(self.stop)} if self.stop else {}),
+            **({"seed": seed} if seed is not None else {}),
+        }
+        kept = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
+        if kept is not None and kept.is_file():
+            return str(json.loads(kept.read_text(encoding="utf-8"))["answer"])
+        answer = self._answer(self._patiently(lambda: self._send("chat/completions", request)))
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(kept, json.dumps({"answer": answer}, ensure_ascii=False))
+        return answer
+
+    def _answer(self, found: Any) -> str:
+        try:
+            answer = found["choices"][0]["message"]["content"]
+        except (KeyError, IndexError, TypeError):
+            raise DataError(f"the endpoint answered {str(found)[:200]!r}; expected choices with a message") from None
+        return answer or ""
+
+    def _patiently(self, send: Callable[[], Any]) -> Any:
+        for trial in range(self.retries + 1):
+            try:
+                return send()
+            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+                failure = error
+            if trial < self.retries:
+                time.sleep(min(60.0, 0.5 * 2**trial))
+        raise ConfigError(
+            f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); what was made "
+            "is kept: start it again, and continue"
+        ) from failure
+
+    def _send(self, path: str, request: dict[str, Any] | None) -> Any:
+        """Send one request.
+
+        Raises:
+            ConfigError: a status that no record is the cause of.
+            DataError: the request was refused.
+            OSError: it may be sent again.
+        """
+        key = os.environ.get(self.key)
+        headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
+        body = None if request is None else json.dumps(request).encode()
+        try:
+            sent = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", body, headers)
+            with urllib.request.urlopen(sent, timeout=self.timeout) as reply:
+                return json.load(reply)
+        except urllib.error.HTTPError as error:
+            said = error.read(300).decode(errors="replace")
+            if error.code in _AGAIN:
+                raise OSError(f"status {error.code}: {said}") from error
+            if error.code in _SETTING:
+                raise ConfigError(
+                    f"{self.url} answers with status {error.code}: {said}; check url and {self.key}"
+                ) from error
+            raise DataError(f"{self.url} refused a request with status {error.code}: {said}") from error
+
+
+class EndpointText(TextModel):
+    """A language model behind an endpoint.
+
+    Args:
+        endpoint: where and how.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self.endpoint = endpoint
+
+    def settings(self) -> dict[str, Any]:
+        return self.endpoint.settings()
+
+    def requirements(self) -> list[str]:
+        problem = self.endpoint.problem()
+        return [problem] if problem else []
+
+    def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
+        return self.endpoint.ask(prompts, seeds)
+
+
+class EndpointVision(VisionLanguageModel):
+    """A vision-language model behind an endpoint; pictures are sent as PNG.
+
+    Args:
+        endpoint: where and how.
+    """
+
+    def __init__(self, endpoint: Endpoint) -> None:
+        super().__init__()
+        self.endpoint = endpoint
+
+    def settings(self) -> dict[str, Any]:
+        return self.endpoint.settings()
+
+    def requirements(self) -> list[str]:
+        problem = self.endpoint.problem()
+        return [problem] if problem else []
+
+    def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
+        return self.endpoint.ask(
+            [
+                [*map(_picture, shown), {"type": "text", "text": prompt}]
+                for shown, prompt in zip(images, prompts, strict=True)
+            ]
+        )
+
+
+def _picture(image: Tensor) -> dict[str, Any]:
+    data = base64.b64encode(encode_image(image)).decode()
+    return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

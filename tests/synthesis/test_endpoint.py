@@ -1,0 +1,137 @@
+"""A model behind an OpenAI-compatible endpoint, against a server in this process."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import threading
+import time
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.img_diff.captions import PromptedEdits
+from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.slots import endpoint as module
+from lightning_idc.synthesis.slots.endpoint import Endpoint, EndpointText, EndpointVision
+from lightning_idc.synthesis.sources import Sentences
+
+
+class Server:
+    """Answers with what it was asked, counts, and fails as it is told to."""
+
+    def __init__(self) -> None:
+        self.requests: list[dict[str, Any]] = []
+        self.keys: list[str | None] = []
+        self.at_once = self.most_at_once = 0
+        self.fail: list[int] = []
+        self.lock = threading.Lock()
+        server = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def log_message(self, *arguments: Any) -> None:
+                pass
+
+            def do_GET(self) -> None:
+                self.reply(200, {"data": [{"id": "tiny"}]})
+
+            def do_POST(self) -> None:
+                request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                with server.lock:
+                    server.requests.append(request)
+                    server.keys.append(self.headers["Authorization"])
+                    server.at_once += 1
+                    server.most_at_once = max(server.most_at_once, server.at_once)
+                    status = server.fail.pop(0) if server.fail else 200
+                time.sleep(0.02)
+                with server.lock:
+                    server.at_once -= 1
+                content = request["messages"][0]["content"]
+                text = content if isinstance(content, str) else content[-1]["text"]
+                self.reply(status, {"choices": [{"message": {"content": f"said {text}"}}]})
+
+            def reply(self, status: int, value: Any) -> None:
+                data = json.dumps(value).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+
+@pytest.fixture
+def server() -> Iterator[Server]:
+    found = Server()
+    yield found
+    found.http.shutdown()
+    found.http.server_close()
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.time, "sleep", lambda seconds, sleep=time.sleep: sleep(min(seconds, 0.02)))
+    monkeypatch.setenv("TINY_KEY", "secret")
+
+
+def test_requests_go_out_together_and_answers_come_back_in_order(server: Server) -> None:
+    slot = EndpointText(Endpoint(server.url, "tiny", concurrency=4, temperature=0.8, stop=("\n",), key="TINY_KEY"))
+    prompts = [f"p{number}" for number in range(20)]
+    assert slot.answer(prompts, list(range(20))) == [f"said p{number}" for number in range(20)]
+    assert 2 <= server.most_at_once <= 4
+    sent = min(server.requests, key=lambda request: request["seed"])
+    assert sent["messages"] == [{"role": "user", "content": "p0"}]
+    assert (sent["seed"], sent["stop"], sent["temperature"], sent["model"]) == (0, ["\n"], 0.8, "tiny")
+    assert set(server.keys) == {"Bearer secret"} and "secret" not in json.dumps(slot.settings())
+
+
+def test_pictures_are_sent_without_loss(server: Server) -> None:
+    image = torch.randint(256, (3, 5, 7), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    assert EndpointVision(Endpoint(server.url, "tiny")).answer([[image, image]], ["what?"]) == ["said what?"]
+    parts = server.requests[0]["messages"][0]["content"]
+    assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
+    data = base64.b64decode(parts[0]["image_url"]["url"].removeprefix("data:image/png;base64,"))
+    with Image.open(io.BytesIO(data)) as found:
+        assert list(found.get_flattened_data()) == [tuple(p) for p in image.flatten(1).T.tolist()]
+
+
+def test_what_passes_is_asked_again_and_what_does_not_ends_the_run(server: Server, tmp_path: Path) -> None:
+    slot = EndpointText(Endpoint(server.url, "tiny", concurrency=1, retries=3))
+    server.fail = [503, 429]
+    assert slot.answer(["a"], [0]) == ["said a"] and len(server.requests) == 3
+    server.fail = [500] * 4
+    with pytest.raises(ConfigError, match=r"did not answer 4 requests in a row .*status 500"):
+        slot.answer(["a"], [0])
+    server.fail = [401]
+    with pytest.raises(ConfigError, match="status 401"):
+        run(PromptedEdits(slot), Sentences(["a dog"] * 4), tmp_path / "a")
+    server.fail = [400]
+    store = run(PromptedEdits(slot), Sentences(["a dog", "a cat"]), tmp_path / "b", batch_size=1)
+    assert store.counts() == (1, {"error": 1}), "a request that is refused costs its record"
+
+
+def test_answers_are_kept_by_request(server: Server, tmp_path: Path) -> None:
+    slot = EndpointText(Endpoint(server.url, "tiny", cache=str(tmp_path / "kept")))
+    first = slot.answer(["a", "b"], [1, 2])
+    assert slot.answer(["a", "b"], [1, 2]) == first and len(server.requests) == 2
+    slot.answer(["a"], [9])
+    EndpointText(Endpoint(server.url, "tiny", temperature=0.5, cache=str(tmp_path / "kept"))).answer(["a"], [1])
+    assert len(server.requests) == 4, "another seed or temperature is another request"
+
+
+def test_an_endpoint_that_is_not_there_is_told_beforehand(server: Server) -> None:
+    assert EndpointText(Endpoint(server.url, "tiny")).requirements() == []
+    assert "has no model 'other'; it has ['tiny']" in EndpointText(Endpoint(server.url, "other")).requirements()[0]
+    (problem,) = EndpointText(Endpoint("http://127.0.0.1:9/v1", "tiny")).requirements()
+    assert "does not answer" in problem
+    with pytest.raises(ConfigError, match="expected http"):
+        Endpoint("file:///etc", "tiny")
