@@ -92,11 +92,12 @@ class ChatModel(Pretrained, TextModel):
         inputs = self.processor(texts, padding=True, add_special_tokens=special, return_tensors="pt").to(self.device)
         inputs.pop("token_type_ids", None)
         drawn = [GumbelSampling(seeds, self.temperature, self.device)] if self.temperature else []
-        stopped = {"stop_strings": list(self.stop), "tokenizer": self.processor} if self.stop else {}
+        start = inputs["input_ids"].shape[1]
+        stopped = {"stopping_criteria": [StopStrings(self.processor, self.stop, start)]} if self.stop else {}
         out = self.net.generate(
             **inputs, do_sample=False, logits_processor=drawn, max_new_tokens=self.max_new_tokens, **stopped
         )
-        answers = self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        answers = self.processor.batch_decode(out[:, start:], skip_special_tokens=True)
         return [cut_at(answer, self.stop) for answer in answers]
 
     def _chat(self, prompt: str) -> str:
@@ -110,6 +111,23 @@ class ChatModel(Pretrained, TextModel):
 def starts_with_bos(text: str, tokenizer: Any) -> bool:
     """Whether a template wrote the first token itself, so that the tokenizer must not add another."""
     return bool(tokenizer.bos_token) and text.startswith(tokenizer.bos_token)
+
+
+class StopStrings:
+    """Ends each answer of a batch as soon as it holds one of some strings.
+
+    Args:
+        tokenizer: of the answers.
+        stop: the strings.
+        start: position of the first token of an answer.
+    """
+
+    def __init__(self, tokenizer: Any, stop: Sequence[str], start: int) -> None:
+        self.tokenizer, self.stop, self.start = tokenizer, tuple(stop), start
+
+    def __call__(self, input_ids: Tensor, scores: Tensor, **unused: Any) -> Tensor:
+        texts = self.tokenizer.batch_decode(input_ids[:, self.start :], skip_special_tokens=True)
+        return torch.tensor([any(sign in text for sign in self.stop) for text in texts], device=input_ids.device)
 
 
 def cut_at(answer: str, stop: Sequence[str]) -> str:
