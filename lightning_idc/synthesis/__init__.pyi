@@ -13,6 +13,10 @@ from lightning_idc.synthesis.slots.embedded import ColorMatcher as ColorMatcher
 from lightning_idc.synthesis.slots.embedded import PixelEncoder as PixelEncoder
 from lightning_idc.synthesis.slots.embedded import TemplateTeller as TemplateTeller
 from lightning_idc.synthesis.slots.embedded import WordEncoder as WordEncoder
+from lightning_idc.synthesis.slots.endpoint import Endpoint as Endpoint
+from lightning_idc.synthesis.slots.endpoint import EndpointText as EndpointText
+from lightning_idc.synthesis.slots.endpoint import EndpointVision as EndpointVision
+from lightning_idc.synthesis.slots.loading import Loading as Loading
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher as BlipMatcher
 from lightning_idc.synthesis.slots.pretrained import ClipImages as ClipImages
 from lightning_idc.synthesis.slots.pretrained import ClipTexts as ClipTexts

@@ -64,7 +64,7 @@ def of_recipe(name: str, kind: str) -> dict[str, Any]:
 
     def search(value: Any) -> Any:
         if isinstance(value, dict):
-            if str(value.get("class_path", "")).endswith(f".{kind}"):
+            if str(value.get("class_path", "")).rpartition(".")[2] == kind:
                 return value.get("init_args") or {}
             value = list(value.values())
         found = (search(item) for item in value) if isinstance(value, list) else ()
