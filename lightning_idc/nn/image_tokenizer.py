@@ -82,16 +82,22 @@ def _middle(width: int) -> nn.Sequential:
     return nn.Sequential(ResidualBlock(width, width), CellAttention(width), ResidualBlock(width, width))
 
 
+def _block(inputs: int, outputs: int, attention: bool) -> list[nn.Module]:
+    """One step of a level: a residual block, and attention among its cells where the level has it."""
+    block = ResidualBlock(inputs, outputs)
+    return [block, CellAttention(outputs)] if attention else [block]
+
+
 class ConvEncoder(nn.Sequential):
     """Pixels ``(N, C, H, W)`` to features ``(N, latent, h, w)``."""
 
-    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int) -> None:
+    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int, attention: bool = False) -> None:
         levels: list[nn.Module] = []
         width = widths[0]
         for level, outputs in enumerate(widths):
             steps: list[nn.Module] = []
             for _ in range(blocks):
-                steps.append(ResidualBlock(width, outputs))
+                steps += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level + 1 < len(widths):
                 steps.append(Halve(width))
@@ -109,13 +115,13 @@ class ConvEncoder(nn.Sequential):
 class ConvDecoder(nn.Sequential):
     """Features ``(N, latent, h, w)`` to pixels ``(N, C, H, W)``; levels run from coarse to fine."""
 
-    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int) -> None:
+    def __init__(self, channels: int, latent: int, widths: Sequence[int], blocks: int, attention: bool = False) -> None:
         levels: list[nn.Module] = []
         width = widths[-1]
         for level, outputs in reversed(list(enumerate(widths))):
             steps: list[nn.Module] = []
             for _ in range(blocks + 1):
-                steps.append(ResidualBlock(width, outputs))
+                steps += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level:
                 steps.append(Double(width))
@@ -156,6 +162,7 @@ class ImageTokenizer(nn.Module):
         width: channels of the finest level.
         multipliers: channels of each level as multiples of ``width``; each further level halves the resolution.
         blocks: residual blocks per level of the encoder; the decoder has one more.
+        attention: attention among the cells of the coarsest level, as the public 16-fold model of 256 pixels has it.
         fold: pixels per side folded into channels before the first convolution; 1 in the paper. Folding by 4 makes
             an image of 64 x 64 about twenty times cheaper.
 
@@ -171,21 +178,22 @@ class ImageTokenizer(nn.Module):
         multipliers: Sequence[int] = (1, 1, 2, 2, 4),
         blocks: int = 2,
         fold: int = 1,
+        attention: bool = False,
     ) -> None:
         super().__init__()
         numbers = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks, "fold": fold}
         wrong = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
         if wrong or not multipliers or min(multipliers) < 1:
             raise PairError(f"{', '.join(wrong) or f'multipliers are {multipliers}'}; expected numbers of at least 1")
-        self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers)}
+        self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers), "attention": attention}
         self.codebook_size, self.latent, self.fold = codebook_size, latent, fold
         self.stride = fold * 2 ** (len(multipliers) - 1)
         widths = [width * factor for factor in multipliers]
-        self.encoder = ConvEncoder(3 * fold**2, latent, widths, blocks)
+        self.encoder = ConvEncoder(3 * fold**2, latent, widths, blocks, attention)
         self.to_code = nn.Conv2d(latent, latent, 1)
         self.codebook = nn.Embedding(codebook_size, latent)
         self.from_code = nn.Conv2d(latent, latent, 1)
-        self.decoder = ConvDecoder(3 * fold**2, latent, widths, blocks)
+        self.decoder = ConvDecoder(3 * fold**2, latent, widths, blocks, attention)
         nn.init.uniform_(self.codebook.weight, -1.0 / codebook_size, 1.0 / codebook_size)
 
     def grid(self, height: int, width: int) -> tuple[int, int]:

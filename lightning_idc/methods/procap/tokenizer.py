@@ -31,6 +31,7 @@ class TokenizerTraining(LightningModule):
         multipliers: channels of each level as multiples of ``width``.
         blocks: residual blocks per level.
         fold: pixels per side folded into channels first.
+        attention: attention among the cells of the coarsest level.
         commitment: weight of the commitment loss.
         squared: weight of the squared error of pixels beside the absolute one, which may leave out what is small.
         start: checkpoint with a tokenizer to go on from, whose sizes count instead of those above.
@@ -50,6 +51,7 @@ class TokenizerTraining(LightningModule):
         multipliers: Sequence[int] = (1, 1, 2, 2, 4),
         blocks: int = 2,
         fold: int = 1,
+        attention: bool = False,
         commitment: float = 0.25,
         squared: float = 0.0,
         start: str | None = None,
@@ -61,7 +63,7 @@ class TokenizerTraining(LightningModule):
         self.save_hyperparameters(ignore=["optimizer", "schedule"])
         self.optimizer, self.schedule = optimizer, schedule
         if start is None:
-            self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold)
+            self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold, attention)
         else:
             self.tokenizer = load_image_tokenizer(start).requires_grad_(True).train()
         # what was loaded describes itself, and a checkpoint must not ask for the file again

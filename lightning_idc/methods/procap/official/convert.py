@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     SPECIAL_TOKENS,
@@ -71,17 +72,25 @@ def below(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {key[len(prefix) :]: value for key, value in state.items() if key.startswith(prefix)}
 
 
-def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+_LEVEL_ATTENTION = re.compile(r"^(encoder\.down|decoder\.up)\.(\d+)\.attn\.")
+
+
+def tokenizer_state(
+    state: Mapping[str, Tensor], drop_attention: bool = False
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Configuration and weights of an :class:`ImageTokenizer` from those of a VQGAN of the taming-transformers family.
 
     Args:
         state: by the official names, from ``encoder.conv_in.weight`` on.
+        drop_attention: leave out the attention of the coarsest level, as ProCap's code does: it builds the model for
+            224 pixels, where no level has the 16 x 16 cells that its configuration names, and loads what fits.
 
     Raises:
-        PairError: it has attention among its levels, which the 16-fold model at 224 pixels has not.
+        CheckpointError: it has attention in another level than the coarsest.
     """
-    if any(".attn." in key for key in state):
-        raise PairError("this VQGAN has attention within its levels; only the 16-fold model without it can be loaded")
+    if drop_attention:
+        state = {key: value for key, value in state.items() if not _LEVEL_ATTENTION.match(key)}
+    attended = {int(found[2]) for key in state if (found := _LEVEL_ATTENTION.match(key))}
     levels = 1 + max(int(key.split(".")[2]) for key in state if key.startswith("encoder.down."))
     blocks = 1 + max(int(key.split(".")[4]) for key in state if key.startswith("encoder.down.0.block."))
     width = state["encoder.conv_in.weight"].shape[0]
@@ -94,24 +103,42 @@ def tokenizer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
         "multipliers": [level // width for level in widths],
         "blocks": blocks,
         "fold": 1,
+        "attention": bool(attended),
     }
+    if attended - {levels - 1}:
+        raise CheckpointError(
+            f"this VQGAN has attention in the levels {sorted(attended)} of {levels}; expected none, or the coarsest"
+        )
     own = {}
     for key, value in state.items():
         if not key.startswith(("encoder.", "decoder.", "quant", "post_quant")):
             continue  # what it was trained against
         name = renamed(key, _TOKENIZER_PARTS)
         name = re.sub(r"^encoder\.down\.(\d+)\.downsample\.", rf"encoder.1.\1.{blocks}.", name)
+        name = _interleaved(name, levels, bool(attended))
         # their decoder numbers its levels from fine to coarse, ours in the order in which they run
         for pattern, within in (
-            (r"^decoder\.up\.(\d+)\.block\.", ""),
+            (r"^decoder\.up\.(\d+)\.block\.", 0),
             (r"^decoder\.up\.(\d+)\.upsample\.", blocks + 1),
         ):
             found = re.match(pattern, name)
             if found:
                 start = f"decoder.2.{levels - 1 - int(found[1])}."
-                name = start + (f"{within}." if within else "") + name[found.end() :]
+                steps = 2 * within if attended and int(found[1]) == levels - 1 else within
+                name = start + (f"{steps}." if steps else "") + name[found.end() :]
         own[name] = value
     return config, own
+
+
+def _interleaved(name: str, levels: int, attention: bool) -> str:
+    """Name with the steps of an attended coarsest level counted as they run: block, attention, block, attention ..."""
+    found = re.match(rf"^(encoder\.(?:down|1)|decoder\.up)\.{levels - 1}\.(?:(attn|block)\.)?(\d+)\.", name)
+    if not attention or found is None:
+        return name
+    step = 2 * int(found[3]) + (found[2] == "attn")
+    if found[1] == "decoder.up":
+        return f"decoder.up.{levels - 1}.block.{step}.{name[found.end() :]}"
+    return f"encoder.1.{levels - 1}.{step}.{name[found.end() :]}"
 
 
 def _trunk(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -270,19 +297,20 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     return model.eval()
 
 
-def convert_tokenizer(source: str | Path) -> TokenizerTraining:
+def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> TokenizerTraining:
     """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
 
     Args:
         source: its checkpoint, as torch or safetensors file.
+        drop_attention: leave out the attention of the coarsest level, as ProCap's code does at 224 pixels.
 
     Raises:
-        PairError: the file is missing, or holds something else.
+        CheckpointError: the file is missing, or holds something else.
     """
     state = read_weights(source)
     if "quantize.embedding.weight" not in state:
         raise PairError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
-    config, own = tokenizer_state(state)
+    config, own = tokenizer_state(state, drop_attention)
     model = TokenizerTraining(**config)
     try:
         model.tokenizer.load_state_dict(own)

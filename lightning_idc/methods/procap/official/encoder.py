@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.restricted import read_foreign_checkpoint
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
@@ -262,7 +262,7 @@ def read_weights(path: str | Path) -> dict[str, Tensor]:
         from safetensors.torch import load_file
 
         return load_file(source)
-    found = read_checkpoint(source)
+    found: Any = read_foreign_checkpoint(source)
     for name in ("model", "weights", "state_dict"):
         found = found.get(name, found)
     return {key.removeprefix("module."): value for key, value in found.items()}

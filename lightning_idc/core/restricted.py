@@ -1,0 +1,92 @@
+"""Reading pickled checkpoints of other people's code: tensors and containers come in, every other class stays inert.
+
+``torch.load(weights_only=True)`` refuses a file that also holds, say, an ``argparse.Namespace``. Here such an object
+becomes an :class:`Inert` placeholder: nothing of its class is imported, and nothing that the file names is called but
+the functions that put tensors together.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter, OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, BinaryIO, cast
+
+import torch
+
+from lightning_idc.errors import CheckpointError
+
+_BUILDS_TENSORS = {
+    ("torch._utils", "_rebuild_tensor"): torch._utils._rebuild_tensor,
+    ("torch._utils", "_rebuild_tensor_v2"): torch._utils._rebuild_tensor_v2,
+    ("torch._utils", "_rebuild_parameter"): torch._utils._rebuild_parameter,
+    ("collections", "OrderedDict"): OrderedDict,
+    ("collections", "Counter"): Counter,
+    ("torch", "Size"): torch.Size,
+    **{("torch", name): getattr(torch, name) for name in ("float32", "float16", "bfloat16", "float64", "int64")},
+}
+
+
+class Inert(dict[Any, Any]):
+    """Placeholder for an object of a class that is not read: takes whatever its pickle gives, and keeps none of it."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Inert:
+        return super().__new__(cls)
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__()
+
+    def __setstate__(self, state: Any) -> None:
+        """Drop the state."""
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Drop the item."""
+
+    def append(self, item: Any) -> None:
+        """Drop an item of something list-like."""
+
+    def extend(self, items: Any) -> None:
+        """Drop items of something list-like."""
+
+    def add(self, item: Any) -> None:
+        """Drop an item of something set-like."""
+
+    def __hash__(self) -> int:  # type: ignore[override]
+        return id(self)
+
+
+class _Unpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in _BUILDS_TENSORS:
+            return _BUILDS_TENSORS[module, name]
+        if module in ("torch", "torch.storage") and name.endswith("Storage"):
+            found = getattr(torch, name, None) or getattr(torch.storage, name, None)
+            if isinstance(found, type):
+                return found
+        if (module, name) == ("collections", "defaultdict"):
+            # its factory would be called; a plain dictionary holds the same items
+            return lambda *args: {}
+        return Inert
+
+
+def _load(file: BinaryIO, **options: Any) -> Any:
+    return _Unpickler(file, **options).load()
+
+
+def read_foreign_checkpoint(path: str | Path) -> dict[str, Any]:
+    """Tensors and plain containers of a checkpoint that another program wrote.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or does not hold a dictionary.
+    """
+    if not Path(path).is_file():
+        raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path")
+    module = cast(Any, SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="restricted"))
+    try:
+        found = torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)
+    except Exception as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint of tensors: {error}") from error
+    if not isinstance(found, dict) or isinstance(found, Inert):
+        raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a dictionary with tensors")
+    return found
