@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+F = TypeVar("F", bound=Callable[..., Any])
+
 
 class IDCError(ValueError):
     """Base of all errors that a user can fix."""
@@ -25,3 +33,50 @@ class CheckpointError(IDCError):
 
 PairError = IDCError
 """Name of the base class in the first edition."""
+
+
+@contextmanager
+def reading(path: Any) -> Iterator[None]:
+    """Turn whatever goes wrong with the content of a file into one sentence about the file.
+
+    What a damaged or hostile file makes fail depends on its content: a missing name, a wrong type, a size, a number of
+    dimensions. ``lightning-idc --traceback`` shows where it happened.
+
+    Args:
+        path: of the file, for the sentence.
+
+    Raises:
+        CheckpointError: in place of any other error than our own.
+    """
+    try:
+        yield
+    except IDCError:
+        raise
+    except Exception as error:
+        lines = str(error).strip().splitlines() or [""]
+        # torch lists what does not fit on lines of their own
+        said = " ".join(line.strip() for line in lines[:3])[:300]
+        raise CheckpointError(
+            f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {said}); "
+            "use another copy of it, or make it anew"
+        ) from error
+
+
+def reads_file(argument: str) -> Callable[[F], F]:
+    """Decorate a function that reads the file which one of its arguments names, as :func:`reading` does.
+
+    Args:
+        argument: its name.
+    """
+
+    def decorate(function: F) -> F:
+        signature = inspect.signature(function)
+
+        @functools.wraps(function)
+        def guarded(*args: Any, **kwargs: Any) -> Any:
+            with reading(signature.bind(*args, **kwargs).arguments.get(argument)):
+                return function(*args, **kwargs)
+
+        return guarded  # type: ignore[return-value]
+
+    return decorate

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -20,6 +21,9 @@ _BUILT_TOO_EARLY = (
     "put it under model.init_args (optimizer: ..., schedule: ...)"
 )
 
+_ANOTHER_MODEL = ("Error(s) in loading state_dict", "loaded state dict")
+"""How torch begins when weights, or the state of an optimizer, do not fit."""
+
 
 def readable(error: BaseException) -> str | None:
     """Message for an error that the user can fix; None for a fault of the program."""
@@ -28,8 +32,11 @@ def readable(error: BaseException) -> str | None:
         if isinstance(seen, IDCError):
             return _without_workers_traceback(str(seen))
         if isinstance(seen, OSError) and seen.errno == errno.ENOSPC:
-            where = seen.filename or "while writing"
-            return f"the disk is full ({where}); free some space and start again: nothing half-written is used"
+            where = f"that of {seen.filename!r}" if seen.filename else f"perhaps that of {tempfile.gettempdir()!r}"
+            return f"a disk is full ({where}); free some space there and start again: nothing half-written is used"
+        if isinstance(seen, RuntimeError | ValueError) and str(seen).startswith(_ANOTHER_MODEL):
+            lines = [line.strip() for line in str(seen).splitlines()]
+            return f"the checkpoint is of another model, or of other settings: {' '.join(lines)[:500]}"
         seen = seen.__cause__ or seen.__context__
     return None
 

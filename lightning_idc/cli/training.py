@@ -60,6 +60,20 @@ def run(given: list[str]) -> int:
     return 0
 
 
+def _check_content(checkpoint: dict[str, Any], verb: str, path: str) -> None:
+    """Refuse a checkpoint that lacks what Lightning asks of it by name, before anything is built.
+
+    Raises:
+        CheckpointError: something is missing.
+    """
+    needed = ["state_dict", "pytorch-lightning_version", "loops", "global_step"]
+    needed += ["optimizer_states", "lr_schedulers", "callbacks"] if verb == "fit" else []
+    missing = [name for name in needed if name not in checkpoint]
+    if missing:
+        use = "training cannot go on from it" if verb == "fit" else "it cannot be loaded"
+        raise CheckpointError(f"{path!r} has no {missing[0]!r}, so {use}; expected a checkpoint that a Trainer wrote")
+
+
 def _for_help(arguments: list[str]) -> list[str]:
     """Arguments of --help_all and --model.help NAME, with the full name of the class."""
     for number, name in enumerate(arguments):
@@ -207,6 +221,7 @@ class PairCLI(LightningCLI):
         if not path or path in _KEYWORDS or model is None:
             return
         checkpoint = read_checkpoint(path)
+        _check_content(checkpoint, self.verb, path)
         stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() leaves no class; then the keys alone decide
         if stored is not None and full_name(stored) != full_name(model.class_path):

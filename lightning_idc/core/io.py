@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import pickle
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from lightning_idc.core.aliases import current_path
 from lightning_idc.errors import CheckpointError
@@ -37,11 +40,39 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
         )
     try:
         found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-        return found
-    except Exception as error:
-        raise CheckpointError(
-            f"{str(path)!r} cannot be loaded as a checkpoint of tensors and plain types: {error}"
-        ) from error
+    except Exception as error:  # a damaged file fails in many ways
+        raise CheckpointError(_unreadable(path, error)) from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a checkpoint, names with values")
+    return found
+
+
+def _unreadable(path: str | Path, error: Exception) -> str:
+    """Sentence on a file that torch refused; torch's own advises to load it in the way that runs its code."""
+    names = re.findall(r"(?:GLOBAL|global|class|function|type) `?([\w.]+\.\w+)`?", str(error))
+    if names and isinstance(error, pickle.UnpicklingError):
+        return (
+            f"{str(path)!r} holds {names[0]} and not only tensors and plain types: loading it would run code, so do "
+            "not load it; ask for a file of weights only, such as safetensors"
+        )
+    return (
+        f"{str(path)!r} is damaged, incomplete, or not a checkpoint of tensors and plain types "
+        f"({type(error).__name__}); use another copy of it"
+    )
+
+
+def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that are not numbers: a captioner made of them says nothing, without an error.
+
+    Raises:
+        CheckpointError: a weight is NaN.
+    """
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.is_floating_point() and value.isnan().any():
+            raise CheckpointError(
+                f"{str(path)!r}: the weights {name!r} hold NaN, from a training that diverged or a damaged file; use "
+                "an earlier checkpoint"
+            )
 
 
 def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
@@ -89,6 +120,8 @@ def _names_a_class(value: Any) -> bool:
 
 def class_named(path: str, base: type) -> Any:
     """Class of a config: ``base`` itself, a subclass that is already imported, or one of this library."""
+    if not isinstance(path, str):
+        raise CheckpointError(f"the checkpoint names the class {str(path)[:100]!r}; expected the path of a class")
     path = current_path(path)
     module = path.rpartition(".")[0]
     if module.split(".")[0] == "lightning_idc":

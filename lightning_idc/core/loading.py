@@ -12,11 +12,12 @@ from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.checkpoint_io import write_checkpoint
 from lightning_idc.core.io import PIECES, class_named, plain_hparams, read_checkpoint
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, reads_file
 
 M = TypeVar("M", bound=LightningModule)
 
 
+@reads_file("path")
 def load_module(kind: type[M], path: str | Path) -> M:
     """Module of a known class from a ``.ckpt`` file, in eval mode; nothing in the file can name what is run.
 
@@ -35,6 +36,7 @@ def load_module(kind: type[M], path: str | Path) -> M:
     return module.eval()
 
 
+@reads_file("path")
 def load_captioner(path: str | Path) -> PairCaptioner:
     """Captioner of this library from a ``.ckpt`` file or a folder of ``save_pretrained``, ready to describe pairs.
 
@@ -50,6 +52,7 @@ def load_captioner(path: str | Path) -> PairCaptioner:
     return load_module(kind, path)
 
 
+@reads_file("source")
 def strip_aux(source: str | Path, target: str | Path) -> list[str]:
     """Copy a checkpoint without the weights of its add-ons, for modules that are not PairCaptioners.
 

@@ -21,9 +21,9 @@ from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import ADDON_METHODS, AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint
+from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
-from lightning_idc.errors import CheckpointError, ConfigError, IDCError
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError, reading, reads_file
 from lightning_idc.files import atomic_write
 
 if TYPE_CHECKING:
@@ -184,8 +184,10 @@ class PairModule(AddonHost):
         if self.init_from is None:
             return None
         checkpoint = read_checkpoint(self.init_from)
-        self.adopt(plain_hparams(checkpoint, self.init_from))
-        state: dict[str, Tensor] = checkpoint["state_dict"]
+        with reading(self.init_from):
+            self.adopt(plain_hparams(checkpoint, self.init_from))
+            state: dict[str, Tensor] = checkpoint["state_dict"]
+            refuse_nan(state, self.init_from)
         return state
 
     def adopt(self, hparams: dict[str, Any]) -> None:
@@ -284,6 +286,7 @@ class PairModule(AddonHost):
         self.adapters.save(self.built_net, Path(folder))
         return Path(folder)
 
+    @reads_file("folder")
     def load_adapters(self, folder: str | Path) -> None:
         """Install the adapters that :meth:`save_adapters` wrote, with their weights.
 
@@ -303,6 +306,7 @@ class PairModule(AddonHost):
         checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
         hparams = plain_hparams(checkpoint, "the checkpoint")
         words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
@@ -353,6 +357,7 @@ class PairModule(AddonHost):
         return folder
 
     @classmethod
+    @reads_file("folder")
     def from_pretrained(cls, folder: str | Path) -> Self:
         """Load what :meth:`save_pretrained` wrote; runs no code from the folder.
 
@@ -370,7 +375,9 @@ class PairModule(AddonHost):
             **plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
         )
         model.build_from(folder)
-        model.load_state_dict(load_file(folder / WEIGHTS))
+        state = load_file(folder / WEIGHTS)
+        refuse_nan(state, folder / WEIGHTS)
+        model.load_state_dict(state)
         return model.eval()
 
     def build_from(self, folder: Path) -> None:

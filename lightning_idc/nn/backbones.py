@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import reads_file
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -153,6 +154,7 @@ def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
     return int(found[0]), int(found[1])
 
 
+@reads_file("checkpoint")
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     """Load the weights under ``backbone.`` (or ``net.backbone.``) of a checkpoint into a backbone, strictly.
 

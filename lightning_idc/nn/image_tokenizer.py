@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import reads_file
 
 CONFIG_KEY = "image_tokenizer"
 WEIGHTS_PREFIXES = ("tokenizer.", "net.tokenizer.")
@@ -257,6 +258,7 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     return images.to(dtype) / 127.5 - 1.0
 
 
+@reads_file("path")
 def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     """Trained tokenizer of a checkpoint, frozen and in evaluation mode.
 

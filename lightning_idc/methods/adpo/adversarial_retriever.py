@@ -14,6 +14,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_module
 from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.errors import reads_file
 from lightning_idc.methods.adpo.negatives import Retrieved, candidates_of
 from lightning_idc.methods.adpo.pool import CaptionPool, choose, same_words
 from lightning_idc.methods.adpo.preference import Preference, train_data
@@ -221,6 +222,7 @@ def memory_width(host: PairCaptioner) -> int:
             module.training = mode
 
 
+@reads_file("path")
 def _weights_of(path: str, name: str) -> dict[str, Any]:
     prefix = f"aux_addons.{name}."
     state = read_checkpoint(path)["state_dict"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import CLIP
+from lightning_idc.errors import reads_file
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 
 HEAD_WIDTH = 64
@@ -49,6 +50,7 @@ _SHARED = {
 _PROJECTION = re.compile(r"(slf_attn|enc_attn)\.att\.(query|key|value)\.")
 
 
+@reads_file("checkpoint")
 def convert(checkpoint: Path, intra_layers: int | None = None, heads: int = 8) -> Clip4Idc | Clip4IdcRetrieval:
     """Module of an official checkpoint: Clip4Idc where it holds a decoder, Clip4IdcRetrieval otherwise.
 

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object
-from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.core.module import PairModule, ProvidesCaptions
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
+from lightning_idc.errors import reads_file
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import recall_of_pairs, symmetric_cross_entropy
@@ -218,7 +219,7 @@ class Clip4Idc(PairCaptioner):
         start = super().load_start()
         encoder = self._start[1]
         if start is None and encoder is not None:
-            words = read_checkpoint(encoder).get("hyper_parameters", {}).get("vocabulary")
+            words = plain_hparams(read_checkpoint(encoder), encoder).get("vocabulary")
             if words is None:
                 raise PairError(
                     f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
@@ -240,6 +241,7 @@ class Clip4Idc(PairCaptioner):
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
 
 
+@reads_file("checkpoint")
 def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
     """Load the image tower of a checkpoint of PairNaming; the text tower stays as it is.
 
@@ -258,6 +260,7 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
         raise PairError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
 
 
+@reads_file("checkpoint")
 def load_encoder(encoder: PairClip, checkpoint: str | Path) -> None:
     """Load the encoder of a checkpoint of Clip4IdcRetrieval or Clip4Idc, strictly.
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
+from lightning_idc.errors import reads_file
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, build_clip, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
@@ -160,6 +161,7 @@ def vocabulary_with_mask(words: Sequence[str]) -> list[str]:
     return [*words[: len(SPECIALS)], MASK_WORD, *words[len(SPECIALS) :]]
 
 
+@reads_file("path")
 def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     """The encoders of a checkpoint of `RelevancePretraining`.
 

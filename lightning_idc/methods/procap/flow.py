@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.types import PairError
 
 
@@ -88,8 +89,9 @@ class RAFTMidpoint(FlowMidpoint):
                 "DISMidpoint"
             )
         self.net = {"small": optical_flow.raft_small, "large": optical_flow.raft_large}[size](weights=None)
+        state = read_checkpoint(weights)
         try:
-            self.net.load_state_dict(torch.load(weights, map_location="cpu", weights_only=True))
+            self.net.load_state_dict(state)
         except RuntimeError as error:
             raise PairError(f"{weights!r} does not hold the weights of raft_{size}: {error}") from error
         self.net.requires_grad_(False).eval()

@@ -14,6 +14,7 @@ from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.schedules import Constant, Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.errors import reads_file
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import (
@@ -172,6 +173,7 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
+@reads_file("checkpoint")
 def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str, variant: str = "paper") -> None:
     """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
 

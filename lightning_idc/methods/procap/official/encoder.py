@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from lightning_idc.core.restricted import read_foreign_checkpoint
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import reads_file
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
 
@@ -255,6 +256,7 @@ def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing
     return (entropy - cross).sum()
 
 
+@reads_file("path")
 def read_weights(path: str | Path) -> dict[str, Tensor]:
     """Weights of a torch or safetensors file, which may stand under ``model``, ``weights`` or ``state_dict``."""
     source = Path(path)
