@@ -1,5 +1,7 @@
 # make demo   environment, then renders a world, trains a captioner on it and shows what it says
-# make test   environment, then all tests
+# make test   environment, then the tests that answer in a few minutes
+# make test-all  all tests, with every recipe and those in several processes: what CI runs
+# make fuzz   ten minutes of drawn inputs for everything that reads files
 # make lint   ruff
 # make types  mypy
 # make clean  removes the environment and what was made by running
@@ -15,7 +17,7 @@ READY := $(VENV)/.ready
 # Python's compiled files make the second start of a process twice as fast as the first
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test lint types clean
+.PHONY: help demo test test-all fuzz lint types clean
 
 help:
 	@sed -n 's/^# make/  make/p' Makefile
@@ -45,7 +47,13 @@ demo: $(READY)
 	$(BIN)/lightning run recipes/quickstart.yaml
 
 test: $(READY)
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not dist"
+
+test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+fuzz: $(READY)
+	$(BIN)/python benchmarks/fuzz.py --minutes 10
 
 lint: $(READY)
 	$(BIN)/ruff check .
