@@ -37,6 +37,11 @@ def readable(error: BaseException) -> str | None:
         if isinstance(seen, RuntimeError | ValueError) and str(seen).startswith(_ANOTHER_MODEL):
             lines = [line.strip() for line in str(seen).splitlines()]
             return f"the checkpoint is of another model, or of other settings: {' '.join(lines)[:500]}"
+        if isinstance(seen, RuntimeError) and str(seen).startswith("DataLoader worker"):
+            return (
+                "a process that loads data was ended from outside, often for want of memory; resume the run, with a "
+                "smaller --data.num_workers or --data.batch_size if it happens again"
+            )
         seen = seen.__cause__ or seen.__context__
     return None
 

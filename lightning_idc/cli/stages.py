@@ -162,6 +162,9 @@ class Run:
         result = read_record(home / OUTCOME, ("best", "metrics"), "resume the run to make it anew")
         best = Path(result["best"]) if result["best"] else None
         if best is not None:
+            from lightning_idc.core.checkpoint_io import check_intact
+
+            check_intact(best, f"remove {os.path.relpath(home)} to train this stage anew")
             result["digest"] = digest_of(best)
             if best.resolve().is_relative_to(self.folder):
                 result["best"] = str(best.resolve().relative_to(self.folder))

@@ -130,6 +130,16 @@ def newest_checkpoint(folder: Path, say: Callable[[str], None] = print) -> Path 
     return None
 
 
+def check_intact(path: Path, remedy: str) -> None:
+    """Compare a checkpoint with the checksums in it.
+
+    Raises:
+        CheckpointError: it is damaged.
+    """
+    if (damaged := _damage(path)) is not None:
+        raise CheckpointError(f"{str(path)!r}: {damaged}; {remedy}")
+
+
 def _steps(path: Path) -> int:
     """Optimizer steps of a checkpoint; its weights stay on the disk.
 
@@ -158,7 +168,7 @@ def _finished_most(path: Path) -> int:
 
 def _damage(path: Path) -> str | None:
     """What is wrong with the content: torch does not look at the checksums that it writes."""
-    if path.is_dir() or not zipfile.is_zipfile(path):
+    if path.is_dir():
         return None
     try:
         with zipfile.ZipFile(path) as archive:
