@@ -6,18 +6,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning.pytorch import LightningDataModule, Trainer
+from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 from lightning_idc.core.distributed import get_rank_world_size
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped
-from lightning_idc.synthesis.stages import BasePipelineStage
+from lightning_idc.synthesis.stages import BasePipelineStage, RecordDataModule
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 
 
-class Records(LightningDataModule):
+class Records(RecordDataModule):
     """Records of a source on their way into a store; see `ShardJob` for the arguments.
 
     Args:
@@ -46,7 +46,7 @@ class Records(LightningDataModule):
     ) -> None:
         super().__init__()
         self.prepare_data_per_node = False  # the target is one folder for all nodes
-        self.job = ShardJob(
+        self.job: ShardJob = ShardJob(
             source, target, batch_size, shard_size, num_workers, limit, keep_dropped, image_format, max_failures
         )
 

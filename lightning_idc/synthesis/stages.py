@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-from lightning.pytorch import LightningModule
+from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
 from lightning_idc.core.types import PairError
@@ -18,8 +18,23 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 
-if TYPE_CHECKING:
-    from lightning_idc.synthesis.pipeline import Records
+
+class ShardMaker(Protocol):
+    """What a stage asks of the job that it works on; `engine.ShardJob` is one."""
+
+    def open(self, stage: BasePipelineStage) -> None: ...
+
+    def make_shard(self, stage: BasePipelineStage, number: int) -> bool: ...
+
+    def make_pending(self, stage: BasePipelineStage, wait: bool = True) -> None: ...
+
+    def finish(self, stage: BasePipelineStage) -> bool: ...
+
+
+class RecordDataModule(LightningDataModule):
+    """Data module of a stage under a Trainer; `pipeline.Records` is one."""
+
+    job: ShardMaker
 
 
 class BasePipelineStage(LightningModule, ABC):
@@ -92,11 +107,9 @@ class BasePipelineStage(LightningModule, ABC):
         if self.trainer.is_global_zero:
             self._records().job.finish(self)
 
-    def _records(self) -> Records:
-        from lightning_idc.synthesis.pipeline import Records
-
+    def _records(self) -> RecordDataModule:
         data = getattr(self.trainer, "datamodule", None)
-        if not isinstance(data, Records):
+        if not isinstance(data, RecordDataModule):
             raise PairError(
                 f"{self.name} is a stage of a pipeline; predict with it on a Records data module, not on {data!r}"
             )
