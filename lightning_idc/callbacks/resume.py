@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 
@@ -22,7 +23,16 @@ def resume_point(savers: Sequence[Checkpoint]) -> ModelCheckpoint | None:
     for saver in models:
         saver.save_last = False
     # one file without a version, overwritten: save_last would keep a second one
-    return ModelCheckpoint(dirpath=models[0].dirpath, filename="last", enable_version_counter=False)
+    return _LastState(dirpath=models[0].dirpath, filename="last", enable_version_counter=False)
+
+
+class _LastState(ModelCheckpoint):
+    """Saves at the end, too, where training was over before the first validation."""
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
+        if not self.best_model_path and not self._should_skip_saving_checkpoint(trainer):
+            self._save_topk_checkpoint(trainer, self._monitor_candidates(trainer))
 
 
 def _saves(saver: ModelCheckpoint) -> bool:

@@ -29,19 +29,8 @@ def readable(error: BaseException) -> str | None:
     """Message for an error that the user can fix; None for a fault of the program."""
     seen: BaseException | None = error
     while seen is not None:
-        if isinstance(seen, IDCError):
-            return _without_workers_traceback(str(seen))
-        if isinstance(seen, OSError) and seen.errno == errno.ENOSPC:
-            where = f"that of {seen.filename!r}" if seen.filename else f"perhaps that of {tempfile.gettempdir()!r}"
-            return f"a disk is full ({where}); free some space there and start again: nothing half-written is used"
-        if isinstance(seen, RuntimeError | ValueError) and str(seen).startswith(_ANOTHER_MODEL):
-            lines = [line.strip() for line in str(seen).splitlines()]
-            return f"the checkpoint is of another model, or of other settings: {' '.join(lines)[:500]}"
-        if isinstance(seen, RuntimeError) and str(seen).startswith("DataLoader worker"):
-            return (
-                "a process that loads data was ended from outside, often for want of memory; resume the run, with a "
-                "smaller --data.num_workers or --data.batch_size if it happens again"
-            )
+        if message := _fixable(seen):
+            return message
         seen = seen.__cause__ or seen.__context__
     return None
 
@@ -52,6 +41,43 @@ def _without_workers_traceback(message: str) -> str:
         return message
     last = [*re.finditer(r"^[\w.]*Error: ", message, re.MULTILINE)]
     return message[last[-1].end() :].rstrip() if last else message
+
+
+def _fixable(error: BaseException) -> str | None:
+    """Sentence for one error of a chain."""
+    text = " ".join(str(error).split())
+    if isinstance(error, IDCError):
+        return _without_workers_traceback(str(error))
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        where = f"that of {error.filename!r}" if error.filename else f"perhaps that of {tempfile.gettempdir()!r}"
+        return f"a disk is full ({where}); free some space there and start again: nothing half-written is used"
+    if isinstance(error, RuntimeError | ValueError) and text.startswith(_ANOTHER_MODEL):
+        return f"the checkpoint is of another model, or of other settings: {text[:500]}"
+    if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):
+        return (
+            "a process that loads data was ended from outside, often for want of memory; resume the run, with a "
+            "smaller --data.num_workers or --data.batch_size if it happens again"
+        )
+    if type(error).__name__ == "MisconfigurationException":  # Lightning's; importing it costs seconds
+        hint = "; see what there is with `lightning-idc doctor`, or give --trainer.accelerator cpu"
+        return text + (hint if re.search("accelerator|backend|gpu|tpu|mps", text, re.IGNORECASE) else "")
+    if isinstance(error, ModuleNotFoundError):
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is not None:
+            return f"the package {error.name} is not installed: pip install 'lightning_idc[{extra}]'"
+        # Lightning names the package and the command where a logger's is missing
+        return text if "pip install" in text else None
+    return None
+
+
+EXTRAS = {
+    **dict.fromkeys(("skimage", "cv2", "faiss", "sklearn", "diffusers"), "synthesis"),
+    **dict.fromkeys(("pydicom", "tifffile", "imagecodecs"), "scientific"),
+    **dict.fromkeys(("tensorboard", "tensorboardX"), "report"),
+    "num2words": "vlm",
+    "ray": "ray",
+}
+"""Package that an extra brings -> name of the extra."""
 
 
 def unknown_key(name: str, keys: Sequence[str] = TOP) -> str:
@@ -68,8 +94,8 @@ def check_names(given: Mapping[str, Any], kind: Any, where: str) -> None:
         ConfigError: the key, and the nearest one that exists.
     """
     valid = accepted_arguments(kind)
-    for key in given if valid is not None else ():
-        if key not in valid:
+    for key in given:
+        if valid is not None and key not in valid:
             raise ConfigError(f"{where}: {kind.__name__} has no argument {key!r}; {nearest(key, valid)}")
 
 

@@ -137,7 +137,8 @@ def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
         )
     for axis, entry in chosen.items():
         found = _joined(found, found["matrix"][axis][entry] or {})
-    base, stages = found["base"], {}
+    base = found["base"]
+    stages: dict[str, Stage] = {}
     for name in found["order"]:
         stages[name] = _stage(f"{path}, stage {name}", found, name, stages)
     earlier: list[str] = []

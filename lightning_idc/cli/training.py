@@ -7,6 +7,8 @@ import logging
 import os
 import warnings
 from argparse import ArgumentError
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key
-from lightning_idc.cli.errors import explain
+from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
 from lightning_idc.core.arguments import accepted_arguments
@@ -207,13 +209,34 @@ class PairCLI(LightningCLI):
         """Build everything and call the Trainer."""
         self.build()
         arguments = {name: self.config_init[name] for name in self.own}
-        getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
+        with self._one_sentence():
+            getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
 
     def build(self) -> None:
         """Build trainer, model and data."""
         self._take_from_checkpoint()
         super()._set_seed()
-        super().instantiate_classes()
+        with self._one_sentence():
+            super().instantiate_classes()
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        """Say in one sentence what fails before the first batch: a value that no type excludes, such as 0 heads."""
+        try:
+            yield
+        except (ValueError, TypeError, AssertionError, ArithmeticError, RuntimeError) as error:
+            if readable(error) is not None or self._begun():
+                raise
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"{_place_of(error)} cannot be made: {text} (--traceback shows where)") from error
+
+    def _begun(self) -> bool:
+        trainer: Trainer | None = vars(self).get("trainer")
+        if trainer is None:
+            return False
+        fit = trainer.fit_loop.epoch_loop
+        loops = (fit, fit.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
+        return any(loop.batch_progress.total.ready > 0 for loop in loops)
 
     def _take_from_checkpoint(self) -> None:
         """Take the checkpoint's hyper-parameters where nothing was asked for; Lightning would let them win always."""
@@ -266,6 +289,18 @@ class PairCLI(LightningCLI):
                 if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:
                     saver.dirpath = str(Path(trainer.default_root_dir).resolve() / "checkpoints")
         return trainer
+
+
+def _place_of(error: BaseException) -> str:
+    """Class whose making failed, as far as the traceback tells."""
+    place, at = "the configuration", error.__traceback__
+    while at is not None:
+        if at.tb_frame.f_code.co_name == "__init__" and "self" in at.tb_frame.f_locals:
+            place = type(at.tb_frame.f_locals["self"]).__name__
+            if place not in ("PairCLI", "LightningCLI"):
+                return place
+        at = at.tb_next
+    return "the configuration" if place in ("PairCLI", "LightningCLI") else place
 
 
 def check_config(verb: str, config: dict[str, Any], where: str) -> None:

@@ -14,8 +14,8 @@ from lightning.pytorch import Trainer
 
 from lightning_idc.callbacks.progress import PlainProgress, duration
 from lightning_idc.cli import main
-from lightning_idc.cli.training import RESULT, PairCLI, gather
-from lightning_idc.errors import PairError
+from lightning_idc.cli.training import RESULT, PairCLI, gather, with_checkpoint
+from lightning_idc.errors import IDCError, PairError
 
 TRAINER = {"max_epochs": 1, "logger": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -171,3 +171,54 @@ def test_plain_progress_prints_seldom_and_with_the_time_left(
 
 def test_durations() -> None:
     assert [duration(s) for s in (0, 61, 3723.4)] == ["0:00", "1:01", "1:02:03"]
+
+
+def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
+    from lightning_idc.core.vocabulary import Vocabulary
+    from lightning_idc.data import SyntheticPairs
+    from lightning_idc.methods import PairTransformer
+
+    monkeypatch.chdir(tmp_path)
+    words = Vocabulary.build(["the cube moved"]).words
+    sizes: dict[str, Any] = {"train_pairs": 2, "val_pairs": 1, "test_pairs": 2, "render_size": 32}
+    data = SyntheticPairs(cache_dir=str(tmp_path / "cache"), progress=False, batch_size=2, **sizes)
+    model = PairTransformer(vocabulary=words, max_length=4, width=16, heads=2, grid=2)
+    trainer = Trainer(**{**TRAINER, "default_root_dir": tmp_path}, fast_dev_run=True, barebones=False)
+    trainer.fit(model, datamodule=data)
+    trainer.save_checkpoint("kept.ckpt")
+    flags = [f"--data.{key}={value}" for key, value in sizes.items()]
+    given = ["--ckpt_path", "kept.ckpt", "--data", "SyntheticPairs", "--data.cache_dir", "cache", *flags]
+    cli = PairCLI(
+        "test", with_checkpoint(gather([*given, "--trainer.accelerator", "cpu", "--trainer.logger", "false"]))
+    )
+    cli.build()
+    assert type(cli.model) is PairTransformer and cli.model.hparams["width"] == 16
+    with pytest.raises(IDCError, match="does not say which class it holds"):
+        torch.save({"state_dict": {}}, "bare.ckpt")
+        with_checkpoint(gather(["--ckpt_path", "bare.ckpt"]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--trainer.accelerator", "gpu"], "--trainer.accelerator cpu"),
+        (["--trainer.devices", "0"], "devices"),
+        (["--trainer.logger", "WandbLogger"], "pip install -U 'wandb"),
+        (["--trainer.callbacks+", "ModelCheckpont"], "did you mean 'ModelCheckpoint'"),
+        (["--data.batch_size", "0"], "batch_size"),
+        (["--model.width", "-1"], "-1"),
+    ],
+)
+def test_what_the_machine_or_a_value_forbids_is_one_sentence(
+    write: Any, capsys: pytest.CaptureFixture[str], arguments: list[str], says: str
+) -> None:
+    assert main(["fit", "--config", write(), *arguments]) == 1
+    said = capsys.readouterr().err.strip().splitlines()[-1]
+    assert said.startswith("error: ") and says in said
+
+
+def test_a_checkpoint_of_other_arguments_is_one_sentence(write: Any, tmp_path: Path, capsys: Any) -> None:
+    assert main(["fit", "--config", write(width=5)]) == 0
+    given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
+    assert main(given) == 1
+    assert "the checkpoint is of another model, or of other settings" in capsys.readouterr().err.strip().splitlines()[-1]

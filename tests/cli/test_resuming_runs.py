@@ -62,6 +62,12 @@ def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> No
     assert again["global_step"] == 4, "the best of before is still known after resuming"
 
 
+def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_path: Path) -> None:
+    Path("toy.yaml").write_text(MONITORED.replace("max_epochs: 3", "max_epochs: 1\n    check_val_every_n_epoch: 4"))
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert Path(runs[-1][1]["ckpt_path"]).name == "last.ckpt"
+
+
 def test_another_saver_of_last_states_is_enough() -> None:
     watched = ModelCheckpoint(monitor="val/loss", save_last=True)
     assert resume_point([]) is None
