@@ -46,6 +46,20 @@ def test_shares(weights: tuple[float, ...], total: int, shares: list[int]) -> No
     assert largest_remainder(weights, total) == shares
 
 
+def test_training_may_draw_from_val_too_and_evaluation_stays_what_it_was(tmp_path: Path) -> None:
+    parts = {"a": folder(tmp_path / "a", 2, captions=2), "b": folder(tmp_path / "b", 3)}
+    data = Mixture(parts, train_splits=["train", "val"], per_caption=["a"], batch_size=4)
+    names = drawn(data, 0)
+    assert len(names) == len(set(names)) == 2 * 2 * 2 + 2 * 3
+    assert {"a/train/train0", "a/val/val1/2", "b/val/val2"} <= set(names)
+    source = data.source("train")
+    assert source.load(source.ids.index("a/val/val1/2")).captions == ["a 1 1"]
+    assert source.load(0).meta["part"] == "a"
+    assert data.source("val").ids[0] == "a/val0"
+    with pytest.raises(PairError, match="train_splits is"):
+        Mixture(parts, train_splits=["train", "train"])
+
+
 def test_every_part_has_its_share_and_no_pair_comes_twice_before_all_came(tmp_path: Path) -> None:
     parts = {"small": folder(tmp_path / "small", 3), "large": folder(tmp_path / "large", 10)}
     data = Mixture(parts, weights={"small": 2, "large": 1}, epoch_pairs=12, batch_size=4)

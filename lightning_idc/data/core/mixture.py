@@ -30,6 +30,8 @@ class Mixture(PairDataModule):
         weights: of every part in training; None for the numbers of their pairs.
         epoch_pairs: draws per epoch; None for as many as there are training pairs.
         per_caption: parts whose training pairs have one caption each.
+        train_splits: splits of the parts that training draws from. With more than one, pairs are called
+            ``PART/SPLIT/ID``; what is trained on is then not held out.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Raises:
@@ -42,6 +44,7 @@ class Mixture(PairDataModule):
         weights: Mapping[str, float] | None = None,
         epoch_pairs: int | None = None,
         per_caption: Sequence[str] = (),
+        train_splits: Sequence[Split] = ("train",),
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -63,7 +66,10 @@ class Mixture(PairDataModule):
         if epoch_pairs is not None and epoch_pairs < 1:
             raise PairError(f"epoch_pairs is {epoch_pairs}; expected at least 1")
         self.parts, self.weights = dict(parts), dict(weights or {})
+        if not train_splits or len(set(train_splits)) < len(train_splits):
+            raise PairError(f"train_splits is {list(train_splits)}; expected at least one split, each once")
         self.epoch_pairs, self.per_caption = epoch_pairs, list(per_caption)
+        self.train_splits = tuple(train_splits)
         for part in self.parts.values():
             if self.image_size is not None:
                 part.image_size, part.interpolation = self.image_size, self.interpolation
@@ -82,7 +88,11 @@ class Mixture(PairDataModule):
 
     def _one_caption(self, name: str, split: Split) -> PairSource:
         """Pairs of a part, one for each caption where that is asked for."""
-        source = self.parts[name].pairs_of(split)
+        part = self.parts[name]
+        if split == "train" and len(self.train_splits) > 1:
+            source: PairSource = Concatenation({own: part.pairs_of(own) for own in self.train_splits})
+        else:
+            source = part.pairs_of(self.train_splits[0] if split == "train" else split)
         return OneCaption(source) if split == "train" and name in self.per_caption else source
 
     def sampler(self, split: Split, source: PairSource) -> PairSampler:
@@ -94,6 +104,9 @@ class Mixture(PairDataModule):
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:
         part, _, own = id.partition("/")
+        if split == "train" and len(self.train_splits) > 1:
+            home, _, own = own.partition("/")
+            split = next(name for name in self.train_splits if name == home)
         return self.parts[part].facts(split, own, caption)
 
 
