@@ -1,0 +1,141 @@
+"""PreferencePairs: preferences of one's own between captions, in the layouts of TRL, ms-swift or a plain table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.io.files import FileSource, Record, Root, split_by_hash
+from lightning_idc.data.io.pair_folders import SAME, SPLITS
+from lightning_idc.data.io.tables import Row, short, stream_table
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+
+
+class PreferencePairs(PairDataModule):
+    """Pairs with a chosen and a rejected caption each, from a CSV or JSONL file.
+
+    Rows of one pair of images with one chosen caption, margin and type of error are one pair, whose rejected captions
+    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and ``error_type``,
+    which ``FromData`` of the preference callbacks draws from.
+
+    Args:
+        root: folder that paths of images are relative to, and never leave.
+        annotations: the file, relative to the root. Its rows have one of three layouts: columns ``before``, ``after``,
+            ``chosen``, ``rejected``; TRL's ``images`` (two), ``chosen``, ``rejected`` (texts or messages); ms-swift's
+            ``images``, ``messages`` (the last one the chosen answer), ``rejected_response``. Perhaps also ``margin``,
+            ``error_type``, ``id``, ``split``.
+        shares: of train, val and test, where nothing names the split.
+        options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Raises:
+        ConfigError: shares are not three numbers that sum to 1.
+    """
+
+    domain = "preferences of one's own"
+
+    def __init__(
+        self,
+        root: str | Path = "data",
+        annotations: str = "preferences.jsonl",
+        shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        **options: Any,
+    ) -> None:
+        super().__init__(**options)
+        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+            raise ConfigError(f"shares is {tuple(shares)}; expected train, val and test that sum to 1")
+        self.files, self.annotations, self.shares = Root(root), annotations, tuple(shares)
+        self._records: list[Record] | None = None
+
+    def source(self, split: Split) -> FileSource:
+        records = [r for r in self._read() if self._split(r) == split]
+        if not records:
+            raise DataError(f"{self.annotations}: the split {split!r} has no pairs; name it in a column split")
+        return FileSource(records, self.image_size, self.interpolation, self.image_options)
+
+    def _split(self, record: Record) -> str:
+        named = (record.split or "").lower()
+        split = SAME.get(named, named) or split_by_hash(record.id, self.shares)
+        if split not in SPLITS:
+            raise DataError(f"{record.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
+        return split
+
+    def _read(self) -> list[Record]:
+        if self._records is None:
+            path = self.files.path / self.annotations
+            if not path.is_file():
+                raise DatasetNotFoundError(f"there is no file {str(path)!r}; name it with annotations")
+            found: dict[tuple[Any, ...], Record] = {}
+            names: set[str] = set()
+            for row in stream_table(path)[1]:
+                self._add(row, found, names)
+            self._records = list(found.values())
+        return self._records
+
+    def _add(self, row: Row, found: dict[tuple[Any, ...], Record], names: set[str]) -> None:
+        before, after = _images(row)
+        chosen, rejected = _answers(row)
+        if chosen == rejected:
+            raise DataError(f"{row.where}: chosen and rejected are the same text {short(chosen)}")
+        margin, kind = _margin(row), row.text("error_type")
+        key = (before, after, chosen, margin, kind)
+        if key in found:
+            found[key].meta["rejected"].append(rejected)
+            return
+        meta: dict[str, Any] = {"rejected": [rejected]}
+        meta |= {name: value for name, value in (("margin", margin), ("error_type", kind)) if value is not None}
+        name = row.text("id") or f"{len(found):06d}"
+        name = f"{name}#{len(found)}" if name in names else name
+        names.add(name)
+        first, second = self.files.file(before, row.where), self.files.file(after, row.where)
+        found[key] = Record(name, row.where, first, second, [chosen], row.text("split"), kind, meta)
+
+
+def _images(row: Row) -> tuple[str, str]:
+    if "images" in row.values:
+        given = row.values["images"]
+        # ms-swift and `datasets` may name an image by an object with its path
+        listed = given if isinstance(given, list) else []
+        paths = [one.get("path") if isinstance(one, Mapping) else one for one in listed]
+        if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
+            raise DataError(f"{row.where}: images is {short(given)}; expected the paths of two images")
+        return str(paths[0]), str(paths[1])
+    before, after = row.text("before"), row.text("after")
+    if before is None or after is None:
+        raise DataError(f"{row.where}: no images; expected `images` with two paths, or `before` and `after`")
+    return before, after
+
+
+def _answers(row: Row) -> tuple[str, str]:
+    if "rejected_response" in row.values:
+        texts = _said(row, "messages"), _said(row, "rejected_response")
+    else:
+        texts = _said(row, "chosen"), _said(row, "rejected")
+    return texts
+
+
+def _said(row: Row, column: str) -> str:
+    """A text, or what the last message says."""
+    value = row.values.get(column)
+    if isinstance(value, list) and value and isinstance(value[-1], Mapping):
+        value = value[-1].get("content")
+        if isinstance(value, list):  # parts of a message, of which one is text
+            value = " ".join(str(part.get("text")) for part in value if isinstance(part, Mapping) and part.get("text"))
+    if not isinstance(value, str) or not value.strip():
+        raise DataError(f"{row.where}: {column} is {short(row.values.get(column))}; expected a caption")
+    return " ".join(value.split())
+
+
+def _margin(row: Row) -> float | None:
+    given = row.values.get("margin")
+    if given is None or given == "":
+        return None
+    try:
+        margin = float(given)
+    except (TypeError, ValueError):
+        margin = math.nan
+    if not math.isfinite(margin):
+        raise DataError(f"{row.where}: margin is {short(given)}; expected a number")
+    return margin

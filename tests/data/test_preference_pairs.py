@@ -1,0 +1,84 @@
+"""Preferences of one's own, in the layouts that TRL, ms-swift and plain tables have."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from lightning_idc.data.benchmarks.preference_pairs import PreferencePairs
+from lightning_idc.errors import IDCError
+
+IMAGES = ["a.png", "b.png"]
+PROMPT = [
+    {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "what changed?"}]}
+]
+PLAIN = {"before": "a.png", "after": "b.png", "chosen": "it moved", "rejected": "it is gone"}
+TRL = {
+    "images": IMAGES,
+    "prompt": PROMPT,
+    "chosen": [{"role": "assistant", "content": [{"type": "text", "text": "it moved"}]}],
+    "rejected": [{"role": "assistant", "content": "it is gone"}],
+}
+TRL_TEXT = {"images": IMAGES, "prompt": "what changed?", "chosen": "it moved", "rejected": "it is gone"}
+SWIFT = {
+    "images": [{"path": "a.png"}, {"path": "b.png"}],
+    "messages": [
+        {"role": "user", "content": "<image><image>what changed?"},
+        {"role": "assistant", "content": "it moved"},
+    ],
+    "rejected_response": "it is gone",
+}
+
+
+def data(root: Path, *rows: dict[str, Any]) -> PreferencePairs:
+    for value, name in enumerate(IMAGES):
+        Image.fromarray(np.full((4, 6, 3), value, np.uint8)).save(root / name)
+    (root / "preferences.jsonl").write_text("\n".join(json.dumps({"split": "train", **row}) for row in rows))
+    return PreferencePairs(root)
+
+
+@pytest.mark.parametrize("row", [PLAIN, TRL, TRL_TEXT, SWIFT])
+def test_every_layout_gives_the_same_pair(row: dict[str, Any], tmp_path: Path) -> None:
+    source = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
+    sample = source.load(0)
+    assert sample.captions == ["it moved"] and sample.change_type == "left/right"
+    assert sample.meta == {"rejected": ["it is gone"], "margin": 2.0, "error_type": "left/right"} == source.meta(0)
+    assert sample.before.max() == 0 and sample.after.max() == 1
+
+
+def test_rejected_captions_of_one_choice_come_together(tmp_path: Path) -> None:
+    rows = [PLAIN, {**PLAIN, "rejected": "it grew"}, {**PLAIN, "chosen": "it went left"}, {**PLAIN, "margin": 3}]
+    source = data(tmp_path, *rows).source("train")
+    assert [source.meta(i)["rejected"] for i in range(3)] == [["it is gone", "it grew"], ["it is gone"], ["it is gone"]]
+    assert len(set(source.ids)) == 3
+
+
+def test_a_csv_is_read_too(tmp_path: Path) -> None:
+    data(tmp_path, PLAIN)
+    (tmp_path / "p.csv").write_text(
+        "before,after,chosen,rejected,margin,split\na.png,b.png,it moved,it is gone,.5,val\n"
+    )
+    source = PreferencePairs(tmp_path, "p.csv").source("val")
+    assert source.meta(0) == {"rejected": ["it is gone"], "margin": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rejected": ""}, "rejected is ''; expected a caption"),
+        ({"chosen": "same", "rejected": "same"}, "the same text"),
+        ({"images": ["a.png"]}, "expected the paths of two images"),
+        ({"before": None}, "no images"),
+        ({"margin": "much"}, "margin is 'much'; expected a number"),
+        ({"before": "../x.png"}, "leaves"),
+        ({"split": "tain"}, "split 'tain' is unknown"),
+    ],
+)
+def test_what_is_wrong_is_named_with_its_line(change: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(IDCError, match=message):
+        data(tmp_path, PLAIN, {**PLAIN, "chosen": "x", **change}).source("train")
