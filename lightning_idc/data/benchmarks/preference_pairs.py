@@ -18,8 +18,8 @@ class PreferencePairs(PairDataModule):
     """Pairs with a chosen and a rejected caption each, from a CSV or JSONL file.
 
     Rows of one pair of images with one chosen caption, margin and type of error are one pair, whose rejected captions
-    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and ``error_type``,
-    which ``FromData`` of the preference callbacks draws from.
+    are all of theirs. The chosen caption is the pair's reference; ``meta`` holds ``rejected`` (a list), ``margin`` and
+    ``error_type``, which ``FromData`` of the preference callbacks draws from.
 
     Args:
         root: folder that paths of images are relative to, and never leave.
