@@ -23,6 +23,7 @@ VERBS = {
     "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check, prepare or count NAME --root DIR"),
     "store": ("store", "verify FOLDER: whether what is kept on disk is as it was written"),
+    "plan": ("plan", "memory that a recipe takes, computed: plan RECIPE"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),
     "doctor": ("doctor", "look at this installation"),

@@ -1,0 +1,165 @@
+"""What training a published model takes, computed from its configuration alone: weights, gradients, optimizer."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from lightning_idc.core.adapter import Adapter
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.vlm.families import family_for
+from lightning_idc.methods.vlm.net import VLMNet
+from lightning_idc.methods.vlm.published import Source, find_model, read_config
+
+GIB = 2**30
+FROZEN_BITS = {"4bit": 4, "int4": 4, "8bit": 8, "int8": 8}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Parameters by part, and the bytes that they take while they train.
+
+    Args:
+        trained: trainable parameters by group: ``vision``, ``language`` (the projector included), adapters by name.
+        frozen: parameters that are not.
+        bits: of a frozen weight; those that train have 32.
+        moments: numbers that the optimizer keeps per trained weight; 2 for Adam.
+        processes: that sharded weights are dealt to; 1 where every process holds all.
+    """
+
+    trained: dict[str, int]
+    frozen: int
+    bits: int = 32
+    moments: int = 2
+    processes: int = 1
+
+    @property
+    def parts(self) -> dict[str, int]:
+        """Bytes on one device by what they are for; activations and logits come on top."""
+        trained = sum(self.trained.values())
+        return {
+            "frozen weights": self.frozen * self.bits // 8 // self.processes,
+            "trained weights": 4 * trained // self.processes,
+            "gradients": 4 * trained // self.processes,
+            "optimizer": 4 * self.moments * trained // self.processes,
+        }
+
+    @property
+    def states(self) -> int:
+        """Bytes on one device without activations."""
+        return sum(self.parts.values())
+
+    @property
+    def host(self) -> int:
+        """Bytes of weights that the processes of one machine load on the host, each its own."""
+        return (self.frozen * max(self.bits, 16) // 8 + 4 * sum(self.trained.values())) * self.processes
+
+    def table(self) -> str:
+        """Lines for the terminal."""
+        lines = [f"{name:<24}{count:>16,} parameters, trained" for name, count in self.trained.items()]
+        lines += [f"{'frozen':<24}{self.frozen:>16,} parameters, {self.bits} bits"]
+        lines += [f"{name:<24}{size / GIB:>12.2f} GiB a device" for name, size in self.parts.items()]
+        lines += [f"{'together':<24}{self.states / GIB:>12.2f} GiB a device, without activations"]
+        return "\n".join([*lines, f"{'loading':<24}{self.host / GIB:>12.2f} GiB of the host"])
+
+
+def plan_of(
+    model: str,
+    adapters: Mapping[str, Adapter],
+    precision: str = "32-true",
+    quantize: str | None = None,
+    moments: int = 2,
+    processes: int = 1,
+    revision: str | None = None,
+) -> Plan:
+    """Plan of a published model; its weights are not read, and no memory is taken for them.
+
+    Args:
+        model: folder or hub id.
+        adapters: by name, not yet installed.
+        precision: of the Trainer.
+        quantize: of :class:`~lightning_idc.methods.vlm.module.VLMCaptioner`.
+        moments: numbers that the optimizer keeps per trained weight.
+        processes: that FSDP2 deals weights to.
+        revision: branch, tag or commit of ``model``.
+
+    Raises:
+        ConfigError: the model is not there or not a vision-language model.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor
+
+    find_model(model, revision)
+    config = read_config(Source(model, revision))
+    processor = AutoProcessor.from_pretrained(model, **({"revision": revision} if revision else {}))
+    with torch.device("meta"):
+        inner = AutoModelForImageTextToText.from_config(config)
+        family = family_for(inner, processor)
+        for path in family.unused(inner):
+            inner.get_submodule(path).requires_grad_(False)
+        net = VLMNet(inner, processor, family)
+        for adapter in adapters.values():
+            adapter.install(net)
+    trained: Counter[str] = Counter()
+    frozen = 0
+    vision = tuple(f"model.{path}." for path in family.vision_parts(inner))
+    lora = {id(p): name for name, adapter in adapters.items() for p in adapter.trained(net)}
+    own = [(f"adapters.{name}.{path}", p) for name, a in adapters.items() for path, p in a.named_parameters()]
+    for path, parameter in [*net.named_parameters(), *own]:
+        if not parameter.requires_grad:
+            frozen += parameter.numel()
+        elif id(parameter) in lora:
+            trained[lora[id(parameter)]] += parameter.numel()
+        else:
+            trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
+    bits = FROZEN_BITS.get(quantize or "", 16 if precision.endswith("-mixed") else 32)
+    return Plan(dict(trained), frozen, bits, moments, processes)
+
+
+def plan_of_stage(config: Mapping[str, Any]) -> Plan:
+    """Plan of a stage of a recipe.
+
+    Args:
+        config: ``trainer`` and ``model`` as a configuration file has them.
+
+    Raises:
+        ConfigError: the stage does not train a published vision-language model.
+    """
+    from lightning_idc.core.adapter_callback import AdapterCallback
+    from lightning_idc.core.io import class_named
+
+    given, trainer = config.get("model") or {}, config.get("trainer") or {}
+    options = given.get("init_args") or {}
+    if not str(given.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
+        raise ConfigError("plan reads stages that train a VLMCaptioner of a published `model`; this one does not")
+    adapters: dict[str, Adapter] = {}
+    for entry in trainer.get("callbacks") or []:
+        kind = class_named(entry["class_path"], AdapterCallback) if _is_adapter(entry["class_path"]) else None
+        if kind is not None:
+            callback = kind(**(entry.get("init_args") or {}))
+            adapters[callback.name] = callback.kind(**callback.options)
+    sharded = "ModelParallelStrategy" in str(trainer.get("strategy", ""))
+    devices = trainer.get("devices", 1)
+    processes = int(devices) * int(trainer.get("num_nodes", 1)) if sharded and isinstance(devices, int) else 1
+    optimizer = str((options.get("optimizer") or {}).get("class_path", "AdamW"))
+    momentum = ((options.get("optimizer") or {}).get("init_args") or {}).get("momentum")
+    moments = 2 if "Adam" in optimizer else 1 if momentum else 0
+    return plan_of(
+        options["model"],
+        adapters,
+        str(trainer.get("precision", "32-true")),
+        options.get("quantize"),
+        moments,
+        processes,
+        options.get("revision"),
+    )
+
+
+ADAPTERS: Sequence[str] = ("lightning_idc.methods.vlm.lora.LoRA", "lightning_idc.methods.m3diff.mdp_adapter.MDPAdapter")
+
+
+def _is_adapter(path: str) -> bool:
+    return path in ADAPTERS
