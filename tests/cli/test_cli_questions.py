@@ -98,11 +98,11 @@ def test_a_captioner_is_asked(
     from lightning_idc.methods.vlm.module import VLMCaptioner
 
     asked: list[str] = []
-    prompt_ids = VLMCaptioner.prompt_ids
+    prompt_inputs = VLMCaptioner.prompt_inputs
     monkeypatch.setattr(
         VLMCaptioner,
-        "prompt_ids",
-        lambda self, prompt, *size: (asked.append(prompt), prompt_ids(self, prompt, *size))[1],
+        "prompt_inputs",
+        lambda self, prompts, sizes: (asked.extend(prompts), prompt_inputs(self, prompts, sizes))[1],
     )
     given = ["questions", "ask", str(table(tmp_path)), "--checkpoint", str(checkpoint), "--tokens", "5"]
     records: dict[bool, list[dict[str, Any]]] = {}
@@ -126,7 +126,7 @@ def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[st
     given = ["questions", "ask", str(table(tmp_path))]
     for more, told in (
         ([], "name a file with --out"),
-        (["--out", str(tmp_path / "x")], "either --checkpoint FILE or --model FOLDER"),
+        (["--out", str(tmp_path / "x")], "either --checkpoint FILE or --model ID"),
         (["--out", str(tmp_path / "x"), "--model", "m", "--tokens", "0"], "at least one"),
     ):
         assert main([*given, *more]) == 1

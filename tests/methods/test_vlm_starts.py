@@ -43,7 +43,7 @@ def test_the_model_sees_with_the_tower_that_named_cells(kind: str, tmp_path: Pat
     (path,) = model.net.family.vision  # type: ignore[union-attr]
     tower: Any = model.net.model.get_submodule(path)  # type: ignore[union-attr]
     images = torch.stack([torch.stack([s.before, s.after]) for s in samples(2, 32)])
-    pixels = model.net.family.pixels(model.net.processor, images)["pixel_values"]  # type: ignore[union-attr]
+    pixels = model.net.family.pixels(model.net.model, model.net.processor, images)["pixel_values"]  # type: ignore[union-attr]
     with torch.no_grad():
         seen = tower(pixel_values=pixels.reshape(-1, *pixels.shape[-3:])).last_hidden_state[:, -16:]
         grid = naming.backbone(images.flatten(0, 1))

@@ -42,12 +42,20 @@ def set_precision(net: VLMNet, low: torch.dtype | None) -> None:
     """
     if low is None:
         return
-    for parameter in net.parameters():
-        if parameter.requires_grad and parameter.dtype in LOW:
-            parameter.data = parameter.data.float()
-        elif not parameter.requires_grad and parameter.dtype in (*LOW, torch.float32):
-            parameter.data = parameter.data.to(low)
+    language = tuple(f"model.{path}." for path in net.language_modules)
+    trains = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
+    for name, parameter in net.named_parameters():
+        if not parameter.is_floating_point() or parameter.dtype not in (*LOW, torch.float32):
+            continue
+        # a frozen layer between those of a tower that trains keeps their precision, as norms of one kind meet the other
+        frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trains)
+        parameter.data = parameter.data.to(low if frozen else torch.float32)
     net.autocast_dtype = low
+
+
+def _part(name: str) -> str:
+    """Tower, projector or language model that a weight belongs to."""
+    return ".".join(name.split(".")[:3])
 
 
 def refuse_low_precision(module: nn.Module, optimizer: torch.optim.Optimizer) -> None:
