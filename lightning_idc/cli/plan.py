@@ -14,18 +14,21 @@ def run(given: list[str]) -> int:
     arguments = parser("plan", "Memory of a recipe's stages that train a published vision-language model, computed.")
     arguments.add_argument("recipe", help="YAML file")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.cli.recipe import load
+    from lightning_idc.cli.recipe import choices, load
     from lightning_idc.methods.vlm.plan import plan_of_stage
 
-    planned = 0
-    for stage in load(Path(options.recipe)).stages:
-        if stage.run != "fit":
-            continue
-        try:
-            plan = plan_of_stage(stage.config)
-        except ConfigError as error:
-            print(f"{stage.name}: {error}")
-            continue
-        print(f"{stage.name}\n{plan.table()}")
-        planned += 1
+    path, planned = Path(options.recipe), 0
+    for choice in choices(path, {}):
+        name = "/".join(choice.values())
+        for stage in load(path, choice).stages:
+            if stage.run != "fit":
+                continue
+            title = f"{name}/{stage.name}" if name else stage.name
+            try:
+                plan = plan_of_stage(stage.config)
+            except ConfigError as error:
+                print(f"{title}: {error}")
+                continue
+            print(f"{title}\n{plan.table()}")
+            planned += 1
     return 0 if planned else 1

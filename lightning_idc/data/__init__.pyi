@@ -13,9 +13,9 @@ from lightning_idc.data.benchmarks.instructpix2pix import InstructPix2Pix as Ins
 from lightning_idc.data.benchmarks.levir_cc import LEVIRCC as LEVIRCC
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush as MagicBrush
 from lightning_idc.data.benchmarks.omnidiff import OmniDiff as OmniDiff
+from lightning_idc.data.benchmarks.preference_pairs import PreferencePairs as PreferencePairs
 from lightning_idc.data.benchmarks.remote_sensing_dialogues import RSCC as RSCC
 from lightning_idc.data.benchmarks.remote_sensing_dialogues import ChangeChat as ChangeChat
-from lightning_idc.data.benchmarks.preference_pairs import PreferencePairs as PreferencePairs
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff as SpotTheDiff
 from lightning_idc.data.benchmarks.subtlebench import VLMSubtleBench as VLMSubtleBench
 from lightning_idc.data.core.datamodule import PairDataModule as PairDataModule

@@ -67,7 +67,7 @@ def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Pa
 def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"class_path": "lightning_idc.data.synthetic.SyntheticPairs"}
     recipe = {
-        "recipe": {"title": "t", "needs": "n", "minutes": 1},
+        "recipe": {"title": "t", "requirements": "n", "minutes": 1},
         "base": {"data": data, **stage(stock, "bf16-mixed")},
         "stages": [{"name": "tune", "run": "fit", "config": {}}],
     }

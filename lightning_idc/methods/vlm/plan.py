@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +11,14 @@ import torch
 
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.errors import ConfigError
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.families import family_for
+from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.published import Source, find_model, read_config
 
 GIB = 2**30
+ADAPTERS: dict[str, type] = {"LoRA": LoRA, "MDPAdapter": MDPAdapter}
 FROZEN_BITS = {"4bit": 4, "int4": 4, "8bit": 8, "int8": 8}
 
 
@@ -128,18 +131,15 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
     Raises:
         ConfigError: the stage does not train a published vision-language model.
     """
-    from lightning_idc.core.adapter_callback import AdapterCallback
-    from lightning_idc.core.io import class_named
-
     given, trainer = config.get("model") or {}, config.get("trainer") or {}
     options = given.get("init_args") or {}
     if not str(given.get("class_path", "")).endswith("VLMCaptioner") or not options.get("model"):
         raise ConfigError("plan reads stages that train a VLMCaptioner of a published `model`; this one does not")
     adapters: dict[str, Adapter] = {}
     for entry in trainer.get("callbacks") or []:
-        kind = class_named(entry["class_path"], AdapterCallback) if _is_adapter(entry["class_path"]) else None
+        kind = ADAPTERS.get(str(entry["class_path"]).rpartition(".")[2])
         if kind is not None:
-            callback = kind(**(entry.get("init_args") or {}))
+            callback: Any = kind(**(entry.get("init_args") or {}))
             adapters[callback.name] = callback.kind(**callback.options)
     sharded = "ModelParallelStrategy" in str(trainer.get("strategy", ""))
     devices = trainer.get("devices", 1)
@@ -156,10 +156,3 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         processes,
         options.get("revision"),
     )
-
-
-ADAPTERS: Sequence[str] = ("lightning_idc.methods.vlm.lora.LoRA", "lightning_idc.methods.m3diff.mdp_adapter.MDPAdapter")
-
-
-def _is_adapter(path: str) -> bool:
-    return path in ADAPTERS
