@@ -35,8 +35,9 @@ from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.data.synthetic import SyntheticPairs  # noqa: E402
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
+from lightning_idc.methods.adpo.cached_scores import CachedScores  # noqa: E402
 from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
-from lightning_idc.methods.adpo.references import CachedScores, FrozenCopy  # noqa: E402
+from lightning_idc.methods.adpo.references import FrozenCopy  # noqa: E402
 from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
 
 ADPO_TIME, ADPO_MEMORY = 1.03, 1.02

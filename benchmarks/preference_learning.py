@@ -1,14 +1,17 @@
-"""Does preference optimisation teach a captioner anything, and does the adversary help? Three seeds, one SFT each.
+"""Does preference optimisation teach a captioner anything, and does the adversary help? Five seeds, one SFT each.
 
-    python benchmarks/preference_learning.py [--seeds 1 2 3] [--pairs 3000] [--out results/preference_learning.json]
-    python benchmarks/preference_learning.py --sweep   # |N| in 16 to 256 and 1 / tau in 0.25 to 4 (Figure 4)
+    python benchmarks/preference_learning.py [--seeds 1 2 3 4 5] [--world vague careful half] [--out results/FILE.json]
+    python benchmarks/preference_learning.py --rows harder     # planted, self-sampled, mixed and retrieved negatives
+    python benchmarks/preference_learning.py --rows weighting  # how often which caption is a negative
+    python benchmarks/preference_learning.py --rows sweep      # |N| in 16 to 256 and 1 / tau in 0.25 to 4 (Figure 4)
 
-Rendered CLEVR-Change pairs of 64 pixels. A PairTransformer is trained as in recipes/adpo.yaml; from its checkpoint the
-supervised training goes on (SFT+, the fair rival: as many steps on as many captions), or DPO, ADPO and DPO against
-planted counterfactuals (which know the truth and so are no method, but say what perfect negatives would give) take
-over. The SFT policy has had 3 epochs, and so still has something to learn; after 8 (--sft_epochs 8, one seed) nothing
-that followed helped. Measured on held-out pairs: CIDEr-D, and the forced choice between the truth and planted
-counterfactuals.
+Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
+60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
+unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
+PairTransformer is trained by likelihood; from its checkpoint likelihood goes on for two epochs (SFT+, about as much
+compute), or DPO and ADPO take over for one, without any caption loss. Measured on held-out pairs with careful
+references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are unchanged,
+how often a change is missed or invented. Differences come with the paired bootstrap over pairs.
 """
 
 from __future__ import annotations
@@ -17,6 +20,8 @@ import argparse
 import json
 import statistics
 import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +34,25 @@ from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
+from lightning_idc.data.transforms.robustness import VagueCaptions
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
-from lightning_idc.methods.adpo.negatives import Counterfactual
+from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
+from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.captions import Scores
 
 CANDIDATES = (16, 64, 128, 256)
 SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)
-METRICS = ("test/CIDEr-D", "test/forced_choice")
+METRICS = ("CIDEr-D", "forced_choice", "missed_change", "invented_change")
+WORLDS: dict[str, tuple[float, float]] = {
+    "vague": (0.0, 0.6),
+    "vague_sixth": (1 / 6, 0.6),
+    "careful": (1 / 6, 0.0),
+    "half": (0.5, 0.0),
+}
+"""Share of unchanged pairs, and of changed pairs with vague training captions."""
 
 
 def adamw(rate: float) -> Any:
@@ -45,19 +60,29 @@ def adamw(rate: float) -> Any:
 
 
 class Study:
-    """All trainings of one seed.
+    """All trainings of one seed in one world.
 
     Args:
         given: command line.
         folder: for checkpoints.
         seed: of training.
+        world: name of :data:`WORLDS`.
     """
 
-    def __init__(self, given: argparse.Namespace, folder: Path, seed: int) -> None:
+    def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
         self.given, self.folder, self.seed = given, folder, seed
+        self.unchanged, self.vague = WORLDS[world]
         self.sizes: dict[str, Any] = dict(
-            train_pairs=given.pairs, val_pairs=8, test_pairs=given.test_pairs, cache_dir=given.cache, progress=False
+            train_pairs=given.pairs,
+            val_pairs=8,
+            test_pairs=given.test_pairs,
+            cache_dir=given.cache,
+            progress=False,
+            no_change=self.unchanged,
         )
+
+    def pairs(self) -> SyntheticPairs:
+        return SyntheticPairs(**self.sizes, corruption=VagueCaptions(self.vague) if self.vague else None)
 
     def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
         seed_everything(self.seed, workers=True, verbose=False)
@@ -87,88 +112,142 @@ class Study:
             optimizer=adamw(1.5e-3),
             schedule=WarmupCosine(0.1),
         )
-        self.trainer(self.given.sft_epochs, [self.saver("sft")]).fit(captioner, SyntheticPairs(**self.sizes))
+        self.trainer(self.given.sft_epochs, [self.saver("sft")]).fit(captioner, self.pairs())
         return str(self.folder / "sft.ckpt")
 
-    def measured(self, captioner: PairTransformer) -> dict[str, float]:
-        found = self.trainer(1, [ForcedChoice()]).test(captioner, SyntheticPairs(**self.sizes), verbose=False)[0]
-        return {name.removeprefix("test/"): found[name] for name in METRICS}
+    def measured(self, captioner: PairTransformer) -> tuple[dict[str, float], Scores]:
+        found = self.trainer(1, [ForcedChoice()]).test(captioner, self.pairs(), verbose=False)[0]
+        assert captioner.scores is not None
+        return {name: found[f"test/{name}"] for name in METRICS if f"test/{name}" in found}, captioner.scores
 
-    def continued(self, sft: str, callbacks: list[Callback]) -> dict[str, float]:
+    def continued(self, sft: str, callbacks: list[Callback]) -> tuple[dict[str, float], Scores]:
         """Scores after more training from the SFT policy."""
+        adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
         captioner = PairTransformer(
             init_from=sft,
             freeze_backbone=True,
             captions_per_pair=2,
             dropout=0.0,
-            learning_rates={"addons.retriever": 10.0} if len(callbacks) > 1 else None,
+            learning_rates={"addons.retriever": 10.0} if adversarial else None,
             optimizer=adamw(self.given.rate),
             schedule=WarmupCosine(0.1),
         )
-        self.trainer(self.given.epochs, [*callbacks, self.saver("more")]).fit(captioner, SyntheticPairs(**self.sizes))
+        epochs = self.given.epochs if callbacks else self.given.more_epochs
+        self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
         return self.measured(captioner)
 
-    def preference(self, **options: Any) -> PreferenceOptimization:
-        return PreferenceOptimization(beta=self.given.beta, caption_weight=self.given.caption_weight, **options)
-
-    def adversary(self, candidates: int = 128, sharpness: float = 1.0) -> AdversarialRetriever:
-        return AdversarialRetriever(candidates=candidates, scale=10.0, temperature=1 / sharpness, alignment=1.0)
-
-    def ways(self) -> dict[str, list[Callback]]:
-        """Callbacks by name of the row."""
-        if self.given.sweep:
-            pools = {f"|N| = {n}": [self.preference(), self.adversary(candidates=n)] for n in CANDIDATES}
-            return pools | {f"1/tau = {s}": [self.preference(), self.adversary(sharpness=s)] for s in SHARPNESS}
-        return {
-            "SFT+": [],
-            "DPO": [self.preference()],
-            "ADPO": [self.preference(), self.adversary()],
-            "DPO, planted": [self.preference(negatives=Counterfactual())],
-        }
-
-    def results(self) -> dict[str, dict[str, float]]:
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, dict[str, Any]]:
+        """Scores of every row, and its CIDEr-D minus that of each row before it."""
         sft = self.supervised()
-        rows = {"SFT": self.measured(PairTransformer.load_from_checkpoint(sft))}
-        print(self.seed, "SFT", rows["SFT"], flush=True)
-        for name, callbacks in self.ways().items():
-            rows[name] = self.continued(sft, callbacks)
-            print(self.seed, name, rows[name], flush=True)
-        return rows
+        found = {"SFT": self.measured(PairTransformer.load_from_checkpoint(sft))}
+        for name, callbacks in rows.items():
+            found[name] = self.continued(sft, callbacks())
+        table: dict[str, dict[str, Any]] = {}
+        names = list(found)
+        for place, name in enumerate(names):
+            values, scores = found[name]
+            over = {other: asdict(compare(found[other][1], scores)["CIDEr-D"]) for other in names[:place]}
+            table[name] = {**values, "over": over}
+            shown = "  ".join(f"{key} {value:.1f}" for key, value in values.items())
+            print(self.seed, f"{name:<28}", shown, flush=True)
+            for other, gap in over.items():
+                print(f"    minus {other}: {gap['difference']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}]", flush=True)
+        return table
+
+
+def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
+    """Callbacks by name of the row, made anew for each training."""
+
+    def preference(**options: Any) -> PreferenceOptimization:
+        return PreferenceOptimization(beta=given.beta, caption_weight=given.caption_weight, **options)
+
+    def dpo(weighting: Any, share: float = 0.0) -> Callable[[], list[Callback]]:
+        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_share=share))]
+
+    def adpo(weighting: Any = given.weighting, no_change: float = 0.0, **options: Any) -> Callable[[], list[Callback]]:
+        settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
+        return lambda: [
+            preference(),
+            AdversarialRetriever(weighting=weighting, no_change_share=no_change, **settings),
+        ]
+
+    main: dict[str, Callable[[], list[Callback]]] = {"SFT+": list, "DPO": dpo(given.weighting), "ADPO": adpo()}
+    if given.rows == "harder":
+        return main | {
+            "DPO, planted": lambda: [preference(negatives=Counterfactual())],
+            "DPO, self-sampled": lambda: [preference(negatives=SelfSampled(verify=True))],
+            "ADPO, half retrieved": adpo(share=0.5),
+        }
+    if given.rows == "sweep":
+        pools = {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
+        return pools | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS}
+    if given.rows == "weighting":
+        found: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
+        for name in ("frequency", "distinct", "stratified"):
+            found |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
+        for share in given.no_change_shares:
+            found |= {
+                f"DPO, stratified {share}": dpo("stratified", share),
+                f"ADPO, stratified {share}": adpo("stratified", share),
+            }
+        return found
+    return main
+
+
+def summary(seeds: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, list[float]]]:
+    """Mean and standard deviation over seeds of every figure of every row."""
+    found: dict[str, dict[str, list[float]]] = {}
+    for row, figures in seeds[0].items():
+        for name in figures:
+            if name != "over":
+                values = [rows[row][name] for rows in seeds]
+                spread = statistics.stdev(values) if len(values) > 1 else 0.0
+                found.setdefault(row, {})[name] = [statistics.mean(values), spread]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--sweep", action="store_true", help="over the pool's size and the retriever's temperature")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
+    parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), default="main")
     parser.add_argument("--pairs", type=int, default=3000)
     parser.add_argument("--test_pairs", type=int, default=300)
     parser.add_argument("--look_epochs", type=int, default=5)
-    parser.add_argument("--sft_epochs", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--sft_epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=1, help="of preference optimisation")
+    parser.add_argument("--more_epochs", type=int, default=2, help="of SFT+")
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--beta", type=float, default=0.1)
-    parser.add_argument("--caption_weight", type=float, default=1.0)
+    parser.add_argument("--caption_weight", type=float, default=0.0)
+    parser.add_argument("--weighting", default="frequency")
+    parser.add_argument("--no_change_shares", type=float, nargs="*", default=[])
     parser.add_argument("--cache", help="folder for rendered pairs")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    found: list[dict[str, dict[str, float]]] = []
-    for seed in given.seeds:
-        with tempfile.TemporaryDirectory() as folder:
-            found.append(Study(given, Path(folder), seed).results())
-    summary: dict[str, dict[str, list[float]]] = {}
-    for way in found[0]:
-        summary[way] = {}
-        for name in found[0][way]:
-            values = [rows[way][name] for rows in found]
-            summary[way][name] = [statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
-        shown = "  ".join(f"{name} {mean:6.1f} +- {spread:4.1f}" for name, (mean, spread) in summary[way].items())
-        print(f"{way:<14} {shown}")
-    if given.out:
-        from environment import describe
+    torch.set_num_threads(1)
+    worlds: dict[str, Any] = {}
+    for world in given.world:
+        found = []
+        for seed in given.seeds:
+            with tempfile.TemporaryDirectory() as folder:
+                print(f"world {world}, seed {seed}", flush=True)
+                found.append(Study(given, Path(folder), seed, world).results(rows_of(given)))
+            worlds[world] = {"mean_and_stdev": summary(found), "seeds": found}
+            if given.out:
+                write(given, worlds)
+        for row, figures in worlds[world]["mean_and_stdev"].items():
+            shown = "  ".join(f"{name} {mean:6.1f} +- {spread:4.1f}" for name, (mean, spread) in figures.items())
+            print(f"{world:<12} {row:<28} {shown}", flush=True)
 
-        settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out")}
-        result = {"settings": settings, "environment": describe("lightning"), "mean_and_stdev": summary, "seeds": found}
-        given.out.write_text(json.dumps(result, indent=1) + "\n")
+
+def write(given: argparse.Namespace, worlds: dict[str, Any]) -> None:
+    """Keep what there is so far, with what it was measured on."""
+    from environment import describe
+
+    settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out")}
+    result = {"settings": settings, "environment": describe("lightning"), "worlds": worlds}
+    given.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -288,9 +288,10 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     from lightning_idc.core.types import PairSample
     from lightning_idc.data.core.datamodule import PairDataModule
     from lightning_idc.data.core.source import PairSource
-    from lightning_idc.methods.adpo.negatives import NegativeSource
+    from lightning_idc.methods.adpo.cached_scores import CachedScores
+    from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
     from lightning_idc.methods.adpo.preference import PreferenceOptimization
-    from lightning_idc.methods.adpo.references import AdaptersOff, CachedScores, FrozenCopy, ReferencePolicy
+    from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, ReferencePolicy
     from lightning_idc.methods.vlm.lora import LoRA
     from lightning_idc.methods.vlm.module import VLMCaptioner
     from lightning_idc.methods.vlm.net import VLMNet
@@ -314,8 +315,8 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
             return Pairs()
 
     class Rejected(NegativeSource):
-        def draw(self, step: Any, count: int, generator: torch.Generator) -> list[list[str]]:
-            return [[told[int(id)][1]] for id in step.batch.ids]
+        def draw(self, step: Any, count: int, generator: torch.Generator) -> Draw:
+            return Draw([[told[int(id)][1]] for id in step.batch.ids])
 
     class Captioner(VLMCaptioner):
         seen: Any = None

@@ -82,6 +82,11 @@ class Addon(nn.Module):
         weight: factor of its losses. 0 equals absent: nothing but its losses is asked, and they count 0.
     """
 
+    sharded_methods: tuple[str, ...] = ADDON_METHODS
+    """Methods that gather the weights of a sharded add-on when they are called."""
+    clipped_apart: bool = False
+    """Whether ``gradient_clip_val`` bounds this add-on's gradient by itself, as for one with a goal of its own."""
+
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = weight

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import nn
 
-from lightning_idc.core.addon import ADDON_METHODS, AUX, Addon, AddonHost, addons_of, reconcile_addons
+from lightning_idc.core.addon import AUX, Addon, AddonHost, addons_of, reconcile_addons
 from lightning_idc.core.distributed import shard
 from lightning_idc.core.foreign import attach, detach
 from lightning_idc.errors import ConfigError
@@ -55,7 +55,8 @@ class AddonCallback(Callback):
         if self.name not in addons_of(pl_module):
             self._register(pl_module)
             if not cooperative and pl_module.device_mesh is not None:
-                shard(addons_of(pl_module)[self.name], pl_module.device_mesh, ADDON_METHODS)
+                addon = addons_of(pl_module)[self.name]
+                shard(addon, pl_module.device_mesh, addon.sharded_methods)
         attached = addons_of(pl_module)
         attached[self.name].weight = self.weight
         owners = [name for name, addon in attached.items() if addon.replaces_objective]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.decoding import Decoded, beam_search, greedy
+from lightning_idc.core.decoding import Decoded, beam_search, greedy, sample
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
 from lightning_idc.core.images import as_pair, resize
@@ -125,6 +125,30 @@ class PairCaptioner(PairModule):
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
 
+    def sample(
+        self,
+        features: PairFeatures,
+        samples: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+        max_length: int | None = None,
+    ) -> Decoded:
+        """Captions drawn at random, ``samples`` per pair, those of a pair together; see ``core/decoding.py: sample``.
+
+        Args:
+            features: B pairs.
+            samples: captions per pair.
+            temperature: divides log-probabilities.
+            top_p: probability of the likely tokens that are drawn from.
+            generator: of all chance; torch's global one when None.
+            max_length: most tokens, the end token included.
+        """
+        length = max_length or self.hparams["max_length"]
+        net, special = self.built_net, self.built_vocabulary.special
+        with gathered(net):  # captions of different length would make processes wait for each other
+            return sample(net, features, length, samples, temperature, top_p, generator, special)
+
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""
         return [self.built_vocabulary.encode(caption) for caption in captions]
@@ -137,7 +161,8 @@ class PairCaptioner(PairModule):
         """
         samples = self.at_trained_size(samples)
         wanted = self.hparams["captions_per_pair"]
-        rows = [self.tokenize(chosen_captions(sample, wanted)) for sample in samples]
+        chosen = [chosen_captions(sample, wanted) for sample in samples]
+        rows = [self.tokenize(captions) for captions in chosen]
         tokens, mask = pad_captions(rows, captions=wanted)
         return PairBatch(
             images=stack_images(samples),
@@ -146,6 +171,8 @@ class PairCaptioner(PairModule):
             ids=[sample.id for sample in samples],
             references=[sample.captions for sample in samples],
             change_types=[sample.change_type for sample in samples],
+            chosen=chosen,
+            meta=[sample.meta for sample in samples],
         )
 
     # ---- what follows from it ---------------------------------------------------------------------------

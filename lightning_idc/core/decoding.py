@@ -16,6 +16,7 @@ from torch import Tensor
 
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import SpecialIds
+from lightning_idc.errors import ConfigError
 
 OWN = SpecialIds()
 NEVER_SAID = OWN.never_said
@@ -230,3 +231,73 @@ def _beam_search(
         owners = torch.tensor(live_owners, device=device)
     best = [max(candidates, key=lambda c: c[0]) for candidates in finished]
     return Decoded([ids for _, _, ids in best], [mean for _, mean, _ in best])
+
+
+@torch.no_grad()
+def sample(
+    net: CaptionNet,
+    features: PairFeatures,
+    length: int,
+    samples: int,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    generator: torch.Generator | None = None,
+    special: SpecialIds = OWN,
+) -> Decoded:
+    """Draw captions at random, token by token, from one look at each pair.
+
+    Args:
+        net: the network.
+        features: B pairs.
+        length: most tokens, the end token included.
+        samples: captions per pair, K.
+        temperature: divides log-probabilities; towards 0 the most likely token is certain.
+        top_p: tokens are drawn from the fewest likely ones whose probabilities sum to this.
+        generator: of all chance; torch's global one when None.
+        special: ids of the vocabulary's special tokens.
+
+    Returns:
+        B * K captions, those of a pair together; the log-probabilities are the network's own, whatever temperature
+        and ``top_p``.
+
+    Raises:
+        ConfigError: temperature, ``top_p`` or the number of samples is out of range.
+    """
+    if temperature <= 0 or not 0 < top_p <= 1 or samples < 1:
+        raise ConfigError(
+            f"sampling needs temperature > 0, 0 < top_p <= 1 and at least one sample; found {temperature}, {top_p} and "
+            f"{samples}"
+        )
+    device, count = features.memory.device, len(features) * samples
+    owners = torch.arange(len(features), device=device).repeat_interleave(samples)
+    state = net.start(features).select(owners)
+    ids = torch.full((count, length), special.pad, dtype=torch.long, device=device)
+    sums = torch.zeros(count, device=device)
+    lengths = torch.zeros(count, dtype=torch.long, device=device)
+    rows = torch.arange(count, device=device)
+    tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
+    for position in range(length):
+        log_probs = _next_log_probs(net.step(state, tokens), special)
+        chances = _nucleus((log_probs / temperature).softmax(-1), top_p)
+        drawn_on = device if generator is None else generator.device
+        tokens = torch.multinomial(chances.to(drawn_on), 1, generator=generator)[:, 0].to(device)
+        ids[rows, position] = tokens
+        sums[rows] += log_probs.gather(1, tokens[:, None])[:, 0]
+        lengths[rows] += 1
+        going = tokens != special.eos
+        if position + 1 == length or not bool(going.any()):
+            break
+        if not bool(going.all()):
+            rows, tokens = rows[going], tokens[going]
+            state = state.select(going.nonzero()[:, 0])
+    return _collect(ids, lengths, sums)
+
+
+def _nucleus(chances: Tensor, top_p: float) -> Tensor:
+    """Zero out all but the fewest tokens whose probabilities ``(N, V)`` sum to ``top_p``; the likeliest stays."""
+    if top_p >= 1:
+        return chances
+    ordered = chances.sort(-1, descending=True)
+    before = ordered.values.cumsum(-1) - ordered.values
+    kept = ordered.values.masked_fill(before >= top_p, 0.0)
+    return torch.zeros_like(chances).scatter(-1, ordered.indices, kept)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from lightning_idc.errors import ConfigError
+
 T = TypeVar("T")
 
 
@@ -41,6 +43,15 @@ def all_gather_object(own: T) -> list[T]:
     return found
 
 
+def mean_over_processes(value: Tensor) -> Tensor:
+    """Mean of a tensor over all processes; all of them must call this with one shape."""
+    if not is_distributed():
+        return value
+    total = value.clone()
+    torch.distributed.all_reduce(total)
+    return total / torch.distributed.get_world_size()
+
+
 def full_state_dict(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Weights on the CPU, those that are sharded over processes put together; all processes must call this."""
     from torch.distributed.tensor import DTensor
@@ -63,9 +74,17 @@ def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
     """Shard a module over the data-parallel processes (FSDP2), once; ``methods`` gather its weights when called."""
     from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 
+    if "tensor_parallel" in (mesh.mesh_dim_names or ()) and mesh["tensor_parallel"].size() > 1:
+        raise ConfigError(
+            f"the strategy splits every layer over {mesh['tensor_parallel'].size()} processes (tensor_parallel_size), "
+            "for which no module here has a plan: each process would train unsharded weights of its own. Use "
+            "lightning_idc.core.strategies.ShardedStrategy, which shards over all processes"
+        )
     if isinstance(module, FSDPModule) or next(module.parameters(), None) is None:
         return
-    fully_shard(module, mesh=mesh["data_parallel"])
+    # FSDP2 cannot shard scalars, such as the scale of a CLIP that is only read
+    scalars = {p for p in module.parameters() if not p.ndim and not p.requires_grad}
+    fully_shard(module, mesh=mesh["data_parallel"], ignored_params=scalars)
     for method in methods:
         register_fsdp_forward_method(module, method)
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from lightning_idc.core.types import Caption, PairBatch
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import FAST, USUAL
+from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.metric import CaptionScores
 
 if TYPE_CHECKING:
@@ -72,12 +73,13 @@ class CorpusEvaluation(nn.Module):
         """Gather, drop pairs that a sampler dealt twice, score; all processes must call this.
 
         Returns:
-            scores by name and ``loss``, the mean over pairs with a reference; equal on all processes.
+            scores by name, ``loss``, the mean over pairs with a reference, and :func:`no_change_rates`; equal on all
+            processes.
         """
         self.predictions, self.scores = self.caption_scores.compute()
         self.caption_scores.reset()
         self.caption_scores.metrics = FAST
-        values = mean_loss(self.predictions)
+        values = {**mean_loss(self.predictions), **no_change_rates(self.predictions)}
         return values if self.scores is None else {**values, **self.scores.as_dict()}
 
 
@@ -85,3 +87,21 @@ def mean_loss(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Mean of the losses of the records that have one, as ``{"loss": mean}``; empty where none has."""
     losses = [record["loss"] for record in records if record["loss"] is not None]
     return {"loss": torch.tensor(losses, dtype=torch.float64).mean().item()} if losses else {}
+
+
+def no_change_rates(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Percent of changed pairs said to be unchanged, and of unchanged ones said to have changed.
+
+    Args:
+        records: with ``caption``, ``references`` and ``change_type``.
+
+    Returns:
+        ``missed_change`` and ``invented_change``; empty where the split has no unchanged or no changed pair.
+    """
+    counts = confusion(records)
+    if counts is None or not counts.changed_same + counts.changed_changed:
+        return {}
+    return {
+        "missed_change": 100 * counts.changed_same / (counts.changed_same + counts.changed_changed),
+        "invented_change": 100 * counts.same_changed / (counts.same_same + counts.same_changed),
+    }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,10 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)"
         )
     try:
-        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        # mapped, so that an optimizer's state, two thirds of the file, is not read where only weights are asked for;
+        # files of torch's format before 1.6 cannot be mapped
+        mapped = zipfile.is_zipfile(path)
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
     except Exception as error:  # a damaged file fails in many ways
         raise CheckpointError(_unreadable(path, error)) from error
     if not isinstance(found, dict):

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapters import AdapterSet
-from lightning_idc.core.addon import ADDON_METHODS, AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
+from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
@@ -204,7 +204,11 @@ class PairModule(AddonHost):
             for adapter in self.adapters.values():
                 shard(adapter, self.device_mesh, ())
             for addon in addons_of(self).values():
-                shard(addon, self.device_mesh, ADDON_METHODS)
+                for part in addon.modules():
+                    if isinstance(part, PairModule):  # a copy of this module: sharded as this module is
+                        part._device_mesh = self.device_mesh
+                        part.configure_model()
+                shard(addon, self.device_mesh, addon.sharded_methods)
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
@@ -234,6 +238,24 @@ class PairModule(AddonHost):
             group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"], 1.0)
         schedules = [self.schedule_of(group["name"]) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
+
+    def configure_gradient_clipping(
+        self,
+        optimizer: torch.optim.Optimizer,
+        gradient_clip_val: float | None = None,
+        gradient_clip_algorithm: str | None = None,
+    ) -> None:
+        """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
+        apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
+        alone = [group for group in optimizer.param_groups if group.get("name") in apart]
+        if not gradient_clip_val or not alone:
+            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+            return
+        rest = [p for group in optimizer.param_groups if group.get("name") not in apart for p in group["params"]]
+        by_value = gradient_clip_algorithm == "value"
+        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
+        for parameters in [rest, *(group["params"] for group in alone)]:
+            clip(parameters, gradient_clip_val)
 
     def schedule_of(self, group: str) -> Schedule:
         """Schedule of a group of parameters."""

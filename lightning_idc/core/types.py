@@ -76,6 +76,8 @@ class PairBatch:
         references: all captions of each pair.
         change_types: labels of the changes, None where unknown.
         model_inputs: whatever else a processor makes, batched along dimension 0.
+        chosen: the captions that ``tokens`` holds, at most K per pair.
+        meta: ``meta`` of each sample.
     """
 
     images: Tensor
@@ -85,6 +87,8 @@ class PairBatch:
     references: list[list[str]]
     change_types: list[str | None]
     model_inputs: dict[str, Tensor] = field(default_factory=dict)
+    chosen: list[list[str]] = field(default_factory=list)
+    meta: list[dict[str, Any]] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -35,7 +35,7 @@ def retriever_of(model: Any) -> Retriever:
 def test_a_uniform_retriever_is_dpo_with_random_negatives_bit_for_bit(tmp_path: Path) -> None:
     random, uniform, sharp = Losses(), Losses(), Losses()
     dpo = fit([PreferenceOptimization(negatives=RandomCaption(6)), random], tmp_path)
-    flat = AdversarialRetriever(candidates=6, temperature=float("inf"))
+    flat = AdversarialRetriever(candidates=6, temperature=float("inf"), alignment=0.0)
     adpo = fit([PreferenceOptimization(), flat, uniform], tmp_path)
     assert_same(host_state(adpo), host_state(dpo))
     fit([PreferenceOptimization(), AdversarialRetriever(candidates=6), sharp], tmp_path)
@@ -62,7 +62,7 @@ class Planted(ReferencePolicy):
 @pytest.mark.parametrize("baseline", [None, LeaveOneOut()])
 def test_the_retriever_moves_to_the_harder_negatives(tmp_path: Path, baseline: Any) -> None:
     model = TinyCaptioner(learning_rates={"vision": 0.0, "language": 0.0, **FAST}, captions_per_pair=1)
-    callback = AdversarialRetriever(scale=4.0, temperature=1.0, baseline=baseline)
+    callback = AdversarialRetriever(scale=4.0, temperature=1.0, baseline=baseline, alignment=0.0)
     fit([PreferenceOptimization(reference=Planted()), callback], tmp_path, model, max_epochs=12)
     retriever = retriever_of(model)
     hard = torch.tensor(["paint" in text for text in retriever.pool.texts])
@@ -138,8 +138,8 @@ def test_a_retriever_starts_from_the_weights_of_another_run(tmp_path: Path) -> N
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="list that callback before it"):
-        fit([AdversarialRetriever(), PreferenceOptimization()], tmp_path)
+    with pytest.raises(PairError, match="add that callback beside it"):
+        fit([AdversarialRetriever()], tmp_path)
     with pytest.raises(PairError, match="candidates is 1"):
         AdversarialRetriever(candidates=1)
     with pytest.raises(PairError, match="temperature is 0"):

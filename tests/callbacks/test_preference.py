@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import warnings
 from pathlib import Path
@@ -17,9 +18,19 @@ from tiny import TinyCaptioner, TinyPairs, TinySource
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.captioner import pad_captions
 from lightning_idc.core.types import PairBatch, PairError
-from lightning_idc.methods.adpo.losses import SmoothedDPO, ipo
-from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption, SameScene
-from lightning_idc.methods.adpo.preference import Preference, PreferenceOptimization, beside
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.methods.adpo.negatives import (
+    Draw,
+    FromData,
+    Mixture,
+    NegativeSource,
+    RandomCaption,
+    SameScene,
+    SelfSampled,
+)
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.preference_addon import Preference, beside
+from lightning_idc.methods.adpo.preference_losses import SmoothedDPO, ipo
 from lightning_idc.methods.adpo.references import ReferencePolicy
 
 
@@ -30,17 +41,17 @@ class Spy(RandomCaption):
         super().__init__()
         self.given: list[tuple[list[list[str]], list[list[str]]]] = []
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-        rows = super().draw(step, count, generator)
-        self.given.append((step.batch.references, rows))
-        return rows
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        draw = super().draw(step, count, generator)
+        self.given.append((step.batch.references, draw.texts))
+        return draw
 
 
 class Fixed(NegativeSource):
     """One sentence, whatever the pair."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-        return [["it turned green"] * count for _ in step.batch.ids]
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        return Draw([["it turned green"] * count for _ in step.batch.ids])
 
 
 def test_the_policy_starts_at_the_reference_dropout_or_not(tmp_path: Path) -> None:
@@ -101,10 +112,10 @@ def test_training_tells_true_from_false(tmp_path: Path) -> None:
     fit([PreferenceOptimization(), losses], tmp_path, model, max_epochs=8)
     assert sum(losses.values[-8:]) / 8 < 0.9 * math.log(2)
     metrics = model.trainer.callback_metrics
-    assert metrics["train/preference/margin"] > 0 and 0.5 <= metrics["train/preference/accuracy"] <= 1
-    assert metrics["train/preference/kl_proxy"] > 0
-    assert metrics["train/preference/margin"] == pytest.approx(
-        metrics["train/preference/reward_chosen"] - metrics["train/preference/reward_rejected"]
+    assert metrics["train/rewards/margins"] > 0 and 0.5 <= metrics["train/rewards/accuracies"] <= 1
+    assert metrics["train/kl_proxy"] > 0
+    assert metrics["train/rewards/margins"] == pytest.approx(
+        metrics["train/rewards/chosen"] - metrics["train/rewards/rejected"]
     )
 
 
@@ -168,12 +179,11 @@ def test_a_run_whose_chosen_captions_fall_tells_so_once(tmp_path: Path) -> None:
 
 
 def test_the_negatives_of_a_run_are_kept_for_reading(tmp_path: Path) -> None:
-    import json
 
     fit([PreferenceOptimization(negatives=Fixed())], tmp_path)
     met = json.loads((tmp_path / "negatives.json").read_text())
     assert len(met) == 16
-    assert met["000"]["negative"] == "it turned green" and met["000"]["positive"] == "it turned red"
+    assert met["000"]["negative"] == "it turned green" and met["000"]["positive"] in TinySource(16, 0).captions(0)
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
@@ -191,10 +201,10 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
     spied: list[tuple[list[str], list[list[str]]]] = []
 
     class Watched(SameScene):
-        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-            rows = super().draw(step, count, generator)
-            spied.append((step.batch.ids, rows))
-            return rows
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+            draw = super().draw(step, count, generator)
+            spied.append((step.batch.ids, draw.texts))
+            return draw
 
     # pairs 000 to 009 are of scene 00, pairs 010 to 015 of scene 01; red, green and blue in turn
     fit([PreferenceOptimization(negatives=Watched(r"^(\d\d)\d$"))], tmp_path)
@@ -221,3 +231,110 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         Trainer(callbacks=[PreferenceOptimization()], max_steps=1, enable_checkpointing=False, **QUIET).fit(
             model, loader
         )
+
+
+# ---- sources of negatives --------------------------------------------------------------------------------
+
+
+class Preferred(TinySource):
+    """Pairs whose meta holds a rejected caption and how bad it is."""
+
+    def load(self, index: int) -> Any:
+        sample = super().load(index)
+        sample.meta |= {"rejected": [f"wrong of {sample.id}"], "worse": float(sample.id)}
+        return sample
+
+
+class PreferredPairs(TinyPairs):
+    def source(self, split: str) -> Any:
+        return Preferred(self.pairs if split == "train" else 7, 0 if split == "train" else 500)
+
+
+class Heard(NegativeSource):
+    """One sentence, and a memory of what it heard."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.heard: list[tuple[Draw, torch.Tensor, torch.Tensor]] = []
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        return Draw([[self.text] * count for _ in step.batch.ids])
+
+    def update(self, draw: Draw, losses: torch.Tensor, present: torch.Tensor) -> None:
+        self.heard.append((draw, losses, present))
+
+
+def test_rejected_captions_of_the_data_with_their_margins(tmp_path: Path) -> None:
+    plain, apart = Losses(), Losses()
+    data = PreferredPairs(batch_size=4, seed=1)
+    fit([PreferenceOptimization(negatives=FromData()), plain], tmp_path, data=data)
+    met = json.loads((tmp_path / "negatives.json").read_text())
+    assert {id: row["negative"] for id, row in met.items()} == {id: f"wrong of {id}" for id in met} and len(met) == 16
+    negatives = FromData(margin="worse")
+    fit([PreferenceOptimization(negatives=negatives), apart], tmp_path, data=PreferredPairs(batch_size=4, seed=1))
+    # M = 0 at the start: the loss is that of minus the margin, which is the number of the pair
+    assert plain.values[0] == pytest.approx(math.log(2), abs=1e-6) and apart.values[0] > 2
+    with pytest.raises(DataError, match="no 'rejected' is in its meta"):
+        fit([PreferenceOptimization(negatives=FromData())], tmp_path)
+
+
+def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_path: Path) -> None:
+    alone = Heard("it turned green")
+    fit([PreferenceOptimization(negatives=alone)], tmp_path, max_steps=2)
+    assert len(alone.heard) == 2
+    draw, losses, present = alone.heard[0]
+    assert losses.shape == present.shape == (4, 2) and not losses.requires_grad and len(draw.texts) == 4
+    torch.testing.assert_close(losses, torch.full((4, 2), math.log(2)))
+    first, second, never = Heard("one"), Heard("two"), Heard("three")
+    mixture = Mixture([first, second, never], [3.0, 1.0, 0.0])
+    fit([PreferenceOptimization(negatives=mixture)], tmp_path, max_epochs=10)
+    counts = [sum(int(present.sum()) for _, _, present in source.heard) for source in (first, second, never)]
+    assert sum(counts) == 10 * 16 * 2 and counts[2] == 0
+    # a binomial of 320 draws; 4.5 standard deviations are 35
+    assert abs(counts[0] - 240) < 35
+    with pytest.raises(ConfigError, match="2 sources have the shares"):
+        Mixture([first, second], [1.0])
+
+
+def test_the_policys_own_samples_are_negatives_unless_they_are_right(tmp_path: Path) -> None:
+    seen: list[tuple[list[list[str]], list[list[str]]]] = []
+
+    class Watched(SelfSampled):
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+            draw = super().draw(step, count, generator)
+            seen.append((step.batch.references, draw.texts))
+            return draw
+
+    sft = fit([], tmp_path, max_epochs=25, enable_checkpointing=True)
+    sft.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    fit([PreferenceOptimization(negatives=Watched())], tmp_path, TinyCaptioner(init_from=str(tmp_path / "sft.ckpt")))
+    pool = {text for i in range(16) for text in TinySource(16, 0).captions(i)}
+    texts = [text for references, rows in seen for row in rows for text in row]
+    for references, rows in seen:
+        for own, row in zip(references, rows, strict=True):
+            assert not set(own) & set(row)
+    assert any(text not in pool for text in texts), "some are what nobody has written"
+
+
+def test_figures_of_validation_have_the_names_of_trl(tmp_path: Path) -> None:
+    callback = PreferenceOptimization(validation=True)
+    model = fit([callback], tmp_path, max_epochs=1, limit_val_batches=1.0)
+    names = {name for name in model.trainer.callback_metrics if name.startswith("val/")}
+    assert {"val/rewards/chosen", "val/rewards/margins", "val/rewards/accuracies", "val/logps/chosen"} <= names
+    assert "val/preference_loss" in names
+
+
+def test_the_record_holds_the_caption_that_was_compared(tmp_path: Path) -> None:
+    seen: dict[str, str] = {}
+
+    class Watched(RandomCaption):
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+            for id, row in zip(step.batch.ids, step.batch.tokens[:, 0].tolist(), strict=True):
+                seen[id] = step.host.vocabulary.decode(row[1:])
+            return super().draw(step, count, generator)
+
+    fit([PreferenceOptimization(negatives=Watched())], tmp_path, max_epochs=3)
+    met = json.loads((tmp_path / "negatives.json").read_text())
+    assert {id: row["positive"] for id, row in met.items()} == seen
+    firsts = {f"{i:03d}": TinySource(16, 0).captions(i)[0] for i in range(16)}
+    assert seen != firsts, "the compared caption is drawn; it is not the first reference"

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from processes import launch
 
+from lightning_idc.cli.recipe import load
+from lightning_idc.core.distributed import shard
+from lightning_idc.core.strategies import ShardedStrategy
+from lightning_idc.errors import ConfigError
+
 HERE = Path(__file__).parent
+PAPER = HERE.parents[1] / "recipes" / "paper"
 
 
 def outcome(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
@@ -28,7 +37,44 @@ def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempP
         twin = f"aux_addons.preference.reference.twin.{name}"
         if twin in expected:
             moved = max(moved, float((value - expected[twin]).abs().max()))
-        if name != "aux_addons.preference.chosen_ratio":  # every process keeps its own
-            torch.testing.assert_close(found[name], value, rtol=1e-4, atol=5e-6, msg=name)
+        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=5e-6, msg=name)
     assert moved > 1e-2, "the policy left the reference"
     assert len(replicas) == 2 and replicas[0] == replicas[1]
+
+
+def strategies() -> dict[str, list[str]]:
+    """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(PAPER.glob("*.yaml")):
+        recipe = load(path)
+        for stage in recipe.stages:
+            block = (stage.config.get("trainer") or {}).get("strategy")
+            if isinstance(block, dict):
+                found.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
+    return found
+
+
+@pytest.mark.dist
+def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: Path) -> None:
+    blocks = strategies()
+    assert blocks, "some recipes of recipes/paper shard"
+    for block, recipes in blocks.items():
+        launch(HERE / "two_processes_recipe.py", block, tmp_path)
+        first, second = json.loads((tmp_path / "found.json").read_text())
+        assert first["replica"] == second["replica"], f"the replicas of {recipes} went apart"
+        assert first["own"] + second["own"] == first["every"] < 2 * first["own"] * 1.3, f"{recipes} is not sharded"
+        # the reference is half of the way to the policy: it followed, and lags one step
+        assert 0 < first["moved"] < 0.1
+
+
+def test_tensor_parallelism_is_refused_and_the_sharded_strategy_takes_all_processes() -> None:
+    class Mesh:
+        mesh_dim_names = ("data_parallel", "tensor_parallel")
+
+        def __getitem__(self, name: str) -> Any:
+            return SimpleNamespace(size=lambda: 1 if name == "data_parallel" else 2)
+
+    with pytest.raises(ConfigError, match="ShardedStrategy"):
+        shard(torch.nn.Linear(2, 2), Mesh(), ())  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="timeout_minutes is 0"):
+        ShardedStrategy(timeout_minutes=0)

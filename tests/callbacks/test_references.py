@@ -16,9 +16,10 @@ from torch import nn
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.methods.adpo.negatives import NegativeSource
+from lightning_idc.methods.adpo.cached_scores import CachedScores, checksums
+from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.references import AdaptersOff, CachedScores, FrozenCopy, MovingAverage, checksums
+from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage
 
 
 @pytest.fixture(scope="module")
@@ -36,9 +37,9 @@ def start(sft: str, **options: Any) -> TinyCaptioner:
 class FixedTwo(NegativeSource):
     """The same two sentences for every pair, so that scores can be computed before."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         texts = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
-        return [[texts[str(kind)]] * count for kind in step.batch.change_types]
+        return Draw([[texts[str(kind)]] * count for kind in step.batch.change_types])
 
 
 class Adapted(TinyCaptioner):
@@ -112,9 +113,9 @@ def test_a_moving_average_follows_by_its_formula(sft: str, tmp_path: Path) -> No
         def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
             seen.append(pl_module.net.head.weight.detach().clone())
 
-    fit([PreferenceOptimization(reference=average), Watch()], tmp_path, start(sft), max_steps=3)
+    model = fit([PreferenceOptimization(reference=average), Watch()], tmp_path, start(sft), max_steps=3)
     expected = seen[0]
-    for weight in seen[1:]:
+    for weight in [*seen[1:], model.net.head.weight.detach()]:
         expected = 0.5 * expected + 0.5 * weight
     torch.testing.assert_close(average.twin.net.head.weight, expected)
     with pytest.raises(PairError, match="decay is 2"):

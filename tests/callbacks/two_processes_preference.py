@@ -16,16 +16,16 @@ from torch.distributed.tensor import DTensor
 from lightning_idc.core.addon import TrainingStep
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
-from lightning_idc.methods.adpo.negatives import NegativeSource
+from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 
 
 class Fixed(NegativeSource):
     """The same sentences whatever the process."""
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
-        return [[wrong[str(kind)]] * count for kind in step.batch.change_types]
+        return Draw([[wrong[str(kind)]] * count for kind in step.batch.change_types])
 
 
 def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCaptioner]:

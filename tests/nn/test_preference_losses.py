@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.methods.adpo.losses import dpo, ipo, mean_of_means, per_token
+from lightning_idc.methods.adpo.comparison import mean_of_means
+from lightning_idc.methods.adpo.losses import dpo
 
 
 @pytest.mark.parametrize(("beta", "smoothing"), [(0.1, 0.0), (0.1, 0.1), (0.5, 0.0), (0.5, 0.1)])

@@ -28,6 +28,18 @@ FOG = ((1.5, 2.0), (2.0, 2.0), (2.5, 1.7), (2.5, 1.5), (3.0, 1.4))
 """Thickness of ImageNet-C's fog, and how fast it smooths with scale, by severity."""
 
 
+VAGUE = (
+    "something changed",
+    "there is a change",
+    "one thing is different",
+    "the scene has changed",
+    "an object is not as it was",
+)
+"""Sentences that are true of every changed pair."""
+UNCHANGED = ("unchanged", "same", "identical", "nothing", "no")
+"""Words of captions that say that nothing changed."""
+
+
 class Corruption:
     """Corrupts the pairs of some splits, each in a way that depends on its id, its side and ``seed`` alone.
 
@@ -104,6 +116,49 @@ class ReplaceWords(Corruption):
             drawn = int(torch.randint(len(vocabulary) - 1, (), generator=generator))
             corrupted[place] = vocabulary[drawn] if vocabulary[drawn] != words[place] else vocabulary[-1]
         return corrupted
+
+
+class VagueCaptions(Corruption):
+    """Replaces the captions of some changed pairs by vague ones, as careless annotators write them.
+
+    A vague caption is true of every changed pair, so a captioner that learns from likelihood alone says it of all of
+    them. Pairs whose captions say that nothing changed are left as they are.
+
+    Args:
+        share: of the changed pairs.
+        sentences: vague ones; each caption of a pair becomes one of them.
+        keep: words that mark a caption as one of an unchanged pair.
+        splits: that are corrupted.
+        seed: of all chance.
+
+    Raises:
+        ConfigError: the share is not between 0 and 1, or there are no sentences.
+    """
+
+    def __init__(
+        self,
+        share: float = 0.6,
+        sentences: Sequence[str] = VAGUE,
+        keep: Sequence[str] = UNCHANGED,
+        splits: Sequence[str] = ("train",),
+        seed: int = 0,
+    ) -> None:
+        super().__init__(splits, seed)
+        if not 0 <= share <= 1:
+            raise ConfigError(f"share is {share}; expected a number between 0 and 1")
+        if not sentences:
+            raise ConfigError("sentences is empty; give at least one vague sentence")
+        self.share, self.sentences, self.keep = share, list(sentences), frozenset(keep)
+
+    def captions(
+        self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
+    ) -> list[str]:
+        vague = float(torch.rand((), generator=generator)) < self.share
+        if not vague or any(self.keep & set(caption.lower().split()) for caption in captions):
+            return captions
+        places = torch.randint(len(self.sentences), (len(captions),), generator=generator).tolist()
+        # a pair names no caption twice
+        return list(dict.fromkeys(self.sentences[place] for place in places))
 
 
 class GaussianNoise(Corruption):

@@ -1,83 +1,93 @@
-"""Losses on preferences between captions of one pair: plain functions of log-probabilities.
+"""The equations of ADPO and DPO as functions of log-probabilities; other losses are in ``preference_losses.py``.
 
-A caption is one sample: its log-probability is the sum over its tokens, as in DPO (Rafailov et al. 2023) and in
-ADPO's Eq. 2. :func:`per_token` makes means of them, which IPO was proposed with.
+A caption is one sample: its log-probability is the sum over its tokens, as in DPO (Rafailov et al. 2023).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-PreferenceLoss = Callable[[Tensor, float], Tensor]
-"""Loss of each comparison given its log-ratio and beta.
+from lightning_idc.methods.adpo.comparison import Comparison
 
-The log-ratio of a caption is its log-probability under the policy minus that under the reference policy; that of a
-comparison is the chosen caption's minus the rejected one's.
-"""
+PreferenceLoss = Callable[[Comparison, float], Tensor]
+"""Loss of each comparison ``(B, K)``, given the comparisons and beta."""
 
 
-def dpo(log_ratio: Tensor, beta: float, label_smoothing: float = 0.0) -> Tensor:
-    """Minus the log-probability that the chosen caption wins (DPO; ADPO Eq. 2 with its loss).
+def preference_probability(reward: Tensor, other: Tensor) -> Tensor:
+    """Probability that one caption is preferred to another, by the rewards of both (Bradley, Terry and Luce).
+
+    ADPO Eq. 1
 
     Args:
-        log_ratio: log-ratio of the chosen caption minus that of the rejected one, any shape.
+        reward: of one caption, any shape.
+        other: of the other caption, the same shape.
+
+    Example:
+        >>> preference_probability(torch.tensor(2.0), torch.tensor(2.0))
+        tensor(0.5000)
+    """
+    return torch.sigmoid(reward - other)
+
+
+def margin(comparison: Comparison, beta: float) -> Tensor:
+    """Difference M of the implied rewards of the chosen and the rejected caption, ``(B, K)``.
+
+    ADPO Eq. 2
+
+    With negatives that a retriever draws it is the same expression:
+
+    ADPO Eq. 4
+
+    Args:
+        comparison: chosen and rejected captions.
+        beta: inverse temperature of the implied reward.
+
+    Example:
+        >>> both = Comparison.of(torch.tensor([[-1.0, -9.0]]), torch.tensor([[-2.0, -4.0]]), torch.tensor([[3, 3]]))
+        >>> margin(both, 0.5)
+        tensor([[3.]])
+    """
+    return beta * comparison.log_ratio
+
+
+def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Tensor:
+    """Minus the log-probability that the chosen caption wins, ``(B, K)``.
+
+    With negatives that a retriever draws this is the adversarial loss, whose mean over pairs is:
+
+    ADPO Eq. 5
+
+    A margin of the data (HAE-DPO) is subtracted from M, so that a worse mistake must be farther away.
+
+    Args:
+        comparison: chosen and rejected captions.
         beta: inverse temperature of the implied reward.
         label_smoothing: probability that a preference is the wrong way round.
+
+    Example:
+        >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2))
+        >>> dpo(both, 0.1)
+        tensor([[0.6931]])
     """
-    margin = beta * log_ratio
-    return -(1 - label_smoothing) * F.logsigmoid(margin) - label_smoothing * F.logsigmoid(-margin)
+    value = margin(comparison, beta)
+    if comparison.margin is not None:
+        value = value - comparison.margin
+    return -(1 - label_smoothing) * F.logsigmoid(value) - label_smoothing * F.logsigmoid(-value)
 
 
-@dataclass(frozen=True)
-class SmoothedDPO:
-    """:func:`dpo` with label smoothing, for recipes.
+def adversarial_reward(losses: Tensor) -> Tensor:
+    """Reward of the retriever for each negative: the loss of the policy, so that one maximises what one minimises.
+
+    ADPO Eq. 6
 
     Args:
-        label_smoothing: probability that a preference is the wrong way round.
+        losses: of each comparison; no gradient flows back to the policy.
     """
-
-    label_smoothing: float = 0.1
-
-    def __call__(self, log_ratio: Tensor, beta: float) -> Tensor:
-        return dpo(log_ratio, beta, self.label_smoothing)
-
-
-def ipo(log_ratio: Tensor, beta: float) -> Tensor:
-    """Squared distance of the log-ratio from 1 / (2 beta) (IPO, Azar et al. 2023, Eq. 17).
-
-    It has a finite optimum, so a preference that is already certain pushes no further.
-
-    Args:
-        log_ratio: log-ratio of the chosen caption minus that of the rejected one, any shape.
-        beta: the smaller, the farther apart the two shall be.
-    """
-    return (log_ratio - 1 / (2 * beta)).square()
-
-
-def per_token(scores: Tensor, mask: Tensor) -> Tensor:
-    """Mean log-probability per token from sums.
-
-    Args:
-        scores: summed log-probabilities ``(B, K)``.
-        mask: bool ``(B, K, T)``, True at the tokens that were summed.
-    """
-    return scores / mask.sum(-1).clamp(min=1)
-
-
-def mean_of_means(values: Tensor, present: Tensor) -> Tensor:
-    """Mean over pairs of the mean over their captions, so that accumulated steps equal one big step.
-
-    Args:
-        values: ``(B, K)``.
-        present: bool ``(B, K)``, False at padding.
-    """
-    counted = torch.where(present, values, torch.zeros_like(values))
-    return (counted.sum(1) / present.sum(1).clamp(min=1)).mean()
+    return losses.detach().float()
 
 
 def divergence(policy: Tensor, reference: Tensor) -> Tensor:

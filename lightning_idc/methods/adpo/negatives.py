@@ -1,59 +1,112 @@
-"""Where rejected captions come from."""
+"""Where rejected captions come from: a :class:`NegativeSource` draws them and hears what they did to the policy."""
 
 from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
-from lightning_idc.core.types import PairBatch, PairError
-from lightning_idc.methods.adpo.pool import CaptionPool, choose, same_words
+from lightning_idc.core.types import PairBatch
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.methods.adpo.pool import CaptionPool, Weighting, choose, same_words
 
 if TYPE_CHECKING:
     from lightning_idc.core.addon import TrainingStep
     from lightning_idc.data.core.datamodule import PairDataModule
 
 
+@dataclass(slots=True)
+class Draw:
+    """Rejected captions of a batch.
+
+    Args:
+        texts: K per pair.
+        margin: by how much the data says that the chosen caption is better, ``(B, K)``; None where it says nothing.
+        log_probs: of each drawn caption under the source, with gradient, ``(B, K)``; None where nothing is trained.
+        distribution: log-probabilities of all candidates, without gradient, ``(B, N)``; None where there are none.
+        source: place of the source within a mixture that gave each caption, ``(B, K)``; None outside of mixtures.
+        parts: what the sources of a mixture drew.
+    """
+
+    texts: list[list[str]]
+    margin: Tensor | None = None
+    log_probs: Tensor | None = None
+    distribution: Tensor | None = None
+    source: Tensor | None = None
+    parts: tuple[Draw, ...] = ()
+
+
 class NegativeSource(ABC):
-    """Gives captions that are wrong for a pair; none of them equals a reference of that pair."""
+    """Gives captions that are wrong for a pair; none of them equals a reference of that pair.
+
+    One that has parameters is an ``nn.Module`` as well, or an add-on of its own such as the adversarial retriever.
+    """
+
+    share: float = 1.0
+    """Of the negatives that an add-on gives where it takes the place of another source."""
 
     def connect(self, data: PairDataModule) -> None:  # noqa: B027 - not every source reads the data
         """Read what it draws from; called once, before training."""
 
     @abstractmethod
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-        """``count`` captions for every pair of the batch."""
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        """``count`` captions for every pair of the batch.
 
+        Args:
+            step: with batch and features.
+            count: K.
+            generator: of all chance, on the processor.
+        """
 
-def candidates_of(step: TrainingStep, pool: CaptionPool, size: int, generator: torch.Generator) -> torch.Tensor:
-    """Places of the captions of the pool that this process draws negatives from in this step."""
-    trainer = step.host.trainer
-    return pool.draw(size, generator, trainer.global_rank, trainer.world_size)
+    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:  # noqa: B027 - most sources do not learn
+        """Hear what a draw did to the policy; called once per step.
+
+        Args:
+            draw: what :meth:`draw` gave.
+            losses: of each comparison ``(B, K)``, without gradient.
+            present: bool ``(B, K)``, False where a pair has fewer chosen captions.
+        """
 
 
 class RandomCaption(NegativeSource):
-    """Captions of other pairs, each as likely as any other: the paper's DPO.
+    """Captions of other pairs: the paper's DPO.
 
     Args:
         candidates: captions drawn for a batch, of which each pair gets one. Any number is as random; the retriever
             chooses among as many, and the same ones for the same seed.
+        weighting: how they are drawn from the training captions, as of :class:`CaptionPool`.
+        no_change_share: as of :class:`CaptionPool`.
     """
 
-    def __init__(self, candidates: int = 128) -> None:
-        self.candidates = candidates
+    def __init__(
+        self, candidates: int = 128, weighting: Weighting = "stratified", no_change_share: float = 0.0
+    ) -> None:
+        self.candidates, self.weighting, self.no_change_share = candidates, weighting, no_change_share
 
     def connect(self, data: PairDataModule) -> None:
-        self.pool = CaptionPool(data.train_captions())
+        self.pool = pool_of(data, self.weighting, self.no_change_share)
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-        batch: PairBatch = step.batch
-        places = candidates_of(step, self.pool, self.candidates, generator)
-        allowed = self.pool.wrong(places, batch.references)
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        places, allowed = offer(step, self.pool, self.candidates, generator)
         columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)
-        return [[self.pool.texts[place] for place in row] for row in places[columns].tolist()]
+        return Draw([[self.pool.texts[place] for place in row] for row in places[columns].tolist()])
+
+
+def pool_of(data: PairDataModule, weighting: Weighting, no_change_share: float) -> CaptionPool:
+    """Pool of the captions of a training split."""
+    return CaptionPool(data.train_captions(), weighting, data.no_change_captions(), no_change_share)
+
+
+def offer(step: TrainingStep, pool: CaptionPool, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Candidates that this process draws negatives from in this step, and who may be given which."""
+    trainer = step.host.trainer
+    return pool.offer(size, step.batch.references, generator, trainer.global_rank, trainer.world_size)
 
 
 class SameScene(NegativeSource):
@@ -63,85 +116,199 @@ class SameScene(NegativeSource):
         scene: regular expression that finds the scene's name in the id of a pair, as its first group.
 
     Raises:
-        PairError: the expression is none, or has no group.
+        ConfigError: the expression is none, or has no group.
     """
 
     def __init__(self, scene: str) -> None:
         try:
             self.scene = re.compile(scene)
         except re.error as error:
-            raise PairError(f"scene {scene!r} is no regular expression: {error}") from error
+            raise ConfigError(f"scene {scene!r} is no regular expression: {error}") from error
         if self.scene.groups != 1:
-            raise PairError(f"scene {scene!r} has {self.scene.groups} groups; expected one, around the scene's name")
+            raise ConfigError(f"scene {scene!r} has {self.scene.groups} groups; expected one, around the scene's name")
         self.elsewhere = RandomCaption()
 
     def connect(self, data: PairDataModule) -> None:
         self.elsewhere.connect(data)
         source = data.pairs_of("train")
-        self.captions: dict[str, list[str]] = defaultdict(list)
+        # with the words of each, by which a pair's own captions are known
+        self.captions: dict[str, list[tuple[str, str]]] = defaultdict(list)
         for index, id in enumerate(source.ids):
-            self.captions[self._name(id)] += source.captions(index)
-        if max(map(len, self.captions.values())) == len(data.train_captions()) > 0 and len(source) > 1:
-            raise PairError(f"scene {self.scene.pattern!r} puts all pairs into one scene; make its group more specific")
+            self.captions[self._name(id)] += [(same_words(text), text) for text in source.captions(index)]
+        if len(self.captions) == 1 and len(source) > 1:
+            raise ConfigError(
+                f"scene {self.scene.pattern!r} puts all pairs into one scene; make its group more specific"
+            )
 
     def _name(self, id: str) -> str:
         found = self.scene.search(id)
         if found is None:
-            raise PairError(f"scene {self.scene.pattern!r} is not found in the id {id!r}")
+            raise DataError(f"scene {self.scene.pattern!r} is not found in the id {id!r}")
         return found.group(1)
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         batch: PairBatch = step.batch
-        rows = self.elsewhere.draw(step, count, generator)
-        for row, id, own in zip(rows, batch.ids, batch.references, strict=True):
+        found = self.elsewhere.draw(step, count, generator)
+        for row, id, own in zip(found.texts, batch.ids, batch.references, strict=True):
             right = {same_words(caption) for caption in own}
-            wrong = [caption for caption in self.captions[self._name(id)] if same_words(caption) not in right]
+            wrong = [text for words, text in self.captions[self._name(id)] if words not in right]
             if wrong:
                 row[:] = [wrong[place] for place in torch.randint(len(wrong), (count,), generator=generator).tolist()]
-        return rows
+        return found
 
 
 class Counterfactual(NegativeSource):
     """Planted sentences with one fact wrong, from the ground truth of rendered pairs."""
 
     def connect(self, data: PairDataModule) -> None:
-        from lightning_idc.data.synthetic.source import SyntheticSource
+        self.truth = truths_of(data, "Counterfactual")
 
-        source = data.pairs_of("train")
-        if not isinstance(source, SyntheticSource):
-            raise PairError(
-                f"Counterfactual needs the ground truth of SyntheticPairs; the training split is a "
-                f"{type(source).__name__}"
-            )
-        self.source = source
-        self.places = {id: index for index, id in enumerate(source.ids)}
-
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         from lightning_idc.data.synthetic.counterfactual import counterfactuals
 
         rows = []
         for id in step.batch.ids:
-            found = counterfactuals(self.source.truth(self.places[id]), count, generator)
+            found = counterfactuals(self.truth(id), count, generator)
             if not found:
-                raise PairError(f"no counterfactual can be planted in the pair {id!r}")
+                raise DataError(f"no counterfactual can be planted in the pair {id!r}")
             rows.append([found[k % len(found)] for k in range(count)])
-        return rows
+        return Draw(rows)
 
 
-class Retrieved(NegativeSource):
-    """Captions that an adversarial retriever picks; :class:`AdversarialRetriever` puts it in place.
+def truths_of(data: PairDataModule, who: str) -> Any:
+    """Function that gives the ground truth of a training pair by its id.
+
+    Raises:
+        ConfigError: the training split is not rendered.
+    """
+    from lightning_idc.data.core.source import View
+    from lightning_idc.data.synthetic.source import SyntheticSource
+
+    source: Any = data.pairs_of("train")
+    while isinstance(source, View):
+        source = source.source
+    if not isinstance(source, SyntheticSource):
+        raise ConfigError(
+            f"{who} needs the ground truth of SyntheticPairs; the training split is a {type(source).__name__}"
+        )
+    places = {id: index for index, id in enumerate(source.ids)}
+    return lambda id: source.truth(places[id])
+
+
+class FromData(NegativeSource):
+    """Rejected captions that the data brings in ``PairSample.meta``, such as those of a data set of preferences.
 
     Args:
-        name: of the retriever among the host's add-ons.
+        key: of ``meta`` that holds a caption or a list of captions.
+        margin: key of ``meta`` that says by how much the chosen caption is better; none when None.
     """
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self, key: str = "rejected", margin: str | None = None) -> None:
+        self.key, self.margin = key, margin
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> list[list[str]]:
-        from lightning_idc.core.addon import addons_of
-        from lightning_idc.methods.adpo.adversarial_retriever import Retriever
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        batch: PairBatch = step.batch
+        rows, margins = [], []
+        for id, meta in zip(batch.ids, batch.meta, strict=True):
+            given = meta.get(self.key)
+            texts = [given] if isinstance(given, str) else list(given or ())
+            if not texts:
+                raise DataError(f"pair {id!r} has no rejected caption: no {self.key!r} is in its meta {list(meta)}")
+            start = int(torch.randint(len(texts), (), generator=generator))
+            rows.append([texts[(start + k) % len(texts)] for k in range(count)])
+            if self.margin is not None:
+                if not isinstance(meta.get(self.margin), (int, float)):
+                    raise DataError(
+                        f"pair {id!r}: meta[{self.margin!r}] is {meta.get(self.margin)!r}; expected a number"
+                    )
+                margins.append([float(meta[self.margin])] * count)
+        device = batch.tokens.device
+        return Draw(rows, margin=torch.tensor(margins, device=device) if margins else None)
 
-        retriever = addons_of(step.host)[self.name]
-        assert isinstance(retriever, Retriever)
-        return retriever.picked
+
+class SelfSampled(NegativeSource):
+    """What the policy itself says at random, where that is none of the references: negatives that decoding meets.
+
+    A sample that is a reference, or on rendered pairs is true, is replaced by a caption of another pair.
+
+    Args:
+        temperature: of the sampling.
+        top_p: mass of the most likely tokens that are sampled from.
+        verify: also ask the ground truth of rendered pairs whether a sample is false.
+    """
+
+    def __init__(self, temperature: float = 1.0, top_p: float = 1.0, verify: bool = False) -> None:
+        self.temperature, self.top_p, self.verify = temperature, top_p, verify
+        self.elsewhere = RandomCaption()
+
+    def connect(self, data: PairDataModule) -> None:
+        self.elsewhere.connect(data)
+        self.truth = truths_of(data, "SelfSampled with verify") if self.verify else None
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        from lightning_idc.data.synthetic.counterfactual import is_false
+
+        host: Any = step.host
+        found = self.elsewhere.draw(step, count, generator)
+        said = host.sample(step.features, count, self.temperature, self.top_p, generator)
+        texts = [host.vocabulary.decode(ids) for ids in said.ids]
+        for b, (row, id, own) in enumerate(zip(found.texts, step.batch.ids, step.batch.references, strict=True)):
+            right = {same_words(caption) for caption in own}
+            for k in range(count):
+                text = texts[b * count + k]
+                wrong = same_words(text) not in right and bool(text.strip())
+                if wrong and (self.truth is None or is_false(text, self.truth(id))):
+                    row[k] = text
+        return found
+
+
+class Mixture(NegativeSource, nn.Module):
+    """Each rejected caption from one of several sources, drawn anew for each.
+
+    Args:
+        sources: to draw from.
+        shares: of the captions, one for each source; equal ones when None.
+
+    Raises:
+        ConfigError: there are not as many shares as sources, or a share is negative.
+    """
+
+    def __init__(self, sources: Sequence[NegativeSource], shares: Sequence[float] | None = None) -> None:
+        super().__init__()
+        shares = [1.0] * len(sources) if shares is None else list(shares)
+        if len(shares) != len(sources) or not sources or min(shares) < 0 or not sum(shares):
+            raise ConfigError(f"{len(sources)} sources have the shares {shares}; give each source a share of 0 or more")
+        # an add-on belongs to its host already; registered twice it would be in checkpoints twice
+        self.sources = tuple(sources)
+        self.own = nn.ModuleList(
+            source for source in sources if isinstance(source, nn.Module) and not _is_addon(source)
+        )
+        self.shares = torch.tensor(shares)
+
+    def connect(self, data: PairDataModule) -> None:
+        for source in self.sources:
+            source.connect(data)
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        parts = tuple(source.draw(step, count, generator) for source in self.sources)
+        chance = self.shares.expand(len(step.batch), -1)
+        which = torch.multinomial(chance, count, replacement=True, generator=generator)
+        texts = [[parts[source].texts[b][k] for k, source in enumerate(row)] for b, row in enumerate(which.tolist())]
+        margin = None
+        if any(part.margin is not None for part in parts):
+            device = step.batch.tokens.device
+            zero = torch.zeros(which.shape, device=device)
+            margins = torch.stack([zero if part.margin is None else part.margin for part in parts])
+            margin = margins.gather(0, which[None].to(device))[0]
+        return Draw(texts, margin=margin, source=which, parts=parts)
+
+    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
+        assert draw.source is not None
+        for place, (source, part) in enumerate(zip(self.sources, draw.parts, strict=True)):
+            source.update(part, losses, present & (draw.source == place).to(present.device))
+
+
+def _is_addon(source: object) -> bool:
+    from lightning_idc.core.addon import Addon
+
+    return isinstance(source, Addon)

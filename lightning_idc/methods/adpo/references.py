@@ -1,11 +1,10 @@
-"""The reference policy of preference optimisation: adapters off, a frozen copy, a moving average, cached scores."""
+"""The reference policy of preference optimisation: adapters off, a frozen copy, a moving average, or none."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -13,16 +12,8 @@ from torch import Tensor, nn
 
 from lightning_idc.core.addon import AUX, TrainingStep
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object, is_rank_zero
-from lightning_idc.core.growing_store import GrowingStore
-from lightning_idc.core.store import read_manifest
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures
-from lightning_idc.files import digest_of_all
-
-Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
-"""Checksum of the pixels and summed log-probability, by pair and token ids."""
-Row = tuple[str, list[int], int, float]
-"""One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import ConfigError
 
 
 class ReferencePolicy(nn.Module):
@@ -31,8 +22,8 @@ class ReferencePolicy(nn.Module):
     def connect(self, host: PairCaptioner) -> None:
         """Remember the policy as it is; called once, when its layers exist."""
 
-    def advance(self, step: TrainingStep) -> None:
-        """Follow the policy; called at the start of every step."""
+    def follow(self, host: Any) -> None:
+        """Follow the policy; called after every step, when sharded weights are shares again."""
 
     def save(self) -> None:
         """Keep what shall outlast the run; called on all processes at every checkpoint and at the end."""
@@ -84,10 +75,10 @@ class AdaptersOff(ReferencePolicy):
 
     def _check(self, host: Any) -> None:
         if not isinstance(host, SwitchesAdaptersOff):
-            raise PairError(f"{type(host).__name__} has no adapters to switch off; use FrozenCopy as the reference")
+            raise ConfigError(f"{type(host).__name__} has no adapters to switch off; use FrozenCopy as the reference")
         leaking = host.trainable_non_adapter_parameters()
         if leaking:
-            raise PairError(
+            raise ConfigError(
                 f"{len(leaking)} parameters are trained that switching off the adapters does not undo, such as "
                 f"{', '.join(leaking[:3])}; the reference would move with them. Freeze them, or use FrozenCopy"
             )
@@ -101,7 +92,7 @@ class FrozenCopy(ReferencePolicy):
 
     def connect(self, host: PairCaptioner) -> None:
         if host.net is None:
-            raise PairError(f"{type(host).__name__} has no network yet, so there is nothing to copy")
+            raise ConfigError(f"{type(host).__name__} has no network yet, so there is nothing to copy")
         trainer, host._trainer = host._trainer, None
         addons = host._modules.pop(AUX, None)
         try:
@@ -122,196 +113,46 @@ class FrozenCopy(ReferencePolicy):
 class MovingAverage(FrozenCopy):
     """A copy that follows the policy slowly, so that the policy may go farther than its start allows.
 
+    With ``decay`` 0 and ``every`` 512 the copy is replaced every 512 steps (TRL's ``sync_ref_model``).
+
     Args:
-        decay: share of the copy that an optimizer step leaves as it was.
+        decay: share of the copy that an update leaves as it was.
+        every: optimizer steps between updates.
 
     Raises:
-        PairError: the share is not between 0 and 1.
+        ConfigError: the share is not between 0 and 1, or the steps are none.
     """
 
     steps: Tensor
 
-    def __init__(self, decay: float = 0.999) -> None:
+    def __init__(self, decay: float = 0.999, every: int = 1) -> None:
         super().__init__()
         if not 0 <= decay <= 1:
-            raise PairError(f"decay is {decay}; expected a share between 0 and 1")
-        self.decay = decay
+            raise ConfigError(f"decay is {decay}; expected a share between 0 and 1")
+        if every < 1:
+            raise ConfigError(f"every is {every}; expected at least one step between updates")
+        self.decay, self.every = decay, every
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def advance(self, step: TrainingStep) -> None:
-        taken = step.host.trainer.global_step
-        if taken == int(self.steps):
+    def follow(self, host: Any) -> None:
+        taken = host.trainer.global_step
+        if taken // self.every == int(self.steps) // self.every:
             return
         self.steps.fill_(taken)
-        policy = dict(step.host.named_parameters())
+        policy = dict(host.named_parameters())
         for path, parameter in self.twin.named_parameters():
             if policy[path].requires_grad:
                 if parameter.dtype in (torch.bfloat16, torch.float16):
-                    raise PairError(
+                    raise ConfigError(
                         f"a MovingAverage of weights in {parameter.dtype} stands still, since steps of 1 - decay are "
                         "rounded away; train with precision bf16-mixed, or use another reference"
                     )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
 
 
-class CachedScores(ReferencePolicy):
-    """Scores of another reference policy, computed once per pair and caption and kept on disk.
+class NoReference(ReferencePolicy):
+    """No reference policy: every caption scores 0 under it. For SimPO, CPO and ORPO, which compare without one."""
 
-    An entry belongs to the reference's weights, the pair's id, its pixels and the caption's tokens. Scores of other
-    weights are refused; other pixels (a transform, another size, an edited file) make an entry stale: it is computed
-    anew. ``stale`` and ``computed`` count what was.
-
-    Args:
-        reference: computes what is missing; None to refuse instead, which saves its memory.
-        path: folder to start from and to keep the scores in, added to at every checkpoint and at the end; None keeps
-            them in memory and in checkpoints. Either way a run that was killed goes on with the very numbers that it
-            had: computed anew in another batch they could differ in their last digits.
-    """
-
-    def __init__(self, reference: ReferencePolicy | None = None, path: str | None = None) -> None:
-        super().__init__()
-        if reference is None and path is None:
-            raise PairError(
-                "CachedScores needs a reference that computes scores, or the path of scores computed before"
-            )
-        if isinstance(reference, MovingAverage):
-            raise PairError("the scores of a MovingAverage change at every step and cannot be kept; use FrozenCopy")
-        self.reference = reference
-        self.path = None if path is None else Path(path)
-        self.stale = self.computed = 0
-        self._scores: Scores = {}
-        self._stored: Scores = {}
-        self._weights = ""
-        self._read = False
-
-    def connect(self, host: PairCaptioner) -> None:
-        self._weights = fingerprint(host)
-        if self.reference is not None:
-            self.reference.connect(host)
-        elif not (self.path is not None and self.path.exists()):
-            raise PairError(f"there are no scores at {str(self.path)!r}; give CachedScores a reference to compute them")
-
-    def advance(self, step: TrainingStep) -> None:
-        # not in connect: a checkpoint that a run resumes from says later whose scores they shall be
-        if not self._read and self.path is not None and self.path.exists():
-            self._stored = read_scores(self.path, self._weights)
-            self._scores = {**self._stored, **self._scores}
-        self._read = True
-
-    @torch.no_grad()
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
-        batch: PairBatch = step.batch
-        sums = checksums(batch.images)
-        keys = [
-            [(id, tuple(row[: 1 + int(kept.sum())])) for row, kept in zip(rows, of_pair, strict=True)]
-            for id, rows, of_pair in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
-        ]
-        stale = {key for row, pixels in zip(keys, sums, strict=True) for key in row if self._differs(key, pixels)}
-        fresh = [all(key in self._scores and key not in stale for key in row) for row in keys]
-        if not all(fresh):
-            self.stale += len(stale)
-            self.computed += len({key for row in keys for key in row} - self._scores.keys())
-            missing = [row for row, whole in enumerate(fresh) if not whole]
-            if self.reference is None:
-                raise PairError(
-                    f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
-                    f"{str(self.path)!r} for these captions and pixels; give CachedScores a reference to compute them"
-                )
-            found = self.reference.score(step, tokens, mask).tolist()
-            for row in missing:
-                self._scores |= {key: (sums[row], value) for key, value in zip(keys[row], found[row], strict=True)}
-        values = [[self._scores[key][1] for key in row] for row in keys]
-        return torch.tensor(values, device=tokens.device)
-
-    def _differs(self, key: tuple[str, tuple[int, ...]], pixels: int) -> bool:
-        return key in self._scores and self._scores[key][0] != pixels
-
-    def get_extra_state(self) -> dict[str, str]:
-        return {"weights": self._weights}
-
-    def set_extra_state(self, state: dict[str, str]) -> None:
-        self._weights = state["weights"]
-
-    def save(self) -> None:
-        if self.path is None:
-            return
-        self._gather()
-        fresh = {key: entry for key, entry in self._scores.items() if self._stored.get(key) != entry}
-        if fresh and is_rank_zero():
-            try:
-                append_scores(self.path, self._weights, fresh)
-            except OSError as error:
-                print(f"could not write scores to {self.path}: {error}; make room there, or name another folder")
-            else:
-                self._stored = dict(self._scores)
-
-    def beyond_weights(self) -> dict[str, Any]:
-        return {"scores": self._rows()} if self.path is None else {}
-
-    def restore(self, kept: dict[str, Any]) -> None:
-        self._scores = from_rows(kept.get("scores", []))
-
-    def _gather(self) -> None:
-        self._scores = {key: entry for part in all_gather_object(self._scores) for key, entry in part.items()}
-
-    def _rows(self) -> list[Row]:
-        self._gather()
-        return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
-
-
-def from_rows(rows: list[Row]) -> Scores:
-    """Scores as they were before they became plain types."""
-    return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in rows}
-
-
-def append_scores(path: Path, weights: str, scores: Scores) -> None:
-    """Add scores to a folder; a later one of the same pair and caption counts.
-
-    Args:
-        path: of the folder.
-        weights: fingerprint of the reference policy.
-        scores: to add.
-
-    Raises:
-        OSError: they cannot be written.
-    """
-    (ids, tokens), (pixels, values) = zip(*scores, strict=True), zip(*scores.values(), strict=True)
-    store = GrowingStore(path, identity={"weights": weights})
-    store.add([], id=list(ids), tokens=list(tokens), pixels=list(pixels), value=list(values))
-
-
-def read_scores(path: Path, weights: str) -> Scores:
-    """Scores that :class:`CachedScores` kept.
-
-    Raises:
-        PairError: the folder holds no scores, damaged ones, or those of other weights.
-    """
-    what, remedy = "scores of CachedScores", "remove it to have them computed, or name another folder"
-    found = read_manifest(path, what, remedy)["identity"].get("weights", "")
-    if found != weights:
-        raise PairError(
-            f"the scores in {str(path)!r} are stale: they come from weights {found[:8]}, the reference policy has "
-            f"{weights[:8]}; {remedy}"
-        )
-    rows = (row for batch in GrowingStore(path, what, remedy).batches() for row in batch.to_pylist())
-    return {(row["id"], tuple(row["tokens"])): (row["pixels"], row["value"]) for row in rows}
-
-
-def fingerprint(host: PairCaptioner) -> str:
-    """Digest of the weights of a captioner, without its add-ons."""
-    weights = ((name, tensor) for name, tensor in host.state_dict().items() if not name.startswith(f"{AUX}."))
-    return digest_of_all(
-        part
-        for name, tensor in weights
-        for part in (name, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    )
-
-
-def checksums(images: Tensor) -> list[int]:
-    """One number per pair of uint8 ``(B, 2, 3, H, W)``, the same on every device; one changed byte changes it."""
-    places = torch.arange(images[0].numel(), device=images.device)
-    # integers wrap around alike everywhere, and odd weights let no change of a single byte vanish
-    weights = (places * 2654435761 + 97531) ^ (places << 7) | 1
-    shape = images.shape[-2] * 1_000_003 + images.shape[-1] * 998_244_353
-    return ((images.flatten(1).long() * weights).sum(1) + shape).tolist()
+        return torch.zeros(tokens.shape[:2], device=tokens.device)

@@ -7,9 +7,13 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.distributed import mean_over_processes
+
 
 def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
-    """Loss whose gradient is minus the Monte Carlo estimate of Eq. 7, so that descending it ascends the reward.
+    """Loss whose gradient is minus the Monte Carlo estimate of the reward's, so that descending it ascends the reward.
+
+    ADPO Eq. 7
 
     Algorithm 1 of ADPO descends R * grad log q in its line 12, which would look for the easiest negatives; Eq. 5 to 7
     and the text say ascent, which this is.
@@ -58,8 +62,12 @@ class RunningMean(Baseline):
         known = self.mean / self.weight.clamp(min=1e-12)
         # without it the first step would push every choice that it happened to draw, all with one sign
         before = torch.where(self.weight > 0, known, leave_one_out(rewards.detach()))
-        self.mean.mul_(self.momentum).add_((1 - self.momentum) * rewards.detach().mean())
-        self.weight.mul_(self.momentum).add_(1 - self.momentum)
+        # over all processes, or their baselines drift apart; one of them may have no reward in a step
+        parts = torch.stack([rewards.detach().sum(), torch.ones_like(rewards).sum()])
+        total, count = mean_over_processes(parts).to(self.mean.dtype)
+        kept = torch.where(count > 0, self.momentum, 1.0)
+        self.mean.mul_(kept).add_((1 - kept) * total / count.clamp(min=1e-6))
+        self.weight.mul_(kept).add_(1 - kept)
         return before
 
 

@@ -6,6 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import words_of
+from lightning_idc.errors import ConfigError
 from lightning_idc.nn.retrieval import PairTextEncoder
 
 LARGEST_TABLE = 8192
@@ -83,43 +85,99 @@ class EncoderHeads(PairTextMatcher):
     """Projections on the vectors of a finished encoder, such as CLIP4IDC after its adaptation stage.
 
     They begin as the identity, so that the first negatives are those that the encoder takes for similar. The captions'
-    vectors are made once: their tower stays as it is, so that they never grow old.
+    vectors are made once: their tower stays as it is, so that they never grow old. Images are resized to what the
+    encoder takes, on their device.
+
+    A frozen encoder is no sub-module: it is neither sharded, which scalars such as CLIP's scale forbid, nor stored in
+    checkpoints, which would hold the same weights again.
 
     Args:
         captions: the list.
         encoder: a module with ``embed_pairs`` and ``embed_captions``.
         train_encoder: also train the encoder's view of the pairs.
+        image_size: height and width that the encoder takes; None for any.
+        images: a pair ``(1, 2, 3, H, W)`` that shows which of the encoder's weights its view of pairs depends on; asked
+            for where the encoder is trained.
+        device: where the captions' vectors are made.
     """
 
     table: Tensor
 
-    def __init__(self, captions: Sequence[str], encoder: PairTextEncoder, train_encoder: bool = False) -> None:
+    def __init__(
+        self,
+        captions: Sequence[str],
+        encoder: PairTextEncoder,
+        train_encoder: bool = False,
+        image_size: tuple[int, int] | None = None,
+        images: Tensor | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         super().__init__()
         assert isinstance(encoder, nn.Module)
-        encoder.requires_grad_(train_encoder)
-        self.encoder = encoder
-        self.train_encoder = train_encoder
+        self.train_encoder, self.image_size = train_encoder, image_size
+        self._frozen: list[PairTextEncoder] = []
+        encoder.requires_grad_(False).eval()
+        if device is not None:
+            encoder.to(device)
         with torch.no_grad():
             starts = range(0, len(captions), EMBEDDED_TOGETHER)
-            parts = [encoder.eval().embed_captions(captions[start : start + EMBEDDED_TOGETHER]) for start in starts]
+            parts = [encoder.embed_captions(captions[start : start + EMBEDDED_TOGETHER]) for start in starts]
         self.register_buffer("table", torch.cat(parts), persistent=False)
         width = self.table.shape[1]
         self.pairs, self.captions = (nn.Linear(width, width, bias=False) for _ in range(2))
         for layer in (self.pairs, self.captions):
             nn.init.eye_(layer.weight)
+        if train_encoder:
+            self.encoder = encoder
+            self._train_what_sees(images)
+        else:
+            self._frozen.append(encoder)
+            self.register_load_state_dict_pre_hook(_forget_encoder)
+
+    def _train_what_sees(self, images: Tensor | None) -> None:
+        """Train only what a pair's vector depends on: a weight without a gradient would stop distributed training."""
+        encoder: Any = self.encoder
+        encoder.requires_grad_(True)
+        if images is None:
+            return
+        device = next(encoder.parameters()).device
+        found = encoder.embed_pairs(self._resized(images.to(device)))
+        weights = dict(encoder.named_parameters())
+        used = torch.autograd.grad(found.sum(), list(weights.values()), allow_unused=True)
+        for (name, weight), gradient in zip(weights.items(), used, strict=True):
+            if gradient is None:
+                weight.requires_grad_(False)
+            elif not weight.ndim:
+                raise ConfigError(f"{name} is a scalar, which cannot be sharded; make it a vector of length 1")
 
     def train(self, mode: bool = True) -> EncoderHeads:
         super().train(mode)
-        self.encoder.eval()  # dropout would make a draw depend on it
+        if self.train_encoder:
+            self.encoder.eval()  # dropout would make a draw depend on it
         return self
 
+    def _resized(self, images: Tensor) -> Tensor:
+        if self.image_size is None or tuple(images.shape[-2:]) == tuple(self.image_size):
+            return images
+        pixels = F.interpolate(images.flatten(0, 1).float(), self.image_size, mode="bilinear", antialias=True)
+        return pixels.round().clamp(0, 255).to(images.dtype).unflatten(0, images.shape[:2])
+
     def embed_pairs(self, features: PairFeatures, images: Tensor) -> Tensor:
+        encoder: Any = self.encoder if self.train_encoder else self._frozen[0]
+        if not self.train_encoder and next(encoder.parameters()).device != images.device:
+            encoder.to(images.device)  # nobody else moves what is no sub-module
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.train_encoder):
-            found = self.encoder.embed_pairs(images)
-        return F.normalize(self.pairs(found), dim=-1)
+            found = encoder.embed_pairs(self._resized(images))
+        return F.normalize(self.pairs(found.to(self.pairs.weight.dtype)), dim=-1)
 
     def embed_captions(self, places: Tensor) -> Tensor:
         return F.normalize(self.captions(self.table[places]), dim=-1)
+
+
+def _forget_encoder(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Drop the frozen encoder's weights, which earlier checkpoints hold: a ``load_state_dict`` pre-hook."""
+    for key in [key for key in state_dict if key.startswith(f"{prefix}encoder.")]:
+        del state_dict[key]
 
 
 def _terms(caption: str) -> list[str]:

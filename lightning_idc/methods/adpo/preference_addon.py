@@ -1,0 +1,181 @@
+"""Preference: the add-on that compares chosen with rejected captions (ADPO section 4.1)."""
+
+from __future__ import annotations
+
+import warnings
+import zlib
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.core.addon import ADDON_METHODS, Addon, TrainingStep
+from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.distributed import mean_over_processes
+from lightning_idc.core.types import PairBatch
+from lightning_idc.methods.adpo.comparison import Comparison
+from lightning_idc.methods.adpo.losses import PreferenceLoss, divergence
+from lightning_idc.methods.adpo.negatives import Mixture, NegativeSource
+from lightning_idc.methods.adpo.preference_losses import sft
+from lightning_idc.methods.adpo.record import NegativeRecord
+from lightning_idc.methods.adpo.references import ReferencePolicy
+
+LOOK_EVERY = 20
+"""Steps between looks at whether the chosen captions' probability falls; each look waits for the accelerator."""
+
+
+class Preference(Addon):
+    """Replaces the caption loss by a loss on pairs of chosen and rejected captions.
+
+    Args:
+        loss: of each comparison.
+        beta: inverse temperature of the implied reward.
+        negatives: gives the rejected captions.
+        reference: what the policy shall not leave too far.
+        length_normalise: compare means per token instead of sums.
+        caption_weight: of the caption loss of the chosen captions.
+        falling: nats by which the chosen captions may become less likely before a warning.
+    """
+
+    chosen_ratio: Tensor
+    sharded_methods = (*ADDON_METHODS, "validate")
+
+    def __init__(
+        self,
+        loss: PreferenceLoss,
+        beta: float,
+        negatives: NegativeSource,
+        reference: ReferencePolicy,
+        length_normalise: bool,
+        caption_weight: float,
+        falling: float,
+    ) -> None:
+        super().__init__()
+        self.loss, self.beta, self.negatives, self.reference = loss, beta, negatives, reference
+        self.length_normalise, self.caption_weight, self.falling = length_normalise, caption_weight, falling
+        self.record = NegativeRecord()
+        self._opponent: tuple[NegativeSource, ...] = ()
+        self._steps, self._warned = 0, False
+        # within the add-on's building this follows from the run's seed and the add-on's name
+        self._seed = torch.initial_seed()
+        self.register_buffer("chosen_ratio", torch.zeros(()))
+
+    def play_against(self, opponent: NegativeSource, share: float) -> None:
+        """Take negatives from an add-on of the same host, which trains beside this one.
+
+        Args:
+            opponent: gives the rejected captions from now on.
+            share: of them; the others come from where they came before.
+        """
+        # in a tuple: it is a module of the host and must not become one of this add-on as well
+        self._opponent = (opponent if share == 1 else Mixture([opponent, self.negatives], [share, 1 - share]),)
+
+    @property
+    def source(self) -> NegativeSource:
+        """Where the rejected captions come from."""
+        return self._opponent[0] if self._opponent else self.negatives
+
+    def numbers(self, step: TrainingStep, split: str = "") -> torch.Generator:
+        """What the negatives of a step are drawn from."""
+        trainer = step.host.trainer
+        key = f"{self._seed}{split}/{trainer.current_epoch}/{step.index}/{trainer.global_rank}"
+        return torch.Generator().manual_seed(zlib.crc32(key.encode()))
+
+    def objective(self, step: TrainingStep) -> Tensor:
+        batch = step.batch
+        source = self.source
+        draw = source.draw(step, batch.tokens.shape[1], self.numbers(step))
+        comparison = self.compared(step, draw.texts, draw.margin)
+        losses = self.losses_of(comparison)
+        source.update(draw, losses.detach(), comparison.present)
+        self.record.update(batch, draw.texts, self.beta * comparison.log_ratio.detach())
+        self._log(step, comparison)
+        loss = comparison.mean(losses)
+        if self.caption_weight:
+            loss = loss + self.caption_weight * comparison.mean(sft(comparison))
+        return loss
+
+    def losses_of(self, comparison: Comparison) -> Tensor:
+        """Loss of each comparison ``(B, K)``."""
+        return self.loss(comparison.per_token() if self.length_normalise else comparison, self.beta)
+
+    def compared(self, step: TrainingStep, rejected: list[list[str]], margin: Tensor | None = None) -> Comparison:
+        """Score chosen and rejected captions under policy and reference.
+
+        One look at the pair and one pass over the captions serve chosen and rejected captions together.
+        """
+        host = step.host
+        assert isinstance(host, PairCaptioner)
+        tokens, mask = beside(step.batch, host.tokenize([text for row in rejected for text in row]))
+        policy = host.score(step.features, tokens, mask)
+        return Comparison.of(policy, self.reference.score(step, tokens, mask), mask.sum(-1), margin)
+
+    @torch.no_grad()
+    def validate(self, step: TrainingStep, source: NegativeSource) -> dict[str, Tensor]:
+        """The figures of a training step, of a batch of validation.
+
+        Args:
+            step: with a batch; its features are made here.
+            source: of the negatives. Not the opponent, whose draws change from step to step.
+        """
+        step.features = step.host.encode(step.batch)
+        draw = source.draw(step, step.batch.tokens.shape[1], self.numbers(step, "val"))
+        comparison = self.compared(step, draw.texts)
+        return {**self.figures(comparison), "preference_loss": comparison.mean(self.losses_of(comparison))}
+
+    def figures(self, comparison: Comparison) -> dict[str, Tensor]:
+        """What TRL logs of comparisons, by its names."""
+        shown = comparison.per_token() if self.length_normalise else comparison
+        chosen, rejected = shown.chosen_ratio.detach(), shown.rejected_ratio.detach()
+        far = divergence(shown.chosen, shown.reference_chosen) + divergence(shown.rejected, shown.reference_rejected)
+        values = {
+            "rewards/chosen": self.beta * chosen,
+            "rewards/rejected": self.beta * rejected,
+            "rewards/margins": self.beta * (chosen - rejected),
+            "rewards/accuracies": (chosen > rejected).float(),
+            "logps/chosen": shown.chosen.detach(),
+            "logps/rejected": shown.rejected.detach(),
+            "kl_proxy": far.detach() / 2,
+        }
+        return {name: shown.mean(value) for name, value in values.items()}
+
+    def _log(self, step: TrainingStep, comparison: Comparison) -> None:
+        figures = self.figures(comparison)
+        means = mean_over_processes(torch.stack(list(figures.values())))
+        logged = {f"train/{name}": mean for name, mean in zip(figures, means, strict=True)}
+        step.host.log_dict(logged, batch_size=len(comparison.chosen))
+        # in bf16-true the buffer is bfloat16 and the ratio is not
+        self.chosen_ratio.lerp_((logged["train/rewards/chosen"] / self.beta).to(self.chosen_ratio.dtype), 0.05)
+        self._steps += 1
+        if not self._warned and self._steps % LOOK_EVERY == 0:
+            self._warn(float(self.chosen_ratio))
+
+    def _warn(self, ratio: float) -> None:
+        if ratio < -self.falling:
+            self._warned = True
+            warnings.warn(
+                f"the chosen captions have become {-ratio:.1f} nats less likely than under the reference policy: the "
+                "loss pushes the rejected ones down by pushing everything down (likelihood displacement). Lower the "
+                "learning rate, raise beta, or set caption_weight",
+                stacklevel=2,
+            )
+
+
+def beside(batch: PairBatch, rejected: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Chosen captions and as many rejected ones per pair, ``(B, 2 K, T)``, with the mask of the tokens to predict.
+
+    Args:
+        batch: with K chosen captions per pair; where one is absent its rejected one is masked as well.
+        rejected: B * K lists of token ids, begin and end included.
+    """
+    pairs, count, _ = batch.tokens.shape
+    device = batch.tokens.device
+    rows = [rejected[start : start + count] for start in range(0, pairs * count, count)]
+    tokens, mask = (part.to(device) for part in pad_captions(rows, count))
+    mask = mask & batch.caption_mask.any(-1, keepdim=True)
+    length = max(tokens.shape[-1], batch.tokens.shape[-1])
+
+    def joined(first: Tensor, second: Tensor) -> Tensor:
+        both = [nn.functional.pad(part, (0, length - part.shape[-1])) for part in (first, second)]
+        return torch.cat(both, 1)
+
+    return joined(batch.tokens, tokens), joined(batch.caption_mask, mask)

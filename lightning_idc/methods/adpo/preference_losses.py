@@ -1,0 +1,250 @@
+"""Preference losses by the names and with the numbers of TRL: functions of a :class:`Comparison` and beta.
+
+Those with an option of their own are frozen dataclasses, so that recipes can write them as ``class_path`` and
+``init_args``. Each gives one loss per comparison, ``(B, K)``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.adpo.comparison import Comparison
+from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo, margin
+
+
+def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:
+    """Mean negative log-probability per token of the chosen caption: the caption loss, for weighted sums."""
+    return -comparison.chosen / comparison.chosen_lengths.clamp(min=1)
+
+
+def hinge(comparison: Comparison, beta: float) -> Tensor:
+    """How far M stays below 1 (SLiC; Zhao et al. 2023)."""
+    return torch.relu(1 - margin(comparison, beta))
+
+
+def ipo(comparison: Comparison, beta: float) -> Tensor:
+    """Squared distance of the log-ratio of sums from 1 / (2 beta) (IPO, Azar et al. 2023, Eq. 17).
+
+    It has a finite optimum, so a preference that is already certain pushes no further. TRL's ``ipo`` compares means
+    per token: :class:`IPO`.
+    """
+    return (comparison.log_ratio - 1 / (2 * beta)).square()
+
+
+@dataclass(frozen=True)
+class IPO:
+    """:func:`ipo` on means per token, as in TRL, or on sums.
+
+    Args:
+        per_token: compare means per token.
+    """
+
+    per_token: bool = True
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        return ipo(comparison.per_token() if self.per_token else comparison, beta)
+
+
+@dataclass(frozen=True)
+class SmoothedDPO:
+    """DPO with label smoothing (cDPO; Mitchell 2023).
+
+    Args:
+        label_smoothing: probability that a preference is the wrong way round.
+    """
+
+    label_smoothing: float = 0.1
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        return dpo(comparison, beta, self.label_smoothing)
+
+
+@dataclass(frozen=True)
+class RobustDPO:
+    """DPO whose expectation is right when preferences are the wrong way round now and then (Chowdhury et al. 2024).
+
+    Args:
+        label_smoothing: probability that a preference is the wrong way round; below one half.
+    """
+
+    label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.label_smoothing < 0.5:
+            raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected at least 0 and less than 0.5")
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        value, share = margin(comparison, beta), self.label_smoothing
+        return (share * F.logsigmoid(-value) - (1 - share) * F.logsigmoid(value)) / (1 - 2 * share)
+
+
+@dataclass(frozen=True)
+class EXO:
+    """Reverse KL divergence from the smoothed preference to the policy's (EXO, Ji et al. 2024, Eq. 16).
+
+    Args:
+        label_smoothing: probability that a preference is the wrong way round; more than 0.
+    """
+
+    label_smoothing: float = 1e-3
+
+    def __post_init__(self) -> None:
+        if not 0 < self.label_smoothing < 1:
+            raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected a number between 0 and 1")
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        value, share = margin(comparison, beta), self.label_smoothing
+        won = value.sigmoid() * (F.logsigmoid(value) - math.log(1 - share))
+        return won + (-value).sigmoid() * (F.logsigmoid(-value) - math.log(share))
+
+
+@dataclass(frozen=True)
+class DiscoPOP:
+    """Logistic and exponential loss, blended by the margin (DiscoPOP, Lu et al. 2024).
+
+    Args:
+        temperature: width of the blend.
+    """
+
+    temperature: float = 0.05
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        value = margin(comparison, beta)
+        blend = torch.sigmoid(value / self.temperature)
+        return -F.logsigmoid(value) * (1 - blend) + torch.exp(-value) * blend
+
+
+def nca(comparison: Comparison, beta: float) -> Tensor:
+    """Noise-contrastive alignment of each caption's own reward (NCA, Chen et al. 2024)."""
+    chosen, rejected = beta * comparison.chosen_ratio, beta * comparison.rejected_ratio
+    return -F.logsigmoid(chosen) - (F.logsigmoid(-chosen) + F.logsigmoid(-rejected)) / 2
+
+
+def sppo(comparison: Comparison, beta: float) -> Tensor:
+    """Log-ratios towards plus and minus 1 / (2 beta) (SPPO with hard labels, Wu et al. 2024)."""
+    goal = 0.5 / beta
+    return (comparison.chosen_ratio - goal).square() + (comparison.rejected_ratio + goal).square()
+
+
+def apo_zero(comparison: Comparison, beta: float) -> Tensor:
+    """Chosen up, rejected down; for chosen captions better than the policy's (APO, D'Oosterlinck et al. 2024)."""
+    return torch.sigmoid(-beta * comparison.chosen_ratio) + torch.sigmoid(beta * comparison.rejected_ratio)
+
+
+def apo_down(comparison: Comparison, beta: float) -> Tensor:
+    """Both down, rejected more; for chosen captions worse than the policy's (APO, D'Oosterlinck et al. 2024)."""
+    return torch.sigmoid(beta * comparison.chosen_ratio) + torch.sigmoid(-margin(comparison, beta))
+
+
+def bco(comparison: Comparison, beta: float) -> Tensor:
+    """A classifier of chosen against rejected captions by their own rewards (TRL's ``bco_pair``; Jung et al. 2024)."""
+    return -F.logsigmoid(beta * comparison.chosen_ratio) - F.logsigmoid(-beta * comparison.rejected_ratio)
+
+
+@dataclass(frozen=True)
+class AOT:
+    """Stochastic dominance: compares sorted log-ratios of the batch, not those of one pair (AOT, Melnyk et al. 2024).
+
+    Args:
+        paired: sort the policy's and the reference's preferences (TRL's ``aot``); else the log-ratios of chosen and of
+            rejected captions (``aot_unpaired``).
+        label_smoothing: probability that a preference is the wrong way round.
+    """
+
+    paired: bool = True
+    label_smoothing: float = 0.0
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        there = comparison.present
+        if self.paired:
+            first = comparison.chosen - comparison.rejected
+            second = comparison.reference_chosen - comparison.reference_rejected
+        else:
+            first, second = comparison.chosen_ratio, comparison.rejected_ratio
+        value = beta * (first[there].sort().values - second[there].sort().values)
+        share = self.label_smoothing
+        losses = -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value)
+        return torch.zeros_like(first).masked_scatter(there, losses.to(first.dtype))
+
+
+@dataclass(frozen=True)
+class SimPO:
+    """Means per token without a reference policy, farther apart than a target margin (SimPO, Meng et al. 2024).
+
+    Use it with ``NoReference`` and a beta of 2 or more.
+
+    Args:
+        gamma: target of beta times the difference of the means.
+        label_smoothing: probability that a preference is the wrong way round.
+    """
+
+    gamma: float = 0.5
+    label_smoothing: float = 0.0
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        means = comparison.per_token()
+        value, share = beta * (means.chosen - means.rejected) - self.gamma, self.label_smoothing
+        return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value)
+
+
+@dataclass(frozen=True)
+class CPO:
+    """Summed log-probabilities without a reference policy, and the caption loss (CPO, Xu et al. 2024).
+
+    Args:
+        alpha: weight of the caption loss.
+        label_smoothing: probability that a preference is the wrong way round.
+    """
+
+    alpha: float = 1.0
+    label_smoothing: float = 0.0
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        value, share = beta * (comparison.chosen - comparison.rejected), self.label_smoothing
+        return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value) + self.alpha * sft(comparison)
+
+
+def odds_ratio(comparison: Comparison, beta: float) -> Tensor:
+    """Beta times minus the log-sigmoid of the log odds ratio of the means per token (the ratio term of ORPO)."""
+    means = comparison.per_token()
+    log_odds = (means.chosen - _log1mexp(means.chosen)) - (means.rejected - _log1mexp(means.rejected))
+    return -beta * F.logsigmoid(log_odds)
+
+
+def orpo(comparison: Comparison, beta: float) -> Tensor:
+    """The caption loss and the odds ratio, without a reference policy (ORPO, Hong et al. 2024)."""
+    return sft(comparison) + odds_ratio(comparison, beta)
+
+
+def _log1mexp(log_prob: Tensor) -> Tensor:
+    """log(1 - p) of log p; a probability of 1 is taken for the next smaller number."""
+    return torch.log1p(-torch.exp(log_prob.clamp(max=-torch.finfo(log_prob.dtype).eps)))
+
+
+class WeightedSum:
+    """Several losses at once, such as MPO's: ``dpo`` 0.8, ``bco`` 0.2 and ``sft`` 1 (Wang et al. 2024).
+
+    Args:
+        losses: of each comparison.
+        weights: one factor each.
+
+    Raises:
+        ConfigError: there are not as many weights as losses.
+    """
+
+    def __init__(self, losses: Sequence[Callable[[Comparison, float], Tensor]], weights: Sequence[float]) -> None:
+        if len(losses) != len(weights) or not losses:
+            raise ConfigError(f"{len(losses)} losses have {len(weights)} weights; give one weight for each loss")
+        self.losses: list[PreferenceLoss] = list(losses)
+        self.weights = list(weights)
+
+    def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        terms = [weight * loss(comparison, beta) for loss, weight in zip(self.losses, self.weights, strict=True)]
+        return torch.stack(terms).sum(0)

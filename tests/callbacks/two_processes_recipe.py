@@ -1,0 +1,67 @@
+"""Run by test_preference_distributed.py: the strategy block of a recipe on two gloo processes, on tiny stand-ins."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import sys
+from pathlib import Path
+
+import torch
+from jsonargparse import ArgumentParser
+from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch.strategies import Strategy
+from preference_world import QUIET
+from tiny import TinyCaptioner, TinyPairs
+from torch.distributed.tensor import DTensor
+from two_processes_preference import Fixed, replica
+
+from lightning_idc.core.distributed import all_gather_object, destroy_process_group
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.references import MovingAverage
+
+
+def strategy_of(block: str) -> Strategy:
+    """Strategy that a recipe names, on gloo."""
+    parser = ArgumentParser()
+    parser.add_subclass_arguments(Strategy, "strategy")
+    given = json.loads(block)
+    given.setdefault("init_args", {})["process_group_backend"] = "gloo"
+    found: Strategy = parser.instantiate_classes(parser.parse_object({"strategy": given}))["strategy"]
+    return found
+
+
+def main(block: str, out: Path) -> None:
+    torch.set_num_threads(1)
+    atexit.register(destroy_process_group)
+    seed_everything(3, workers=True, verbose=False)
+    trainer = Trainer(
+        strategy=strategy_of(block),
+        devices=2,
+        max_epochs=2,
+        limit_val_batches=0,
+        gradient_clip_val=1.0,
+        callbacks=[
+            # the adversary first: the order is free
+            AdversarialRetriever(candidates=6, alignment=0.5, share=0.5),
+            PreferenceOptimization(negatives=Fixed(), reference=MovingAverage(0.5)),
+        ],
+        default_root_dir=out,
+        enable_checkpointing=False,
+        **QUIET,
+    )
+    model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0})
+    trainer.fit(model, TinyPairs(batch_size=2, seed=1))
+    own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
+    every = sum(p.numel() for p in model.parameters())
+    twin = model.aux_addons["preference"].reference.twin.net.head.weight
+    policy = model.net.head.weight
+    moved = float((twin.full_tensor() - policy.full_tensor()).abs().max())
+    found = all_gather_object({"own": own, "every": every, "replica": replica(model), "moved": moved})
+    if trainer.is_global_zero:
+        (out / "found.json").write_text(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]))
