@@ -205,10 +205,15 @@ class PairModule(AddonHost):
                 shard(adapter, self.device_mesh, ())
             for addon in addons_of(self).values():
                 for part in addon.modules():
-                    if isinstance(part, PairModule):  # a copy of this module: sharded as this module is
-                        part._device_mesh = self.device_mesh
-                        part.configure_model()
+                    if isinstance(part, PairModule):
+                        self._shard_copy(part)
                 shard(addon, self.device_mesh, addon.sharded_methods)
+
+    def _shard_copy(self, part: PairModule) -> None:
+        """Shard a copy of this module, such as a frozen reference, unit by unit as this module is."""
+        part._device_mesh, part._trainer = self.device_mesh, self._trainer
+        part.configure_model()
+        part._trainer = None
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""

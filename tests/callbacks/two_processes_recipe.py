@@ -28,7 +28,7 @@ def strategy_of(block: str) -> Strategy:
     parser.add_subclass_arguments(Strategy, "strategy")
     given = json.loads(block)
     given.setdefault("init_args", {})["process_group_backend"] = "gloo"
-    found: Strategy = parser.instantiate_classes(parser.parse_object({"strategy": given}))["strategy"]
+    found: Strategy = parser.instantiate(parser.parse_object({"strategy": given}))["strategy"]
     return found
 
 
@@ -55,8 +55,8 @@ def main(block: str, out: Path) -> None:
     trainer.fit(model, TinyPairs(batch_size=2, seed=1))
     own = sum(p.to_local().numel() if isinstance(p, DTensor) else p.numel() for p in model.parameters())
     every = sum(p.numel() for p in model.parameters())
-    twin = model.aux_addons["preference"].reference.twin.net.head.weight
-    policy = model.net.head.weight
+    twin = model.aux_addons["preference"].reference.twin.net.head.weight.detach()
+    policy = model.net.head.weight.detach()
     moved = float((twin.full_tensor() - policy.full_tensor()).abs().max())
     found = all_gather_object({"own": own, "every": every, "replica": replica(model), "moved": moved})
     if trainer.is_global_zero:

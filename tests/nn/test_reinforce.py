@@ -109,17 +109,43 @@ def test_processes_draw_from_shares_of_the_pool() -> None:
     assert drawn(7, 0, 1) == set(pool.draw(7, torch.Generator().manual_seed(0)).tolist())
 
 
-def test_pool_merges_duplicates_and_never_offers_a_reference() -> None:
-    pool = CaptionPool(["A cube moved.", "a cube moved .", "a ball moved", "nothing changed"])
+def test_pool_keeps_how_often_a_caption_is_said_and_never_offers_a_reference() -> None:
+    said = ["A cube moved.", "a cube moved .", "a ball moved", "nothing changed"]
+    pool = CaptionPool(said)
     assert pool.texts == ["A cube moved.", "a ball moved", "nothing changed"]
     places = pool.draw(128, torch.Generator().manual_seed(0))
-    assert sorted(places.tolist()) == [0, 1, 2]
+    assert sorted(places.tolist()) == [0, 0, 1, 2], "a random caption of another pair is twice as often the cube's"
+    assert sorted(CaptionPool(said, "distinct").draw(128, torch.Generator()).tolist()) == [0, 1, 2]
     allowed = pool.wrong(places, [["a CUBE moved."], ["unheard of"]])
     assert {pool.texts[p] for p in places[allowed[0]]} == {"a ball moved", "nothing changed"}
     assert allowed[1].all()
-    columns, _ = choose(torch.zeros(2, 3), allowed, 500)
+    columns, _ = choose(torch.zeros(2, 4), allowed, 500)
     assert not (places[columns[0]] == 0).any()
     with pytest.raises(PairError, match="references of one pair"):
         pool.wrong(places, [pool.texts])
     with pytest.raises(PairError, match="at least two"):
         CaptionPool(["one", "One"])
+    with pytest.raises(PairError, match="weighting is 'often'"):
+        CaptionPool(said, "often")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_stratified_pool_gives_changed_pairs_a_share_of_no_change_sentences(share: float) -> None:
+    same = ["nothing changed", "all is as it was"]
+    pool = CaptionPool([*(f"caption {i}" for i in range(40)), *same * 20], "stratified", same, share)
+    generator = torch.Generator().manual_seed(1)
+    references = [["caption 3"]] * 200 + [same] * 200
+    places, allowed = pool.offer(16, references, generator)
+    unchanged = pool.unchanged[places]
+    given = (allowed & unchanged).any(1)
+    assert not (given & (allowed & ~unchanged).any(1)).any(), "a pair is given one stratum, never both"
+    assert not given[200:].any() and allowed[200:].any(1).all(), "of unchanged pairs it is true that nothing changed"
+    # 200 coins; 4.5 standard deviations of a share of 0.3 are 0.146
+    assert abs(float(given[:200].float().mean()) - share) <= (0.146 if share == 0.3 else 0.0)
+
+
+def test_processes_share_the_mean_of_the_rewards_and_none_is_no_reward() -> None:
+    baseline = RunningMean(0.5)
+    baseline(torch.tensor([4.0, 6.0]))
+    assert baseline(torch.tensor([])).shape == (0,)
+    assert baseline(torch.tensor([1.0])).tolist() == [5.0], "a step without a reward leaves the mean as it was"
