@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -97,6 +98,33 @@ def test_the_policy_feels_nothing_of_the_retrievers_gradient(tmp_path: Path) -> 
         return fit([PreferenceOptimization(), AdversarialRetriever(alignment=alignment)], tmp_path, max_steps=1)
 
     assert_same(host_state(step(0.0)), host_state(step(3.0)))
+
+
+def test_the_order_of_the_two_callbacks_is_free_and_no_weight_is_stored_twice(tmp_path: Path) -> None:
+    first = fit([PreferenceOptimization(), AdversarialRetriever(candidates=6)], tmp_path, max_steps=3)
+    second = fit([AdversarialRetriever(candidates=6), PreferenceOptimization()], tmp_path, max_steps=3)
+    assert_same(host_state(first), host_state(second))
+    assert not any(name.startswith("aux_addons.preference.") and "matcher" in name for name in first.state_dict())
+
+
+def test_a_large_gradient_of_the_retriever_takes_nothing_from_the_policys_step(tmp_path: Path) -> None:
+    def step(alignment: float) -> Any:
+        model = TinyCaptioner(captions_per_pair=2, optimizer=partial(torch.optim.SGD, lr=1.0))
+        callbacks = [PreferenceOptimization(), AdversarialRetriever(alignment=alignment)]
+        return fit(callbacks, tmp_path, model, max_steps=1, gradient_clip_val=0.05)
+
+    # with one norm for both, SGD would take a step of the policy that shrinks as the retriever's gradient grows
+    assert_same(host_state(step(0.1)), host_state(step(300.0)))
+
+
+def test_the_defaults_do_not_collapse_and_a_collapse_is_warned_of(tmp_path: Path) -> None:
+    fit([PreferenceOptimization(), AdversarialRetriever()], tmp_path, max_epochs=12)
+    assert AdversarialRetriever().alignment == 1.0 and AdversarialRetriever().scale == 10.0
+    encoded = AdversarialRetriever("some.ckpt")
+    assert encoded.alignment == 0.0 and encoded.scale == 100.0, "with an encoder: the paper's"
+    with pytest.warns(UserWarning, match="effective number"):
+        sharp = AdversarialRetriever(scale=3000.0, alignment=0.0, candidates=48)
+        fit([PreferenceOptimization(), sharp], tmp_path, max_epochs=12)
 
 
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:

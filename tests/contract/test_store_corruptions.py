@@ -30,7 +30,7 @@ from lightning_idc.data.synthetic import SyntheticSource
 from lightning_idc.data.synthetic.cache import Key
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.errors import IDCError
-from lightning_idc.methods.adpo.references import append_scores, read_scores
+from lightning_idc.methods.adpo.cached_scores import append_scores, read_scores
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record

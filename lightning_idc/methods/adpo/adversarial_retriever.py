@@ -19,7 +19,7 @@ from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
-from lightning_idc.methods.adpo.pool import CaptionPool, Weighting, choose, same_words
+from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
 from lightning_idc.methods.adpo.preference import PreferenceOptimization, train_data
 from lightning_idc.methods.adpo.preference_addon import LOOK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
@@ -189,7 +189,7 @@ class AdversarialRetriever(AddonCallback):
         alignment: float | None = None,
         share: float = 1.0,
         weighting: Weighting = "stratified",
-        no_change_share: float = 0.0,
+        no_change_share: float = NO_CHANGE_SHARE,
         weights: str | None = None,
         name: str = "retriever",
         weight: float = 1.0,

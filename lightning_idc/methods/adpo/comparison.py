@@ -44,7 +44,9 @@ class Comparison:
         """
         chosen_lengths, rejected_lengths = lengths.chunk(2, 1)
         present = (chosen_lengths > 0) & (rejected_lengths > 0)
-        return cls(*policy.chunk(2, 1), *reference.chunk(2, 1), chosen_lengths, rejected_lengths, present, margin)
+        chosen, rejected = policy.chunk(2, 1)
+        known_chosen, known_rejected = reference.chunk(2, 1)
+        return cls(chosen, rejected, known_chosen, known_rejected, chosen_lengths, rejected_lengths, present, margin)
 
     @property
     def chosen_ratio(self) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.methods.adpo.pool import CaptionPool, Weighting, choose, same_words
+from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
 
 if TYPE_CHECKING:
     from lightning_idc.core.addon import TrainingStep
@@ -85,7 +85,7 @@ class RandomCaption(NegativeSource):
     """
 
     def __init__(
-        self, candidates: int = 128, weighting: Weighting = "stratified", no_change_share: float = 0.0
+        self, candidates: int = 128, weighting: Weighting = "stratified", no_change_share: float = NO_CHANGE_SHARE
     ) -> None:
         self.candidates, self.weighting, self.no_change_share = candidates, weighting, no_change_share
 
