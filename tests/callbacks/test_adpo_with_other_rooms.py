@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,9 +125,16 @@ def test_half_precision_trains(tmp_path: Path, precision: str) -> None:
     assert kinds == {torch.float32}
 
 
-def test_a_moving_average_of_half_precision_is_told(tmp_path: Path) -> None:
+def test_a_moving_average_of_half_precision_is_told() -> None:
+    average = MovingAverage()
+    host = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
+    host.build()
+    average.connect(host)
+    host._trainer = SimpleNamespace(global_step=1)  # type: ignore[assignment]
+    for module in (host, average.twin):
+        module.to(torch.bfloat16)
     with pytest.raises(PairError, match="stands still"):
-        fit([PreferenceOptimization(reference=MovingAverage())], tmp_path, max_steps=2, precision="bf16-true")
+        average.follow(host)
 
 
 def test_a_tower_that_trains_beside_lora_is_told(tmp_path: Path) -> None:
