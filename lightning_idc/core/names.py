@@ -17,6 +17,7 @@ PACKAGES = ("methods", "callbacks", "data", "synthesis", "nn")
 """Packages of this library whose public names need no module; their stubs list them, so nothing is imported."""
 MODULES = [
     "lightning_idc.core.schedules",
+    "lightning_idc.core.strategies",
     "lightning.pytorch.callbacks",
     "lightning.pytorch.loggers",
     "lightning.pytorch.strategies",

@@ -33,4 +33,5 @@ from lightning_idc.data.transforms.pairs import Resize as Resize
 from lightning_idc.data.transforms.robustness import Fog as Fog
 from lightning_idc.data.transforms.robustness import GaussianNoise as GaussianNoise
 from lightning_idc.data.transforms.robustness import ReplaceWords as ReplaceWords
+from lightning_idc.data.transforms.robustness import VagueCaptions as VagueCaptions
 from lightning_idc.data.transforms.swap import SwapImages as SwapImages

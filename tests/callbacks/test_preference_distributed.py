@@ -11,7 +11,7 @@ import pytest
 import torch
 from processes import launch
 
-from lightning_idc.cli.recipe import load
+from lightning_idc.cli.recipe import choices, load
 from lightning_idc.core.distributed import shard
 from lightning_idc.core.strategies import ShardedStrategy
 from lightning_idc.errors import ConfigError
@@ -46,11 +46,11 @@ def strategies() -> dict[str, list[str]]:
     """Strategy blocks of all recipes of recipes/paper, each with the recipes that have it."""
     found: dict[str, list[str]] = {}
     for path in sorted(PAPER.glob("*.yaml")):
-        recipe = load(path)
-        for stage in recipe.stages:
-            block = (stage.config.get("trainer") or {}).get("strategy")
-            if isinstance(block, dict):
-                found.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
+        for choice in choices(path, {}):
+            for stage in load(path, choice).stages:
+                block = (stage.config.get("trainer") or {}).get("strategy")
+                if isinstance(block, dict):
+                    found.setdefault(json.dumps(block, sort_keys=True), []).append(path.stem)
     return found
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.store import read_manifest
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.files import digest_of_all
 from lightning_idc.methods.adpo.references import MovingAverage, ReferencePolicy
 
 Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
@@ -172,12 +172,12 @@ def read_scores(path: Path, weights: str) -> Scores:
 
 def fingerprint(host: PairCaptioner) -> str:
     """Digest of the weights of a captioner, without its add-ons."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, tensor in host.state_dict().items():
-        if not name.startswith(f"{AUX}."):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
+    weights = ((name, tensor) for name, tensor in host.state_dict().items() if not name.startswith(f"{AUX}."))
+    return digest_of_all(
+        part
+        for name, tensor in weights
+        for part in (name, tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    )
 
 
 def checksums(images: Tensor) -> list[int]:
