@@ -20,6 +20,7 @@ from lightning_idc.data.transforms.robustness import (
     Fog,
     GaussianNoise,
     ReplaceWords,
+    VagueCaptions,
     plasma,
 )
 
@@ -157,3 +158,18 @@ def test_wrong_arguments() -> None:
         ReplaceWords(ratio=1.2)
     with pytest.raises(PairError, match="'testing'"):
         Corruption(splits=["testing"])
+
+
+def test_vague_captions_take_the_place_of_those_of_changed_pairs_alone() -> None:
+    vague = VagueCaptions(0.6)
+    generators = [torch.Generator().manual_seed(seed) for seed in range(300)]
+    said = [vague.captions(["a cube moved", "a ball went away"], list, generator) for generator in generators]
+    replaced = [own for own in said if own != ["a cube moved", "a ball went away"]]
+    # 300 coins of 0.6; 4.5 standard deviations are 0.13
+    assert abs(len(replaced) / 300 - 0.6) < 0.13
+    assert {text for own in replaced for text in own} == set(vague.sentences)
+    assert all(len(own) == len(set(own)) for own in replaced)
+    unchanged = ["nothing was changed in the scene"]
+    assert all(vague.captions(unchanged, list, generator) == unchanged for generator in generators)
+    with pytest.raises(PairError, match="ratio is 2"):
+        VagueCaptions(2.0)

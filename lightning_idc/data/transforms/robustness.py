@@ -125,35 +125,35 @@ class VagueCaptions(Corruption):
     them. Pairs whose captions say that nothing changed are left as they are.
 
     Args:
-        share: of the changed pairs.
+        ratio: of the changed pairs that become vague.
         sentences: vague ones; each caption of a pair becomes one of them.
         keep: words that mark a caption as one of an unchanged pair.
         splits: that are corrupted.
         seed: of all chance.
 
     Raises:
-        ConfigError: the share is not between 0 and 1, or there are no sentences.
+        ConfigError: the ratio is not between 0 and 1, or there are no sentences.
     """
 
     def __init__(
         self,
-        share: float = 0.6,
+        ratio: float = 0.6,
         sentences: Sequence[str] = VAGUE,
         keep: Sequence[str] = UNCHANGED,
         splits: Sequence[str] = ("train",),
         seed: int = 0,
     ) -> None:
         super().__init__(splits, seed)
-        if not 0 <= share <= 1:
-            raise ConfigError(f"share is {share}; expected a number between 0 and 1")
+        if not 0 <= ratio <= 1:
+            raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
         if not sentences:
             raise ConfigError("sentences is empty; give at least one vague sentence")
-        self.share, self.sentences, self.keep = share, list(sentences), frozenset(keep)
+        self.ratio, self.sentences, self.keep = ratio, list(sentences), frozenset(keep)
 
     def captions(
         self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
     ) -> list[str]:
-        vague = float(torch.rand((), generator=generator)) < self.share
+        vague = float(torch.rand((), generator=generator)) < self.ratio
         if not vague or any(self.keep & set(caption.lower().split()) for caption in captions):
             return captions
         places = torch.randint(len(self.sentences), (len(captions),), generator=generator).tolist()
