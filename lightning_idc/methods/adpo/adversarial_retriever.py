@@ -16,7 +16,7 @@ from lightning_idc.core.distributed import mean_over_processes
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_module
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
@@ -261,6 +261,7 @@ def memory_width(host: PairCaptioner) -> int:
             module.training = mode
 
 
+@reads_file("path")
 def _weights_of(path: str, name: str) -> dict[str, Any]:
     prefix = f"aux_addons.{name}."
     state = read_checkpoint(path)["state_dict"]
