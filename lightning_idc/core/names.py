@@ -30,7 +30,8 @@ MODULES = [
 @cache
 def _public() -> dict[str, tuple[str, str, str]]:
     """Public name -> package that exports it, module that defines it, and its name there."""
-    root, found = Path(__file__).resolve().parents[1], {}
+    root = Path(__file__).resolve().parents[1]
+    found: dict[str, tuple[str, str, str]] = {}
     for package in PACKAGES:
         for name, (module, original) in public_names(root / package / "__init__.pyi").items():
             found.setdefault(name, (f"lightning_idc.{package}", module, original))

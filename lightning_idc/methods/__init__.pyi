@@ -1,8 +1,8 @@
+from lightning_idc.methods.adpo.cached_scores import CachedScores as CachedScores
 from lightning_idc.methods.adpo.negatives import Counterfactual as Counterfactual
 from lightning_idc.methods.adpo.negatives import RandomCaption as RandomCaption
 from lightning_idc.methods.adpo.negatives import SameScene as SameScene
 from lightning_idc.methods.adpo.references import AdaptersOff as AdaptersOff
-from lightning_idc.methods.adpo.references import CachedScores as CachedScores
 from lightning_idc.methods.adpo.references import FrozenCopy as FrozenCopy
 from lightning_idc.methods.adpo.references import MovingAverage as MovingAverage
 from lightning_idc.methods.clip4idc.module import Clip4Idc as Clip4Idc

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -117,7 +118,7 @@ class Preference(Addon):
             step: with a batch; its features are made here.
             source: of the negatives. Not the opponent, whose draws change from step to step.
         """
-        step.features = step.host.encode(step.batch)
+        step.features = cast(Any, step.host).encode(step.batch)
         draw = source.draw(step, step.batch.tokens.shape[1], self.numbers(step, "val"))
         comparison = self.compared(step, draw.texts)
         return {**self.figures(comparison), "preference_loss": comparison.mean(self.losses_of(comparison))}
