@@ -82,15 +82,27 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     for kind in ("one", "fsdp2"):
         outcome(kind, tmp_path, "bf16-mixed")
     weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
+    # what training may have moved, and none of what the folder brings again
+    assert weights.keys() == right.keys()
     trained = {name for name in weights if "lora" in name or "vision_tower" in name or "mdp" in name}
     assert {weights[name].dtype for name in trained} == {torch.float32} and trained <= right.keys()
-    frozen = {name for name in weights if name.startswith("net.model.model.language_model.") and "lora" not in name}
-    assert {weights[name].dtype for name in frozen} == {torch.bfloat16}
+    whole = load_file(tmp_path / "fsdp2-pretrained" / "model.safetensors")
+    frozen = {name for name in whole if name.startswith("net.model.model.language_model.") and "lora" not in name}
+    assert {whole[name].dtype for name in frozen} == {torch.bfloat16} and not frozen & weights.keys()
     for name in right:
         # sharded weights are gathered in bfloat16, biases and norms too; 3.4e-3 apart when seen
         torch.testing.assert_close(weights[name].float(), right[name].float(), rtol=1e-2, atol=5e-3, msg=name)
     resumed = weights_of(tmp_path / "fsdp2-resumed.ckpt")
     assert all(torch.equal(resumed[name], weights[name]) for name in weights)
+    # in pieces, too, and read again by a captioner of one process
+    outcome("fsdp2-pieces", tmp_path, "bf16-mixed")
+    pieces = dcp.FileSystemReader(tmp_path / "fsdp2-pieces.ckpt").read_metadata().state_dict_metadata
+    assert {name.removeprefix("state_dict.") for name in pieces if name.startswith("state_dict.")} == right.keys()
+    resumed = load_file(tmp_path / "fsdp2-pieces-pretrained" / "model.safetensors")
+    again = load_captioner(tmp_path / "fsdp2.ckpt").state_dict()
+    assert resumed.keys() == again.keys() == whole.keys()
+    for name, value in resumed.items():
+        torch.testing.assert_close(value.float(), whole[name].float(), rtol=1e-2, atol=5e-3, msg=name)
 
 
 @pytest.mark.dist

@@ -16,7 +16,7 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, i
 from lightning_idc.core.images import resize
 from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
 from lightning_idc.methods.vlm.loading import (
@@ -36,6 +36,8 @@ from lightning_idc.nn.backbones import load_backbone
 
 SIZES = "sizes"
 """Heights and widths of pairs that were padded to one size, among the inputs of a batch."""
+KEPT = "weights"
+"""Names of the weights in a checkpoint, where ``model`` brings the others."""
 PROMPT = "What changed from the first image to the second?"
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
 
@@ -119,7 +121,9 @@ class VLMCaptioner(PairCaptioner):
         self._start = (language_model, tower_weights)
         self._stock: set[str] = set()
         self._folder: Path | None = None
+        self._whole = False
         self.register_load_state_dict_pre_hook(take_stock)
+        self.register_state_dict_post_hook(leave_stock)
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
 
     # ---- making it --------------------------------------------------------------------------------------
@@ -295,12 +299,39 @@ class VLMCaptioner(PairCaptioner):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
-        if self.device_mesh is not None:
-            return  # Lightning reads sharded models weight by weight, past any hook that could fill one in
-        # frozen weights that `model` brings again would make a checkpoint of a 7B model ten times as large
-        for name, parameter in self.named_parameters(remove_duplicate=False):
-            if not parameter.requires_grad and stock_name(name) in self._stock:
-                checkpoint["state_dict"].pop(name, None)
+        state = checkpoint["state_dict"]
+        for name in self._left_out():
+            state.pop(name, None)
+        if self._stock:
+            checkpoint[KEPT] = list(state)
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        kept = checkpoint.get(KEPT)
+        if self.device_mesh is None or not self._stock or kept is None:
+            return  # load_state_dict checks and fills in
+        self._stock -= {stock_name(name) for name in kept}
+        missing = sorted(self.state_dict().keys() - set(kept))
+        if missing:
+            raise CheckpointError(
+                f"the checkpoint lacks {len(missing)} weights that train here ({', '.join(missing[:2])}); go on with "
+                "the adapters and the model that wrote it"
+            )
+
+    @property
+    def strict_loading(self) -> bool:
+        # Lightning reads sharded models weight by weight, past the hook that fills in those of `model`;
+        # on_load_checkpoint checks the names instead
+        return super().strict_loading and not (self.device_mesh is not None and self._stock)
+
+    @strict_loading.setter
+    def strict_loading(self, value: bool) -> None:
+        self._strict_loading = value
+
+    def _left_out(self) -> list[str]:
+        """Frozen weights that ``model`` brings again; they would make a checkpoint of a 7B model ten times as large."""
+        named = self.named_parameters(remove_duplicate=False)
+        return [name for name, p in named if not p.requires_grad and stock_name(name) in self._stock]
 
     def merge_adapters(self) -> None:
         super().merge_adapters()
@@ -313,7 +344,11 @@ class VLMCaptioner(PairCaptioner):
 
         What the model itself is made from lies beside them, so that the folder is read without ``model``.
         """
-        found = super().save_pretrained(folder)
+        self._whole = True
+        try:
+            found = super().save_pretrained(folder)
+        finally:
+            self._whole = False
         if is_rank_zero():
             save_skeleton(self.built_net, found / SKELETON)
         all_gather_object(None)  # no process goes on to read what is not written yet
@@ -405,6 +440,14 @@ def padded(samples: Sequence[PairSample]) -> list[PairSample]:
 def stock_name(name: str) -> str:
     """Path that a parameter had before peft put its layer into another one."""
     return name.replace(".base_layer.", ".").replace(".original_module.", ".")
+
+
+def leave_stock(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Leave the weights of ``model`` out of what strategies save and read of a sharded module: a post-hook."""
+    assert isinstance(host, VLMCaptioner)
+    if host.device_mesh is not None and not host._whole:
+        for name in host._left_out():
+            state_dict.pop(prefix + name, None)
 
 
 def take_stock(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
