@@ -11,41 +11,42 @@ unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEV
 PairTransformer is trained by likelihood; from its checkpoint likelihood goes on for two epochs (SFT+, about as much
 compute), or DPO and ADPO take over for one, without any caption loss. Measured on held-out pairs with careful
 references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are unchanged,
-how often a change is missed or invented. Differences come with the paired bootstrap over pairs.
+how often a change is missed or invented. ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
+from _study import Study, write
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
 
+from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.data.transforms.robustness import VagueCaptions
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
+from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
-from lightning_idc.metrics.bootstrap import compare
-from lightning_idc.metrics.captions import Scores
+from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.report.comparison import Captioned
 
 CANDIDATES = (16, 64, 128, 256)
 SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)
-METRICS = ("CIDEr-D", "forced_choice", "missed_change", "invented_change")
+FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, float]] = {
     "vague": (0.0, 0.6),
     "vague_sixth": (1 / 6, 0.6),
@@ -59,12 +60,12 @@ def adamw(rate: float) -> Any:
     return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
-class Study:
+class Run:
     """All trainings of one seed in one world.
 
     Args:
         given: command line.
-        folder: for checkpoints.
+        folder: for checkpoints; a backbone that is there is taken.
         seed: of training.
         world: name of :data:`WORLDS`.
     """
@@ -100,10 +101,11 @@ class Study:
 
     def supervised(self) -> str:
         """Checkpoint of the SFT policy."""
-        data = SyntheticCells(**self.sizes, batch_size=64)
-        seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
-        namer = ObjectNaming(optimizer=adamw(1e-2))
-        self.trainer(self.given.look_epochs, [self.saver("look")]).fit(namer, data)
+        if not (self.folder / "look.ckpt").is_file():
+            data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
+            seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
+            namer = ObjectNaming(optimizer=adamw(1e-2))
+            self.trainer(self.given.look_epochs, [self.saver("look")]).fit(namer, data)
         captioner = PairTransformer(
             backbone_weights=str(self.folder / "look.ckpt"),
             freeze_backbone=True,
@@ -115,13 +117,17 @@ class Study:
         self.trainer(self.given.sft_epochs, [self.saver("sft")]).fit(captioner, self.pairs())
         return str(self.folder / "sft.ckpt")
 
-    def measured(self, captioner: PairTransformer) -> tuple[dict[str, float], Scores]:
-        found = self.trainer(1, [ForcedChoice()]).test(captioner, self.pairs(), verbose=False)[0]
-        assert captioner.scores is not None
-        return {name: found[f"test/{name}"] for name in METRICS if f"test/{name}" in found}, captioner.scores
+    def measured(self, captioner: PairTransformer) -> tuple[Captioned, dict[str, float]]:
+        control, data = UnchangedControl(), self.pairs()
+        found = self.trainer(1, [ForcedChoice(), control]).test(captioner, data, verbose=False)[0]
+        said = {record["id"]: record["caption"] for record in captioner.predictions}
+        facts = {id: data.facts("test", id, text) for id, text in said.items()}
+        return Captioned(said, control.said, facts), {
+            name: found[f"test/{name}"] for name in FIGURES if f"test/{name}" in found
+        }
 
-    def continued(self, sft: str, callbacks: list[Callback]) -> tuple[dict[str, float], Scores]:
-        """Scores after more training from the SFT policy."""
+    def continued(self, sft: str, callbacks: list[Callback]) -> tuple[Captioned, dict[str, float]]:
+        """Captions and figures after more training from the SFT policy."""
         adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
         captioner = PairTransformer(
             init_from=sft,
@@ -136,23 +142,13 @@ class Study:
         self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
         return self.measured(captioner)
 
-    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, dict[str, Any]]:
-        """Scores of every row, and its CIDEr-D minus that of each row before it."""
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, tuple[Captioned, dict[str, float]]]:
+        """What every row says, and its figures."""
         sft = self.supervised()
         found = {"SFT": self.measured(PairTransformer.load_from_checkpoint(sft))}
         for name, callbacks in rows.items():
             found[name] = self.continued(sft, callbacks())
-        table: dict[str, dict[str, Any]] = {}
-        names = list(found)
-        for place, name in enumerate(names):
-            values, scores = found[name]
-            over = {other: asdict(compare(found[other][1], scores)["CIDEr-D"]) for other in names[:place]}
-            table[name] = {**values, "over": over}
-            shown = "  ".join(f"{key} {value:.1f}" for key, value in values.items())
-            print(self.seed, f"{name:<28}", shown, flush=True)
-            for other, gap in over.items():
-                print(f"    minus {other}: {gap['difference']:+.1f} [{gap['low']:.1f}, {gap['high']:.1f}]", flush=True)
-        return table
+        return found
 
 
 def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
@@ -161,10 +157,12 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
     def preference(**options: Any) -> PreferenceOptimization:
         return PreferenceOptimization(beta=given.beta, caption_weight=given.caption_weight, **options)
 
-    def dpo(weighting: Any, share: float = 0.0) -> Callable[[], list[Callback]]:
+    def dpo(weighting: Any, share: float = NO_CHANGE_SHARE) -> Callable[[], list[Callback]]:
         return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_share=share))]
 
-    def adpo(weighting: Any = given.weighting, no_change: float = 0.0, **options: Any) -> Callable[[], list[Callback]]:
+    def adpo(
+        weighting: Any = given.weighting, no_change: float = NO_CHANGE_SHARE, **options: Any
+    ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
         return lambda: [
             preference(),
@@ -183,7 +181,7 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
         return pools | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS}
     if given.rows == "weighting":
         found: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
-        for name in ("frequency", "distinct", "stratified"):
+        for name in ("frequency", "distinct"):
             found |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
         for share in given.no_change_shares:
             found |= {
@@ -194,16 +192,27 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
     return main
 
 
-def summary(seeds: list[dict[str, dict[str, Any]]]) -> dict[str, dict[str, list[float]]]:
-    """Mean and standard deviation over seeds of every figure of every row."""
-    found: dict[str, dict[str, list[float]]] = {}
-    for row, figures in seeds[0].items():
-        for name in figures:
-            if name != "over":
-                values = [rows[row][name] for rows in seeds]
-                spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                found.setdefault(row, {})[name] = [statistics.mean(values), spread]
-    return found
+def studied(given: argparse.Namespace, world: str, looks: dict[int, Path], keep: Callable[[Study], None]) -> None:
+    """All seeds of one world.
+
+    Args:
+        given: command line.
+        world: name of :data:`WORLDS`.
+        looks: folders with the backbones of the seeds, which all worlds share.
+        keep: called after every seed.
+    """
+    study = None
+    for seed in given.seeds:
+        print(f"world {world}, seed {seed}", flush=True)
+        run = Run(given, looks[seed], seed, world)
+        found = run.results(rows_of(given))
+        if study is None:
+            data = run.pairs()
+            test = data.pairs_of("test")
+            references = {id: test.captions(place) for place, id in enumerate(test.ids)}
+            study = Study(references, constant_caption(captions_of(data.pairs_of("train"))))
+        study.add(seed, {n: said for n, (said, _) in found.items()}, {n: figures for n, (_, figures) in found.items()})
+        keep(study)
 
 
 def main() -> None:
@@ -220,34 +229,26 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=3e-4)
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--caption_weight", type=float, default=0.0)
-    parser.add_argument("--weighting", default="frequency")
-    parser.add_argument("--no_change_shares", type=float, nargs="*", default=[])
-    parser.add_argument("--cache", help="folder for rendered pairs")
+    parser.add_argument("--weighting", default="stratified")
+    parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
+    parser.add_argument("--cache", help="folder of rendered pairs")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
     worlds: dict[str, Any] = {}
-    for world in given.world:
-        found = []
-        for seed in given.seeds:
-            with tempfile.TemporaryDirectory() as folder:
-                print(f"world {world}, seed {seed}", flush=True)
-                found.append(Study(given, Path(folder), seed, world).results(rows_of(given)))
-            worlds[world] = {"mean_and_stdev": summary(found), "seeds": found}
-            if given.out:
-                write(given, worlds)
-        for row, figures in worlds[world]["mean_and_stdev"].items():
-            shown = "  ".join(f"{name} {mean:6.1f} +- {spread:4.1f}" for name, (mean, spread) in figures.items())
-            print(f"{world:<12} {row:<28} {shown}", flush=True)
-
-
-def write(given: argparse.Namespace, worlds: dict[str, Any]) -> None:
-    """Keep what there is so far, with what it was measured on."""
-    from environment import describe
-
     settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out")}
-    result = {"settings": settings, "environment": describe("lightning"), "worlds": worlds}
-    given.out.write_text(json.dumps(result, indent=1) + "\n")
+    with tempfile.TemporaryDirectory() as folder:
+        looks = {seed: Path(folder) / str(seed) for seed in given.seeds}
+        for world in given.world:
+
+            def keep(study: Study, world: str = world) -> None:
+                worlds[world] = study.as_dict()
+                if given.out:
+                    write(given.out, settings, {"worlds": worlds}, "lightning")
+
+            studied(given, world, looks, keep)
+            for row, found in worlds[world]["summary"].items():
+                print(f"{world:<12} {row:<22} {found['CIDEr-D']} {found.get('over_before', '')}", flush=True)
 
 
 if __name__ == "__main__":

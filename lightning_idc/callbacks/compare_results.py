@@ -1,23 +1,37 @@
-"""CompareResults: one table of what several stages of a recipe reached."""
+"""CompareResults: one table of what several stages of a recipe reached, with intervals and floors."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities import rank_zero_warn
 
+from lightning_idc.callbacks.unchanged_control import CONTROL
 from lightning_idc.core.types import PairError
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.files import save, save_json
+from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.report.comparison import Captioned, Row, as_table, differences_table, rows_of
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
+PREDICTIONS = "predictions.json"
+RULES = """Intervals: 95 %, paired bootstrap over test pairs; seeds of training are not in them. "not decided": the
+interval holds 0. Floors: a caption chosen on the training references and said of every pair, the captions dealt to
+other pairs, and the captions where the second image is the first. "below the floor": not above each of these with its
+interval."""
 
 
 class CompareResults(Callback):
     """After the last test of a recipe prints its scores beside those of earlier test stages.
 
-    Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last.
+    Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last, after
+    `ShowResults`: where every stage left ``predictions.json``, each row is compared pair by pair with the row before it
+    and with captioners that do not see what changed (`UnchangedControl` adds the third of these).
 
     Args:
         name: row of this test.
@@ -31,18 +45,53 @@ class CompareResults(Callback):
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if not trainer.is_global_zero:
             return
-        rows = {row: metrics_of(Path(folder)) for row, folder in self.others.items()}
-        rows[self.name] = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        columns = [name for name in self.metrics if any(f"test/{name}" in row for row in rows.values())]
-        table = {
-            row: {name: found[f"test/{name}"] for name in columns if f"test/{name}" in found}
-            for row, found in rows.items()
-        }
-        text = as_table(table, columns)
-        print(f"\n{text}\n", flush=True)
         folder = Path(trainer.default_root_dir)
+        found = {row: metrics_of(Path(other)) for row, other in self.others.items()}
+        found[self.name] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        columns = [name for name in self.metrics if any(f"test/{name}" in row for row in found.values())]
+        table: dict[str, dict[str, Any]] = {
+            row: {name: values[f"test/{name}"] for name in columns if f"test/{name}" in values}
+            for row, values in found.items()
+        }
+        text = scores_table(table, columns)
+        folders = {**{row: Path(other) for row, other in self.others.items()}, self.name: folder}
+        if all((place / PREDICTIONS).is_file() for place in folders.values()):
+            rows = self._compared(trainer, folders)
+            for row in rows:
+                table[row.name]["compared"] = row.as_dict()
+            text = f"{text}\n\n{differences_table(rows)}\n\n{RULES}"
+        print(f"\n{text}\n", flush=True)
         save_json(folder / "comparison.json", table)
         save(folder / "comparison.md", lambda path: path.write_text(text + "\n", encoding="utf-8"))
+
+    def _compared(self, trainer: Trainer, folders: dict[str, Path]) -> list[Row]:
+        references: dict[str, list[str]] = {}
+        captioned = {}
+        for name, folder in folders.items():
+            records = json.loads((folder / PREDICTIONS).read_text(encoding="utf-8"))
+            references = {record["id"]: record["references"] for record in records}
+            control = folder / CONTROL
+            captioned[name] = Captioned(
+                {record["id"]: record["caption"] for record in records},
+                json.loads(control.read_text(encoding="utf-8")) if control.is_file() else {},
+                {record["id"]: record["facts"] for record in records},
+            )
+        return rows_of(captioned, references, constant_of(trainer))
+
+
+def constant_of(trainer: Trainer) -> str | None:
+    """Constant caption by the training split; None, and a warning, where there is none to read."""
+    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    try:
+        return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
+    except PairError as error:  # the test itself needs no training split
+        rank_zero_warn(f"no constant caption stands in the comparison: {error}")
+        return None
+
+
+def captions_of(source: PairSource) -> list[list[str]]:
+    """Captions of every pair of a split."""
+    return [source.captions(index) for index in range(len(source))]
 
 
 def metrics_of(folder: Path) -> dict[str, float]:
@@ -57,18 +106,9 @@ def metrics_of(folder: Path) -> dict[str, float]:
     return json.loads(record.read_text(encoding="utf-8"))["metrics"]
 
 
-def as_table(rows: dict[str, dict[str, float]], columns: Sequence[str]) -> str:
-    """Markdown table that also reads well as plain text."""
-    cells = [["", *columns]]
-    cells += [
-        [row, *(f"{found[name]:.1f}" if name in found else "-" for name in columns)] for row, found in rows.items()
-    ]
-    widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
-    lines = [
-        "| "
-        + " | ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        + " |"
-        for line in cells
-    ]
-    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
+def scores_table(rows: dict[str, dict[str, float]], columns: Sequence[str]) -> str:
+    """Scores of every row, those that it lacks as a dash."""
+    head = ["", *columns]
+    return as_table(
+        [head, *([row, *(f"{v[name]:.1f}" if name in v else "-" for name in columns)] for row, v in rows.items())]
+    )

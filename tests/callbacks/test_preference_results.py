@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from preference_world import QUIET
 from tiny import TinyCaptioner, TinyPairs
 from torch import Tensor
 
-from lightning_idc.callbacks.compare_results import CompareResults, as_table
+from lightning_idc.callbacks.compare_results import CompareResults, scores_table
 from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import true_sentence
@@ -83,8 +85,56 @@ def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixtur
         )
 
 
+def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = TinyPairs(batch_size=4)
+    fresh, trained = (TinyCaptioner(captions_per_pair=2) for _ in range(2))
+    Trainer(max_epochs=40, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(trained, data)
+    Trainer(max_epochs=0, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(fresh, data)
+    for name, captioner, last in (("sft", fresh, []), ("dpo", trained, [True])):
+        callbacks = [UnchangedControl(), ShowResults(examples=0, report_pairs=0)]
+        compare = [CompareResults("DPO", {"SFT": str(tmp_path / "sft")}) for _ in last]
+        trainer = Trainer(callbacks=[*callbacks, *compare], default_root_dir=tmp_path / name, **QUIET)
+        metrics = trainer.test(captioner, data, verbose=False)[0]
+        (tmp_path / name / "stage.json").write_text(json.dumps({"metrics": metrics}))
+    same = json.loads((tmp_path / "dpo" / "unchanged.json").read_text())
+    source = data.source("test")
+    for place, id in enumerate(source.ids):
+        assert same[id] == trained.describe(source.load(place).before, source.load(place).before).text
+    table = json.loads((tmp_path / "dpo" / "comparison.json").read_text())
+    row = table["DPO"]["compared"]
+    assert row["before"] == "SFT" and row["floors"].keys() == {"constant", "dealt", "after := before"}
+    assert row["score"] == pytest.approx(table["DPO"]["CIDEr-D"]) and row["reading"]
+    low, high = (row["over_before"]["CIDEr-D"][end] for end in ("low", "high"))
+    assert low <= row["over_before"]["CIDEr-D"]["difference"] <= high
+    written = (tmp_path / "dpo" / "comparison.md").read_text()
+    assert (
+        f"[{low:.1f}, {high:.1f}]" in written
+        and "not decided" in written
+        and written.strip() in capsys.readouterr().out
+    )
+
+
+def test_a_test_without_a_training_split_ends_with_its_table(tmp_path: Path) -> None:
+    class TestOnly(TinyPairs):
+        def source(self, split: str) -> Any:
+            if split == "train":
+                raise PairError("there is no training split")
+            return super().source(split)
+
+    captioner = TinyCaptioner(vocabulary=[*WORDS, "red"], max_length=4)
+    callbacks = [ShowResults(examples=0, report_pairs=0), CompareResults("SFT", {})]
+    with pytest.warns(UserWarning, match="no constant caption stands in the comparison: there is no training split"):
+        Trainer(callbacks=callbacks, default_root_dir=tmp_path, **QUIET).test(captioner, TestOnly(), verbose=False)
+    assert json.loads((tmp_path / "comparison.json").read_text())["SFT"]["compared"]["floors"].keys() == {"dealt"}
+
+
+def test_only_captioners_are_asked_about_unchanged_pairs() -> None:
+    with pytest.raises(PairError, match="UnchangedControl asks a PairCaptioner"):
+        UnchangedControl().setup(Trainer(**QUIET), LightningModule(), "test")
+
+
 def test_a_table_is_aligned_markdown() -> None:
-    assert as_table({"a": {"x": 1.0}, "long": {"y": 22.5}}, ["x", "y"]).splitlines() == [
+    assert scores_table({"a": {"x": 1.0}, "long": {"y": 22.5}}, ["x", "y"]).splitlines() == [
         "|      |   x |    y |",
         "|------|----:|-----:|",
         "| a    | 1.0 |    - |",

@@ -1,0 +1,50 @@
+"""UnchangedControl: what does a captioner say of a test pair whose second image is its first?"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.types import PairBatch
+from lightning_idc.errors import ConfigError
+from lightning_idc.files import save_json
+
+CONTROL = "unchanged.json"
+
+
+class UnchangedControl(Callback):
+    """At the test also describes every pair with the image after the change replaced by the one before it.
+
+    Such captions cannot know what changed; a score that is not above theirs says nothing about seeing changes. Writes
+    ``unchanged.json``, captions by id, into the trainer's ``default_root_dir``, for `CompareResults`. Takes as long as
+    the test.
+    """
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if not isinstance(pl_module, PairCaptioner):
+            raise ConfigError(
+                f"UnchangedControl asks a PairCaptioner; this is a {type(pl_module).__name__}: leave it out"
+            )
+
+    def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.said: dict[str, str] = {}
+
+    @torch.no_grad()
+    def on_test_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: PairBatch, *unused: Any
+    ) -> None:
+        assert isinstance(pl_module, PairCaptioner)
+        same = replace(batch, images=batch.images[:, :1].expand_as(batch.images).contiguous())
+        captions = pl_module.generate(pl_module.encode(same))
+        self.said |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
+
+    def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        said = {id: text for part in all_gather_object(self.said) for id, text in part.items()}
+        if trainer.is_global_zero:
+            save_json(Path(trainer.default_root_dir) / CONTROL, dict(sorted(said.items())))

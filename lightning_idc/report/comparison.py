@@ -1,0 +1,189 @@
+"""A comparison of captioners on the same pairs: each with its floors and a paired interval over the one before."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from lightning_idc.metrics.bootstrap import Difference, compare
+from lightning_idc.metrics.captions import References, Scores, score_captions
+from lightning_idc.metrics.floors import dealt, reading
+
+METRIC = "CIDEr-D"
+CONSTANT, DEALT, UNCHANGED = "constant", "dealt", "after := before"
+FLOORS = (CONSTANT, DEALT, UNCHANGED)
+Facts = Mapping[str, Mapping[str, bool | None]]
+
+
+@dataclass(frozen=True)
+class Captioned:
+    """What one captioner said of a split.
+
+    Args:
+        captions: by pair.
+        unchanged: what it said by pair where the second image was the first; empty where nobody asked.
+        facts: by pair what its caption gets right; None where a fact does not apply.
+    """
+
+    captions: Mapping[str, str]
+    unchanged: Mapping[str, str] = field(default_factory=dict)
+    facts: Facts = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One captioner among others.
+
+    Args:
+        name: of the row.
+        score: CIDEr-D.
+        words: mean length of its captions.
+        distinct: number of different captions.
+        facts: percent of the pairs to which a fact applies that get it right.
+        floors: CIDEr-D of captioners that do not see what changed, by name.
+        over_floors: what it has over each of them.
+        before: name of the row before; None of the first.
+        over_before: what it has over that by CIDEr-D and each fact.
+        reading: what may be said of it, see ``metrics.floors.reading``.
+        scores: of its captions, pair by pair.
+    """
+
+    name: str
+    score: float
+    words: float
+    distinct: int
+    facts: dict[str, float]
+    floors: dict[str, float]
+    over_floors: dict[str, Difference]
+    before: str | None
+    over_before: dict[str, Difference]
+    reading: str
+    scores: Scores
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain values, without the scores of each pair."""
+        return {name: value for name, value in asdict(self).items() if name != "scores"}
+
+
+def rows_of(
+    captioned: Mapping[str, Captioned], references: Mapping[str, Sequence[str]], constant: str | None = None
+) -> list[Row]:
+    """Compare captioners, each with the one before it.
+
+    Args:
+        captioned: by name of the row, in order.
+        references: by pair; pairs without any do not count.
+        constant: a caption chosen on training references, see ``metrics.floors.constant_caption``.
+
+    Raises:
+        PairError: a captioner was not asked about all of the pairs.
+    """
+    expected = References({id: texts for id, texts in references.items() if len(texts)})
+    rows: list[Row] = []
+    before: tuple[str, Scores, Captioned] | None = None
+    for name, said in captioned.items():
+        captions = {id: text for id, text in said.captions.items() if references.get(id)}
+        scores = _scored(captions, expected)
+        blind = {DEALT: dealt(captions)}
+        if constant is not None:
+            blind[CONSTANT] = dict.fromkeys(captions, constant)
+        if said.unchanged:
+            blind[UNCHANGED] = {id: said.unchanged[id] for id in captions}
+        floors = {floor: _scored(blind[floor], expected) for floor in FLOORS if floor in blind}
+        over = {floor: compare(of_floor, scores)[METRIC] for floor, of_floor in floors.items()}
+        gains = {} if before is None else compare(before[1], scores) | facts_over(before[2].facts, said.facts)
+        rows.append(
+            Row(
+                name,
+                scores.values[METRIC],
+                float(np.mean([len(caption.split()) for caption in captions.values()])),
+                len(set(captions.values())),
+                {fact: 100 * float(values.mean()) for fact, (_, values) in _judged(said.facts).items()},
+                {floor: of_floor.values[METRIC] for floor, of_floor in floors.items()},
+                over,
+                None if before is None else before[0],
+                gains,
+                reading(gains.get(METRIC), over.values()),
+                scores,
+            )
+        )
+        before = name, scores, said
+    return rows
+
+
+def facts_over(first: Facts, second: Facts) -> dict[str, Difference]:
+    """What the second captioner has over the first by each fact, on the pairs to which it applies for both.
+
+    Args:
+        first: facts by pair.
+        second: of the other.
+    """
+    one, other = _judged(first), _judged(second)
+    found: dict[str, Difference] = {}
+    for fact in one:
+        if fact in other and one[fact][0] == other[fact][0] and len(one[fact][0]) > 1:
+            here, there = (
+                Scores({fact: 100 * float(values.mean())}, {fact: 100 * values}, ids, 0)
+                for ids, values in (one[fact], other[fact])
+            )
+            found |= compare(here, there)
+    return found
+
+
+def as_table(cells: Sequence[Sequence[str]]) -> str:
+    """Markdown table that also reads well as plain text; the first row is the head.
+
+    Args:
+        cells: rows of the same length, each with its name first.
+    """
+    widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
+    lines = [
+        "| "
+        + " | ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
+        + " |"
+        for line in cells
+    ]
+    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
+    return "\n".join([lines[0], rule, *lines[1:]])
+
+
+def differences_table(rows: Sequence[Row]) -> str:
+    """CIDEr-D beside its floors, what each row has over the one before it, and what may be said of that."""
+    floors = [floor for floor in FLOORS if any(floor in row.floors for row in rows)]
+    cells = [["", METRIC, *floors, "over the row before [95 %]", "reading", "words", "distinct"]]
+    for row in rows:
+        gain = row.over_before.get(METRIC)
+        cells.append(
+            [
+                row.name,
+                f"{row.score:.1f}",
+                *(f"{row.floors[floor]:.1f}" if floor in row.floors else "-" for floor in floors),
+                "" if gain is None else interval(gain),
+                row.reading,
+                f"{row.words:.1f}",
+                str(row.distinct),
+            ]
+        )
+    return as_table(cells)
+
+
+def interval(difference: Difference) -> str:
+    """``+3.0 [1.0, 5.0]``."""
+    return f"{difference.difference:+.1f} [{difference.low:.1f}, {difference.high:.1f}]"
+
+
+def _scored(captions: Mapping[str, str], expected: References) -> Scores:
+    return score_captions(captions, expected, (METRIC,))
+
+
+def _judged(facts: Facts) -> dict[str, tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]]:
+    """Pairs to which a fact applies, and 1 where it is right, by fact."""
+    found: dict[str, tuple[list[str], Any]] = {}
+    for name in dict.fromkeys(name for known in facts.values() for name in known):
+        judged = {id: known[name] for id, known in sorted(facts.items()) if known.get(name) is not None}
+        if judged:
+            found[name] = list(judged), np.array([float(bool(value)) for value in judged.values()])
+    return found

@@ -1,0 +1,68 @@
+"""Comparisons of captioners. Oracle: captioners that are known to see, and known not to."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import pytest
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.captions import score_captions
+from lightning_idc.report.comparison import Captioned, differences_table, facts_over, interval, rows_of
+
+COLORS, SHAPES = ("red", "blue", "gray", "green"), ("cube", "sphere", "cylinder")
+THINGS = [f"{color} {shape}" for color, shape in itertools.product(COLORS, SHAPES)] * 3
+REFERENCES = {f"{n:02d}": [f"the {thing} has moved", f"the {thing} is elsewhere"] for n, thing in enumerate(THINGS)}
+SEES = {id: texts[0] for id, texts in REFERENCES.items()}
+HALF = {id: text if int(id) % 2 else "the red cube has moved" for id, text in SEES.items()}
+CONSTANT = "the red cube has moved"
+
+
+def test_rows_stand_beside_floors_and_intervals() -> None:
+    blind = dict.fromkeys(SEES, CONSTANT)
+    said = {
+        "blind": Captioned(blind, blind),
+        "half": Captioned(HALF, blind),
+        "sees": Captioned(SEES, blind),
+        "as well": Captioned(SEES, blind),
+    }
+    rows = rows_of(said, REFERENCES, CONSTANT)
+    assert [row.reading for row in rows] == ["below the floor", "higher", "higher", "not decided"]
+    assert [row.before for row in rows] == [None, "blind", "half", "sees"]
+    scores = [score_captions(one.captions, REFERENCES, ("CIDEr-D",)) for one in said.values()]
+    for row, own in zip(rows, scores, strict=True):
+        assert row.score == own.values["CIDEr-D"]
+        assert set(row.floors) == {"constant", "dealt", "after := before"}
+        assert row.floors["constant"] == row.floors["after := before"] == scores[0].values["CIDEr-D"]
+    assert rows[2].over_before["CIDEr-D"] == compare(scores[1], scores[2])["CIDEr-D"]
+    assert (rows[2].distinct, rows[0].distinct, rows[0].words) == (len(set(THINGS)), 1, 5.0)
+    table = differences_table(rows)
+    assert interval(rows[2].over_before["CIDEr-D"]) in table and "below the floor" in table
+    assert json.loads(json.dumps([row.as_dict() for row in rows]))[1]["reading"] == "higher"
+
+
+def test_a_captioner_that_hallucinates_as_well_without_a_change_is_below_the_floor() -> None:
+    (row,) = rows_of({"x": Captioned(HALF, HALF)}, REFERENCES, "words of nobody")
+    assert row.floors["after := before"] == row.score and row.reading == "below the floor"
+    (row,) = rows_of({"x": Captioned(HALF)}, REFERENCES)
+    assert list(row.floors) == ["dealt"] and row.reading == ""
+
+
+def test_pairs_without_references_do_not_count_and_missing_captions_are_an_error() -> None:
+    more = {**REFERENCES, "silent": []}
+    (with_more,) = rows_of({"x": Captioned({**SEES, "silent": "words"})}, more)
+    (without,) = rows_of({"x": Captioned(SEES)}, REFERENCES)
+    assert with_more.as_dict() == without.as_dict()
+    with pytest.raises(PairError, match="35"):
+        rows_of({"x": Captioned({id: text for id, text in SEES.items() if id != "35"})}, REFERENCES)
+
+
+def test_facts_are_compared_where_they_apply() -> None:
+    first = {str(n): {"type": n % 4 == 0, "value": None if n % 2 else False} for n in range(40)}
+    second = {str(n): {"type": n % 2 == 0, "value": None if n % 2 else True} for n in range(40)}
+    found = facts_over(first, second)
+    assert found["type"].difference == pytest.approx(25) and 0 < found["type"].low < 25 < found["type"].high < 50
+    assert (found["value"].difference, found["value"].wins, found["value"].losses) == (100, 20, 0)
+    assert facts_over(first, {id: {"type": True, "value": True} for id in second}).keys() == {"type"}, "other pairs"
