@@ -22,7 +22,7 @@ VERBS = {
     "relevance": ("relevance", "draw which patches and words of a pair belong together"),
     "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check, prepare or count NAME --root DIR"),
-    "store": ("store", "verify FOLDER: whether what is kept on disk is as it was written"),
+    "store": ("store", "verify | refilter | export what is kept on disk"),
     "plan": ("plan", "memory that a recipe takes, computed: plan RECIPE"),
     "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),

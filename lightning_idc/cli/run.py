@@ -19,11 +19,16 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
   --smoke              the size that the tests run: ends within a minute, and learns nothing
   --matrix.AXIS ENTRY  one entry of a recipe that makes a table; all of them, one after another, otherwise
   --run_dir DIR        where results go; runs/RECIPE/DATE_TIME otherwise
+  --engine ray         who makes the shards of data making: ray, process, array (a task of SLURM) or complete;
+                       --engine.workers 4 and further arguments of RayPool, InProcess, ArrayTask, Complete
   --resume DIR         continue a run that was stopped, with the keys it was started with; further keys win over those
   --import MODULE      a module with classes of your own, installed or in this folder; or `recipe: {import: [MODULE]}`
   --traceback          where an error came from
 
 `lightning-idc recipes ls` lists the recipes. A recipe is code: it may name any class."""
+
+
+_ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask", "complete": "Complete"}
 
 
 def run(given: list[str]) -> int:
@@ -38,7 +43,7 @@ def run(given: list[str]) -> int:
     if "--smallest" in given:
         warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)
     flags = ("--smoke", "--smallest")
-    overrides = parse_overrides([argument for argument in given[1:] if argument not in flags])
+    overrides = _with_engine(parse_overrides([argument for argument in given[1:] if argument not in flags]))
     run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
         raise ConfigError("--run_dir names a new folder and --resume an old one; give one of them")
@@ -88,6 +93,20 @@ def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume
         the_run = Run.started(recipe.path, run_dir)
     the_run.overrides, the_run.imported_only, the_run.peers = overrides, imported_only, peers
     return the_run.go(recipe)
+
+
+def _with_engine(overrides: dict[str, Any]) -> dict[str, Any]:
+    """``--engine`` as the launcher that the data modules of data making take."""
+    name = overrides.pop("engine", None)
+    given = {key: overrides.pop(key) for key in [key for key in overrides if key.startswith("engine.")]}
+    if name is None:
+        if given:
+            raise ConfigError(f"--{next(iter(given))} belongs to --engine, which is not given: {', '.join(_ENGINES)}")
+        return overrides
+    if name not in _ENGINES:
+        raise ConfigError(f"--engine is {name!r}; expected one of {', '.join(_ENGINES)}")
+    arguments = {key.removeprefix("engine."): value for key, value in given.items()}
+    return {**overrides, "data.launcher": {"class_path": _ENGINES[name], "init_args": arguments}}
 
 
 def _folder(overrides: dict[str, Any], name: str) -> Path | None:

@@ -1,33 +1,34 @@
-"""store: whether what is kept on disk is as it was written."""
+"""store: whether what is kept on disk is as it was written; records with other thresholds, and for other tools."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
+from typing import Literal
 
-_HELP = """usage: lightning-idc store verify FOLDER
-
-Hashes every byte of all stores at or below FOLDER (decoded images, features, rendered pairs, records of data making,
-procedures, scores of a reference policy) and names what is damaged; exit status 1 where anything is."""
+from lightning_idc.errors import DatasetNotFoundError
 
 
 def run(given: list[str]) -> int:
     """The verb `store`; 1 where something is damaged."""
-    rest = given[1:]
-    if rest in (["-h"], ["--help"]):
-        print(_HELP)
-        return 0
-    if len(rest) != 2 or rest[0] != "verify":
-        print(_HELP, file=sys.stderr)
-        return 2
-    return _verify(Path(rest[1]).expanduser())
+    from jsonargparse import auto_cli
+
+    status = auto_cli([verify, refilter, export], args=given[1:], prog="lightning-idc store", as_positional=True)
+    return int(status or 0)
 
 
-def _verify(folder: Path) -> int:
+def verify(folder: Path) -> int:
+    """Hash every byte of all stores at or below a folder, and name what is damaged.
+
+    Args:
+        folder: with decoded images, features, rendered pairs, records of data making, procedures, or scores of a
+            reference policy.
+
+    Returns:
+        1 where anything is damaged.
+    """
     from lightning_idc.core.store import faults, stores_below
-    from lightning_idc.errors import DatasetNotFoundError
 
-    stores = stores_below(folder)
+    stores = stores_below(folder.expanduser())
     if not stores:
         raise DatasetNotFoundError(f"there is no store at or below {str(folder)!r}; name a folder with a manifest.json")
     damaged = 0
@@ -37,3 +38,35 @@ def _verify(folder: Path) -> int:
         print(f"{store}: {'; '.join(found) or 'as it was written'}")
     print(f"{len(stores)} stores, {damaged} damaged")
     return 1 if damaged else 0
+
+
+def refilter(folder: Path, target: Path, preset: str = "paper") -> None:
+    """Apply the thresholds of a preset to records that were made with `filters: scores`; no model is needed.
+
+    Args:
+        folder: store of the last stage.
+        target: new store.
+        preset: such as paper, table17_1 to table17_4, scripts, data_juicer.
+    """
+    from lightning_idc.methods.img_diff.filtering import Refilter
+    from lightning_idc.synthesis.launchers import run_in_process
+
+    run_in_process(Refilter(preset), str(folder.expanduser()), target.expanduser())
+
+
+def export(
+    folder: Path, target: str, layout: Literal["parquet", "webdataset"] = "parquet", dropped: bool = False
+) -> None:
+    """Write records as files that other tools read.
+
+    Args:
+        folder: store of records.
+        target: new folder, local or a URL of fsspec such as s3://bucket/name.
+        layout: parquet with a typed column per fact, or tar files of WebDataset.
+        dropped: also records that a filter dropped.
+    """
+    from lightning_idc.synthesis.export import export_records
+    from lightning_idc.synthesis.store import RecordStore
+
+    written = export_records(RecordStore(folder.expanduser()), target, layout, dropped=dropped)
+    print(f"{len(written)} files in {target}")

@@ -210,7 +210,19 @@ class PairCLI(LightningCLI):
         self.build()
         arguments = {name: self.config_init[name] for name in self.own}
         with self._one_sentence():
-            getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
+            if not self._launched():
+                getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
+
+    def _launched(self) -> bool:
+        """Make records of a pipeline with the launcher that its data module names, if it names one."""
+        if self.verb != "predict":
+            return False
+        from lightning_idc.synthesis.pipeline import Records
+
+        if not isinstance(self.datamodule, Records) or self.datamodule.launcher is None:
+            return False
+        self.datamodule.launcher.launch(self.model, self.datamodule.job)
+        return True
 
     def build(self) -> None:
         """Build trainer, model and data."""
@@ -260,7 +272,7 @@ class PairCLI(LightningCLI):
                 model.init_args[name] = value
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        config = self._get(self.config_init, "trainer")
+        config = self._get(self.config_init, "trainer") or {}  # none of its keys was given
         extra: list[Any] = default_progress(config)
         if self.verb == "fit":
             extra.append(StopCleanly())

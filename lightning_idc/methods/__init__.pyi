@@ -14,6 +14,7 @@ from lightning_idc.methods.img_diff.captions import LexiconEdits as LexiconEdits
 from lightning_idc.methods.img_diff.captions import PromptedEdits as PromptedEdits
 from lightning_idc.methods.img_diff.edits import PasteEdits as PasteEdits
 from lightning_idc.methods.img_diff.edits import RandomCrops as RandomCrops
+from lightning_idc.methods.img_diff.filtering import Refilter as Refilter
 from lightning_idc.methods.img_diff.judging import AnswerPairs as AnswerPairs
 from lightning_idc.methods.img_diff.judging import EvaluationSet as EvaluationSet
 from lightning_idc.methods.img_diff.judging import NaturalImages as NaturalImages

@@ -11,6 +11,7 @@ from typing import Any
 from lightning_idc.core.text import plain
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
+from lightning_idc.synthesis.engine import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -51,7 +52,7 @@ class Audit(PipelineStage):
         counts = {"kept": kept, **reasons}
         shown = min(self.most, len(store))
         subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
-        about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16]}
+        about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
 
         areas = Counter(
             "kept" if area["dropped"] is None else area["dropped"]["reason"]
@@ -103,6 +104,17 @@ class Audit(PipelineStage):
                 )
             )
         return entry
+
+
+def _times(store: RecordStore) -> dict[str, str]:
+    """Work and rate of each stage, the last one first."""
+    found: dict[str, str] = {}
+    step: RecordStore | None = store
+    while step is not None:
+        stage = step.manifest["identity"]["stage"].rpartition(".")[2]
+        found[f"{stage} ({step.folder.parent.name})"] = rate(step.folder)
+        step = step.parent
+    return found
 
 
 def _fair_shares(counts: dict[str, int], most: int) -> dict[str, int]:

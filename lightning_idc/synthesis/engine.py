@@ -35,6 +35,8 @@ from lightning_idc.synthesis.store import (
 )
 
 PROGRESS = "progress.jsonl"
+_PROGRESS_EVERY = 30
+"""Seconds between lines about progress."""
 _POLL = 0.2
 """Seconds between looks for shards that other processes make."""
 
@@ -81,6 +83,8 @@ class ShardJob:
         self.target = Path(target)
         self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit
         self.keep_dropped, self.image_format, self.max_failures = keep_dropped, image_format, max_failures
+        self._began: tuple[float, int] | None = None
+        self._shown = time.monotonic()
 
     def __getstate__(self) -> dict[str, Any]:
         # a worker opens a store of its own
@@ -181,6 +185,7 @@ class ShardJob:
             self._check_failures(stage, number, records)
             write_shard(self.target, number, records)
             self._note(number, len(records), time.monotonic() - began)
+        self._show_progress()
         return True
 
     def make_pending(self, stage: BasePipelineStage, wait: bool = True) -> None:
@@ -214,8 +219,9 @@ class ShardJob:
             return False
         store = RecordStore(self.target)
         kept, reasons = store.counts()
-        told = f": {counted(reasons)}" if reasons else ""
-        print(f"{stage.name}: {kept} records kept, {sum(reasons.values())} dropped{told}", flush=True)
+        why = f": {counted(reasons)}" if reasons else ""
+        found = f"{kept} records kept, {sum(reasons.values())} dropped{why}"
+        print(f"{stage.name}: {found}; {rate(self.target)}", flush=True)
         stage.finish(store)
         return True
 
@@ -266,11 +272,35 @@ class ShardJob:
                 f"{told(failed)}"
             )
 
+    def _show_progress(self) -> None:
+        """Say how far the store is, twice a minute at most; shards that other processes made count, too."""
+        now = time.monotonic()
+        self._began = self._began or (now, len(self.pending()) + 1)
+        if now - self._shown < _PROGRESS_EVERY:
+            return
+        self._shown, left = now, len(self.pending())
+        done = self._began[1] - left
+        if left and done:
+            minutes = (now - self._began[0]) / done * left / 60
+            print(f"{self.target}: {self.shards - left} of {self.shards} shards, {minutes:.0f} min left", flush=True)
+
     def _note(self, number: int, records: int, seconds: float) -> None:
         entry = {"shard": number, "records": records, "seconds": round(seconds, 3), "process": os.getpid()}
         # one short write at the end of a file is not torn apart by other processes
         with (self.target / PROGRESS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(entry) + "\n")
+
+
+def rate(folder: Path) -> str:
+    """Time of all processes that made a store, and records of its source per second of it."""
+    try:
+        lines = (folder / PROGRESS).read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return "time unknown"
+    made = [json.loads(line) for line in lines]
+    seconds = sum(entry["seconds"] for entry in made)
+    records = sum(entry["records"] for entry in made)
+    return f"{seconds:.0f} s of work, {records / max(seconds, 1e-9):.3g} records per second"
 
 
 def make_shard(

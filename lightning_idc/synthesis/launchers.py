@@ -1,17 +1,19 @@
 """Ways to make the shards of a store besides Lightning's Trainer: in this process, or as one task of an array.
 
 They all end in `ShardJob.make_shard`, so the bytes are the same and any number of them may work on one target at once.
+A launcher is an argument of `pipeline.Records`; the functions are for scripts.
 """
 
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
@@ -31,14 +33,87 @@ def ready(stage: BasePipelineStage, job: ShardJob, device: str | torch.device = 
     return stage
 
 
+class Launcher(ABC):
+    """Makes the shards of a job in place of the Trainer."""
+
+    @abstractmethod
+    def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
+        """Make what is to be made.
+
+        Args:
+            stage: as it was built, its models not loaded.
+            job: not begun.
+        """
+
+
+class InProcess(Launcher):
+    """Makes everything that is not there in this process, and the reports.
+
+    Args:
+        device: of the models.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self.device = device
+
+    def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
+        job.begin(stage)
+        if job.pending():
+            job.make_pending(ready(stage, job, self.device))
+        job.finish(stage)
+
+
+class ArrayTask(Launcher):
+    """Makes every ``tasks``-th shard, beginning with number ``task``: one task of a SLURM array.
+
+    `Complete` finishes the store and writes the reports when all tasks are done.
+
+    Args:
+        task: number of this task from 0; ``SLURM_ARRAY_TASK_ID`` less ``SLURM_ARRAY_TASK_MIN`` when None.
+        tasks: of the array; ``SLURM_ARRAY_TASK_COUNT`` when None.
+        device: of the models.
+
+    Raises:
+        ConfigError: neither the arguments nor SLURM say which task this is.
+    """
+
+    def __init__(self, task: int | None = None, tasks: int | None = None, device: str = "cpu") -> None:
+        self.task, self.tasks, self.device = task, tasks, device
+
+    def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
+        task, tasks = (self.task, self.tasks) if None not in (self.task, self.tasks) else array_task()
+        if task is None or tasks is None or not 0 <= task < tasks:
+            raise ConfigError(f"task is {task} of {tasks}; expected 0 to {(tasks or 1) - 1}")
+        job.begin(stage)
+        own = [number for number in job.pending() if number % tasks == task]
+        if own:
+            ready(stage, job, self.device)
+        for number in own:
+            job.make_shard(stage, number)
+
+
+class Complete(Launcher):
+    """Completes a store whose shards are all there, and writes the reports; makes nothing and loads no model.
+
+    Raises:
+        DataError: shards are missing; which.
+    """
+
+    def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
+        job.begin(stage)
+        if not job.finish(stage):
+            missing = job.pending()
+            named = ", ".join(map(str, missing[:10])) + (", ..." if len(missing) > 10 else "")
+            raise DataError(
+                f"{job.target}: {len(missing)} of {job.shards} shards are missing ({named}); run the tasks that make "
+                "them again"
+            )
+
+
 def run_in_process(
-    stage: BasePipelineStage,
-    source: str | RecordSource,
-    target: str | Path,
-    device: str = "cpu",
-    **options: Any,
+    stage: BasePipelineStage, source: str | RecordSource, target: str | Path, device: str = "cpu", **options: Any
 ) -> RecordStore:
-    """Make everything that is not there in this process, and the reports.
+    """Make everything that is not there in this process, and the reports; see `InProcess`.
 
     Args:
         stage: what is done.
@@ -47,11 +122,7 @@ def run_in_process(
         device: of the models.
         options: of `ShardJob`.
     """
-    job = ShardJob(source, target, **options)
-    job.begin(stage)
-    if job.pending():
-        job.make_pending(ready(stage, job, device))
-    job.finish(stage)
+    InProcess(device).launch(stage, ShardJob(source, target, **options))
     return RecordStore(target)
 
 
@@ -64,33 +135,19 @@ def run_share(
     device: str = "cpu",
     **options: Any,
 ) -> ShardJob:
-    """Make every ``tasks``-th shard, beginning with number ``task``: one task of a SLURM array.
-
-    The store is completed afterwards, when all tasks are done, by `run_in_process` or `ShardJob.finish`.
+    """Make the shards of one task of a SLURM array; see `ArrayTask`.
 
     Args:
         stage: what is done.
         source: see `ShardJob`, as for ``options``.
         target: folder of the store.
-        task: number of this task from 0; ``SLURM_ARRAY_TASK_ID`` less ``SLURM_ARRAY_TASK_MIN`` when None.
-        tasks: of the array; ``SLURM_ARRAY_TASK_COUNT`` when None.
+        task: see `ArrayTask`.
+        tasks: see `ArrayTask`.
         device: of the models.
         options: of `ShardJob`.
-
-    Raises:
-        ConfigError: neither the arguments nor SLURM say which task this is.
     """
-    if task is None or tasks is None:
-        task, tasks = array_task()
-    if not 0 <= task < tasks:
-        raise ConfigError(f"task is {task} of {tasks}; expected 0 to {tasks - 1}")
     job = ShardJob(source, target, **options)
-    job.begin(stage)
-    own = [number for number in job.pending() if number % tasks == task]
-    if own:
-        ready(stage, job, device)
-    for number in own:
-        job.make_shard(stage, number)
+    ArrayTask(task, tasks, device).launch(stage, job)
     return job
 
 

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler
 from lightning_idc.core.distributed import get_rank_world_size
 from lightning_idc.core.types import PairError
 from lightning_idc.synthesis.engine import ShardJob
+from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped
 from lightning_idc.synthesis.stages import BasePipelineStage, RecordDataModule
 from lightning_idc.synthesis.store import RecordSource, RecordStore
@@ -30,6 +31,7 @@ class Records(RecordDataModule):
         keep_dropped: images that stay of dropped records.
         image_format: of images that the stage makes.
         max_failures: records that may fail before the run ends.
+        launcher: makes the shards in place of the Trainer: Ray's workers, a task of a SLURM array; see `launchers`.
     """
 
     def __init__(
@@ -43,8 +45,10 @@ class Records(RecordDataModule):
         keep_dropped: KeepDropped = "all",
         image_format: ImageFormat = "png",
         max_failures: int = 100,
+        launcher: Launcher | None = None,
     ) -> None:
         super().__init__()
+        self.launcher = launcher
         self.prepare_data_per_node = False  # the target is one folder for all nodes
         self.job: ShardJob = ShardJob(
             source, target, batch_size, shard_size, num_workers, limit, keep_dropped, image_format, max_failures

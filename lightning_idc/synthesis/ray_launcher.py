@@ -15,7 +15,7 @@ import torch
 
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.engine import ShardJob
-from lightning_idc.synthesis.launchers import ready
+from lightning_idc.synthesis.launchers import Launcher, ready
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
 
@@ -37,6 +37,55 @@ class _Worker:
         return self.job.make_shard(self.stage, number)
 
 
+class RayPool(Launcher):
+    """Makes everything that is not there with a pool of actors, and the reports in this process.
+
+    Args:
+        workers: actors.
+        num_cpus: that each is given.
+        num_gpus: that each is given; a fraction lets several share one.
+        retries: of a shard whose worker died.
+        address: of the cluster; None for the one that this process is connected to, or a new one on this machine.
+
+    Raises:
+        ConfigError: Ray is not installed, or there is no worker to be.
+        DataError: the workers of one shard keep dying.
+    """
+
+    def __init__(
+        self,
+        workers: int = 2,
+        num_cpus: float = 1,
+        num_gpus: float = 0,
+        retries: int = 3,
+        address: str | None = None,
+    ) -> None:
+        if workers < 1:
+            raise ConfigError(f"workers is {workers}; expected at least 1")
+        self.workers, self.num_cpus, self.num_gpus = workers, num_cpus, num_gpus
+        self.retries, self.address = retries, address
+
+    def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
+        try:
+            import ray
+        except ModuleNotFoundError:
+            raise ConfigError("Ray is not installed: pip install 'lightning_idc[ray]'") from None
+        job.target = job.target.resolve()  # workers have another current folder
+        job.begin(stage)
+        pending = job.pending()
+        if pending:
+            if not ray.is_initialized():
+                # workers find what this process can import
+                paths = os.pathsep.join(path for path in sys.path if path)
+                ray.init(address=self.address, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})
+            kind = ray.remote(num_cpus=self.num_cpus, num_gpus=self.num_gpus)(_Worker)
+            arguments = (stage, job, self.num_gpus > 0)
+            _make(ray, kind, arguments, pending, min(self.workers, len(pending)), self.retries)
+            # what another launcher holds is waited for; nothing else is left
+            job.make_pending(stage)
+        job.finish(stage)
+
+
 def run_on_ray(
     stage: BasePipelineStage,
     source: str | RecordSource,
@@ -48,42 +97,20 @@ def run_on_ray(
     address: str | None = None,
     **options: Any,
 ) -> RecordStore:
-    """Make everything that is not there with a pool of actors, and the reports in this process.
+    """Make everything that is not there with Ray; see `RayPool` for the arguments.
 
     Args:
         stage: what is done; it is sent to the workers before its models are loaded.
         source: see `ShardJob`, as for ``options``.
         target: folder of the store, which all machines see under this name.
-        workers: actors.
-        num_cpus: that each is given.
-        num_gpus: that each is given; a fraction lets several share one.
-        retries: of a shard whose worker died.
-        address: of the cluster; None for the one that this process is connected to, or a new one on this machine.
+        workers: see `RayPool`.
+        num_cpus: see `RayPool`.
+        num_gpus: see `RayPool`.
+        retries: see `RayPool`.
+        address: see `RayPool`.
         options: of `ShardJob`.
-
-    Raises:
-        ConfigError: Ray is not installed, or there is no worker to be.
-        DataError: the workers of one shard keep dying.
     """
-    try:
-        import ray
-    except ModuleNotFoundError:
-        raise ConfigError("Ray is not installed: pip install 'lightning_idc[ray]'") from None
-    if workers < 1:
-        raise ConfigError(f"workers is {workers}; expected at least 1")
-    job = ShardJob(source, Path(target).resolve(), **options)
-    job.begin(stage)
-    pending = job.pending()
-    if pending:
-        if not ray.is_initialized():
-            # workers find what this process can import
-            paths = os.pathsep.join(path for path in sys.path if path)
-            ray.init(address=address, include_dashboard=False, runtime_env={"env_vars": {"PYTHONPATH": paths}})
-        kind = ray.remote(num_cpus=num_cpus, num_gpus=num_gpus)(_Worker)
-        _make(ray, kind, (stage, job, num_gpus > 0), pending, min(workers, len(pending)), retries)
-        # what another launcher holds is waited for; nothing else is left
-        job.make_pending(stage)
-    job.finish(stage)
+    RayPool(workers, num_cpus, num_gpus, retries, address).launch(stage, ShardJob(source, target, **options))
     return RecordStore(target)
 
 

@@ -14,12 +14,16 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from test_pipeline import digests, everything
 from toy_stages import Numbers, Shade
 
+from lightning_idc.cli import main
+from lightning_idc.cli.run import _with_engine
 from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.engine import ShardJob, make_shard
-from lightning_idc.synthesis.launchers import run_in_process, run_share
+from lightning_idc.errors import DataError
+from lightning_idc.synthesis.engine import ShardJob, make_shard, rate
+from lightning_idc.synthesis.launchers import ArrayTask, Complete, run_in_process, run_share
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import THUMBNAIL, Record
 from lightning_idc.synthesis.slots.base import ModelInterface
@@ -238,7 +242,57 @@ def test_time_and_progress_of_every_shard_are_kept(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "a" / "progress.jsonl").read_text().splitlines()]
     assert [(line["shard"], line["records"]) for line in lines] == [(0, 8), (1, 8), (2, 4)]
     assert all(line["seconds"] >= 0 for line in lines)
+    assert "records per second" in rate(tmp_path / "a") and rate(tmp_path) == "time unknown"
+
+
+def test_progress_names_what_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("lightning_idc.synthesis.engine._PROGRESS_EVERY", 0)
+    run_in_process(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
+    assert f"{tmp_path / 'a'}: 2 of 3 shards, 0 min left" in capsys.readouterr().out
+
+
+def test_an_engine_is_named_for_the_stages_that_make_records() -> None:
+    found = _with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
+    launcher = {"class_path": "RayPool", "init_args": {"workers": 4}}
+    assert found == {"model.width": 8, "data.launcher": launcher}
+    for wrong in ({"engine": "spark"}, {"engine.workers": 4}):
+        with pytest.raises(PairError, match="ray, process, array"):
+            _with_engine(wrong)
 
 
 def _as_it_is(record: Record) -> Record:
     return record
+
+
+def test_launchers_by_name_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    photos = tmp_path / "photos"
+    photos.mkdir()
+    for number in range(5):
+        Image.new("RGB", (24, 24), (50 * number, 0, 99)).save(photos / f"{number}.png")
+
+    def predict(target: str, *more: str) -> int:
+        source = ["--data.source.class_path", "ImageFolder", "--data.source.init_args.root", str(photos)]
+        given = ["--model", "ImageHashes", "--model.images", "[image]", "--data", "Records", *source]
+        return main(["predict", *given, "--data.target", str(tmp_path / target), "--data.shard_size", "2", *more])
+
+    assert predict("trainer", "--return_predictions", "false", "--trainer.logger", "false") == 0
+    assert predict("process", "--data.launcher", "InProcess") == 0
+    for task in ("0", "1"):
+        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", task)
+        monkeypatch.setenv("SLURM_ARRAY_TASK_MIN", "0")
+        monkeypatch.setenv("SLURM_ARRAY_TASK_COUNT", "2")
+        assert predict("array", "--data.launcher", "ArrayTask") == 0
+    assert predict("array", "--data.launcher", "Complete") == 0
+    assert digests(tmp_path / "process") == digests(tmp_path / "trainer") == digests(tmp_path / "array")
+
+
+def test_completing_names_the_shards_that_are_missing(tmp_path: Path) -> None:
+    job = ShardJob(Numbers(20), tmp_path / "store", shard_size=5)
+    ArrayTask(1, 2).launch(Shade(), job)
+    with pytest.raises(DataError, match=r"2 of 4 shards are missing \(0, 2\)"):
+        Complete().launch(Shade(), job)
+    ArrayTask(0, 2).launch(Shade(), job)
+    Complete().launch(Shade(), job)
+    assert len(RecordStore(tmp_path / "store")) > 0

@@ -19,10 +19,9 @@ from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
     found_and_true,
-    kept,
-    suppress_overlap,
 )
 from lightning_idc.methods.img_diff.edits import KINDS, PasteEdits
+from lightning_idc.methods.img_diff.filtering import kept, suppress_overlap
 from lightning_idc.methods.img_diff.judging import AnswerPairs, EvaluationSet, RateAnswers
 from lightning_idc.methods.img_diff.presets import PAPER, PRESETS, filters_named
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION

@@ -9,8 +9,9 @@ import pytest
 from PIL import Image
 
 from lightning_idc.core.images import resize
-from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, kept
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
+from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.methods.namc.descriptions import Descriptions
 from lightning_idc.synthesis.library import library_identity

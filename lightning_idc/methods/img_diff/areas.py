@@ -8,22 +8,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_idc.methods.img_diff.filtering import (
+    drop_without_areas,
+    filter_differences,
+    filter_names,
+    filter_pair,
+    filter_shapes,
+    kept,
+    suppress_overlap,
+)
 from lightning_idc.methods.img_diff.presets import Filters, check_matcher, filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours, box_iou
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
 from lightning_idc.synthesis.stages import PipelineStage
-
-
-def reject(area: dict[str, Any], reason: str, value: float | str, limit: str) -> None:
-    """Leave a region out; it stays in the record, for the audit page."""
-    area["dropped"] = {"reason": reason, "value": value, "limit": limit}
-
-
-def kept(areas: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Regions that no filter has left out."""
-    return [area for area in areas if area["dropped"] is None]
 
 
 def cosines(encoder: ImageEncoder, first: Sequence[Tensor], second: Sequence[Tensor]) -> Tensor:
@@ -52,13 +51,10 @@ class PairSimilarity(PipelineStage):
         return {"encoder": self.encoder.settings(), "pair_similarity": list(self.filters.pair_similarity)}
 
     def process(self, records: list[Record]) -> list[Record]:
-        low, high = self.filters.pair_similarity
         images = zip(*(record.pair() for record in records), strict=True)
         for record, value in zip(records, cosines(self.encoder, *images).tolist(), strict=True):
             record.score(pair_similarity=value)
-            if not low < value < high:
-                reason = "pair too different" if value <= low else "pair too similar"
-                record.drop(reason, round(value, 4), f"{low:g} to {high:g}")
+            filter_pair(record, value, self.filters)
         return records
 
 
@@ -104,37 +100,26 @@ class DifferenceAreas(PipelineStage):
                 {"box": list(region.box), "confidence": round(region.confidence, 4), "dropped": None}
                 for region in found
             ]
-            self._by_shape(record)
-        self._by_difference(records)
-        self._by_name(records)
+            filter_shapes(record.facts["areas"], record.facts["size"], self.filters)
+        self._compare(records)
         for record in records:
+            filter_differences(record.facts["areas"], self.filters)
+        self._match(records)
+        for record in records:
+            filter_names(record.facts["areas"], self.filters)
             suppress_overlap(kept(record.facts["areas"]), self.filters)
-            if not kept(record.facts["areas"]):
-                record.drop("no area left", 0, f"1 or more of {len(record.facts['areas'])}")
+            drop_without_areas(record, "no area left")
         return records
 
-    def _by_shape(self, record: Record) -> None:
-        height, width = record.image("before").shape[1:]
-        low, high = self.filters.area
-        for area in record.facts["areas"]:
-            x1, y1, x2, y2 = area["box"]
-            share = (x2 - x1) * (y2 - y1) / (height * width)
-            if area["confidence"] <= self.filters.confidence:
-                reject(area, "confidence", area["confidence"], f"above {self.filters.confidence:g}")
-            elif not low <= share <= high:
-                reject(area, "box size", round(share, 4), f"{low:g} to {high:g} of the picture")
-
-    def _by_difference(self, records: list[Record]) -> None:
+    def _compare(self, records: list[Record]) -> None:
         todo = [(record, area) for record in records for area in kept(record.facts["areas"])]
         if not todo:
             return
         crops = [[crop(record.pair()[side], area["box"]) for record, area in todo] for side in (0, 1)]
         for (_, area), value in zip(todo, cosines(self.encoder, *crops).tolist(), strict=True):
             area["similarity"] = round(value, 4)
-            if value >= self.filters.crop_similarity:
-                reject(area, "crops too similar", area["similarity"], f"below {self.filters.crop_similarity:g}")
 
-    def _by_name(self, records: list[Record]) -> None:
+    def _match(self, records: list[Record]) -> None:
         named = [record for record in records if record.facts.get("nouns")]
         todo = [
             (area, side, crop(record.pair()[side], area["box"]), record.facts["nouns"][side])
@@ -148,32 +133,6 @@ class DifferenceAreas(PipelineStage):
         scores = self.matcher.match([item[2] for item in todo], [item[3] for item in todo]).tolist()
         for (area, side, _, _), score in zip(todo, scores, strict=True):
             area.setdefault("match", [None, None])[side] = round(score, 4)
-        for record in named:
-            for area in kept(record.facts["areas"]):
-                known = [score for score in area["match"] if score is not None]
-                # where one side is empty by design, there is one name only
-                value = max(known) if self.filters.sides_to_match == "one" else min(known)
-                if value <= self.filters.region_match:
-                    reject(area, "no such object", value, f"above {self.filters.region_match:g}")
-
-
-def suppress_overlap(areas: list[dict[str, Any]], filters: Filters) -> None:
-    """Leave out regions that overlap one that is kept, and those beyond the greatest number.
-
-    Args:
-        areas: with ``similarity``; those that are left out are marked.
-        filters: overlap, which one is kept, and how many.
-    """
-    order = sorted(areas, key=lambda area: area["similarity"]) if filters.keep == "most different" else list(areas)
-    chosen: list[dict[str, Any]] = []
-    for area in order:
-        over = max((box_iou(area["box"], other["box"]) for other in chosen), default=0.0)
-        if over > filters.overlap:
-            reject(area, "overlap", round(over, 4), f"at most {filters.overlap:g}")
-        elif filters.most_regions is not None and len(chosen) == filters.most_regions:
-            reject(area, "too many areas", len(areas), f"at most {filters.most_regions}")
-        else:
-            chosen.append(area)
 
 
 def found_and_true(records: Sequence[Record], least: float = 0.5) -> dict[str, float]:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.methods.img_diff.areas import kept
+from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, UNNATURAL_FILTER
 from lightning_idc.synthesis.drawing import BAR, draw_box, side_by_side
 from lightning_idc.synthesis.records import Record, record_seed

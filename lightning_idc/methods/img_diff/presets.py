@@ -51,8 +51,19 @@ class Filters:
 
 
 PAPER = Filters()
+SCORES = Filters(
+    pair_similarity=(-10.0, 10.0),
+    confidence=-10.0,
+    crop_similarity=10.0,
+    region_match=-10.0,
+    overlap=10.0,
+    caption_match=-10.0,
+    caption_similarity=10.0,
+)
+"""Everything is measured and nothing is left out: `filtering.Refilter` applies other thresholds afterwards."""
 PRESETS: dict[str, Filters] = {
     "paper": PAPER,
+    "scores": SCORES,
     # Table 17; (3) is what the paper uses
     "table17_1": replace(PAPER, region_match=0.3, caption_similarity=0.9, caption_match=0.3),
     "table17_2": replace(PAPER, caption_similarity=0.9, caption_match=0.3),

@@ -6,7 +6,7 @@ import json
 from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
-from lightning_idc.methods.img_diff.areas import kept
+from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_shares
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record, encode_image

@@ -11,7 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.methods.img_diff.areas import cosines, kept, reject, suppress_overlap
+from lightning_idc.methods.img_diff.areas import cosines
+from lightning_idc.methods.img_diff.filtering import kept, reject, suppress_overlap
 from lightning_idc.methods.img_diff.presets import PRESETS
 from lightning_idc.methods.img_diff.prompts import REMOVAL_QUESTION, box_in_shares
 from lightning_idc.synthesis.drawing import draw_box

@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_idc.methods.img_diff.areas import kept, reject
+from lightning_idc.methods.img_diff.filtering import (
+    drop_without_areas,
+    filter_captions,
+    filter_described,
+    kept,
+    reject,
+    summarise,
+)
 from lightning_idc.methods.img_diff.presets import check_matcher, filters_named
 from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record
@@ -58,20 +65,14 @@ class RegionCaptions(PipelineStage):
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
             self.refuse(record, self.captioner)
-        todo = [(record, area) for record in records if record.dropped is None for area in self._described(record)]
+        live = [record for record in records if record.dropped is None]
+        todo = [(record, area) for record in live for area in filter_described(record.facts["areas"], self.filters)]
         if todo:
             self._caption(todo)
-        for record in records:
-            if record.dropped is None and not kept(record.facts["areas"]):
-                record.drop("no area described", 0, f"1 or more of {len(record.facts['areas'])}")
+        for record in live:
+            filter_captions(record.facts["areas"], self.filters)
+            drop_without_areas(record, "no area described")
         return records
-
-    def _described(self, record: Record) -> list[dict[str, Any]]:
-        most = self.filters.described_regions
-        areas = sorted(kept(record.facts["areas"]), key=lambda area: area["similarity"])
-        for area in areas[most:] if most is not None else []:
-            reject(area, "beyond those described", area["similarity"], f"the {most} most different")
-        return areas[:most]
 
     def _caption(self, todo: list[tuple[Record, dict[str, Any]]]) -> None:
         images = [record.pair()[side] for side in (0, 1) for record, _ in todo]
@@ -86,15 +87,6 @@ class RegionCaptions(PipelineStage):
             area["captions"] = [captions[i] for i in both]
             area["caption_match"] = [round(scores[i], 4) for i in both]
             area["caption_similarity"] = round(alike[number], 4)
-            if not all(area["captions"]):
-                reject(area, "empty caption", "", "some words")
-            elif min(area["caption_match"]) <= self.filters.caption_match:
-                reject(
-                    area, "caption does not match", min(area["caption_match"]), f"above {self.filters.caption_match:g}"
-                )
-            elif area["caption_similarity"] >= self.filters.caption_similarity:
-                limit = f"below {self.filters.caption_similarity:g}"
-                reject(area, "captions too similar", area["caption_similarity"], limit)
 
 
 class DifferenceCaptions(PipelineStage):
@@ -125,10 +117,8 @@ class DifferenceCaptions(PipelineStage):
             if not area["difference"]:
                 reject(area, "empty answer", "", "some words")
         for record in records:
-            told = [area["difference"].rstrip(".") for area in kept(record.facts["areas"])]
-            record.facts["summary"] = ". ".join(told)
-            if not told:
-                record.drop("no area described", 0, f"1 or more of {len(record.facts['areas'])}")
+            summarise(record)
+            drop_without_areas(record, "no area described")
         return records
 
 

@@ -1,0 +1,165 @@
+"""Records that are alike: within a store, and between the splits of a data set."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from lightning_idc.errors import ConfigError
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.synthesis.store import RecordSource, RecordStore
+
+BITS = 64
+"""Length of a difference hash."""
+HASHES = "image_hashes"
+
+
+def difference_hash(image: Tensor) -> str:
+    """Difference hash of an image: copies of another size, format or slight compression differ in few of 64 bits.
+
+    Args:
+        image: uint8 ``(3, H, W)``.
+
+    Returns:
+        16 hexadecimal digits.
+
+    Example:
+        >>> image = torch.arange(32, dtype=torch.uint8).expand(3, 32, 32)
+        >>> difference_hash(image) == difference_hash(image.repeat_interleave(2, 1).repeat_interleave(2, 2))
+        True
+    """
+    gray = image.float().mean(0)[None, None]
+    small = F.interpolate(gray, size=(8, 9), mode="area")[0, 0]
+    # a grey level more than noise, or the bits of an even surface would be those of its compression
+    bits = (small[:, 1:] - small[:, :-1] > 1.5).flatten().tolist()
+    return f"{int(''.join('01'[bit] for bit in bits), 2):0{BITS // 4}x}"
+
+
+class ImageHashes(PipelineStage):
+    """Writes the fact ``image_hashes``: the difference hash of each picture, in order; for `Deduplicate`.
+
+    Args:
+        images: names of the pictures.
+        seed: see `PipelineStage`.
+    """
+
+    def __init__(self, images: Sequence[str] = ("before", "after"), seed: int = 0) -> None:
+        super().__init__(seed)
+        self.reads = tuple(images)
+
+    def settings(self) -> dict[str, Any]:
+        return {"images": list(self.reads)}
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            record.facts[HASHES] = [difference_hash(record.image(name)) for name in self.reads]
+        return records
+
+
+class Deduplicate(PipelineStage):
+    """Drops records whose facts are those of an earlier record, or of a record of another store (leakage).
+
+    Texts are equal without regard to case, spaces and punctuation at their ends.
+
+    Args:
+        facts: that are compared together, such as ``captions`` or ``image_hashes``.
+        against: folder of another store, such as the test split; what is in there is dropped here.
+        distance: bits in which the hashes of all pictures of a record may differ together.
+        seed: see `PipelineStage`.
+
+    Raises:
+        ConfigError: a record lacks one of the facts, or ``distance`` is out of range.
+    """
+
+    def __init__(
+        self, facts: Sequence[str] = (HASHES,), against: str | None = None, distance: int = 4, seed: int = 0
+    ) -> None:
+        super().__init__(seed)
+        if not facts or not 0 <= distance < BITS:
+            raise ConfigError(
+                f"facts is {list(facts)} and distance {distance}; expected a fact to compare, and 0 to {BITS - 1} bits"
+            )
+        self.names, self.against, self.distance = tuple(facts), against, distance
+        self.copies: dict[str, str] = {}
+        self.elsewhere = _Seen(distance)
+
+    def settings(self) -> dict[str, Any]:
+        other = None if self.against is None else RecordStore(self.against).fingerprint
+        return {"facts": list(self.names), "against": other, "distance": self.distance}
+
+    def prepare(self, source: RecordSource) -> None:
+        # every process sees all records, so that which one is the first does not depend on their number
+        seen, self.copies, self.elsewhere = _Seen(self.distance), {}, _Seen(self.distance)
+        for record in (source.record(index) for index in range(len(source))):
+            if record.dropped is None:
+                first = seen.find_or_add(*self._key(record), record.id)
+                if first is not None:
+                    self.copies[record.id] = first
+        for record in RecordStore(self.against) if self.against is not None else ():
+            if record.dropped is None:
+                self.elsewhere.find_or_add(*self._key(record), record.id)
+
+    def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            other = self.elsewhere.find(*self._key(record))
+            if other is not None:
+                record.drop("in another store", other)
+            elif record.id in self.copies:
+                record.drop("duplicate", self.copies[record.id])
+        return records
+
+    def _key(self, record: Record) -> tuple[bytes, str]:
+        """Digest of the facts that must be equal, and the hashes that may differ in some bits."""
+        missing = [name for name in self.names if name not in record.facts]
+        if missing:
+            raise ConfigError(
+                f"record {record.id} has no fact {missing[0]!r} to compare; it has "
+                f"{', '.join(record.facts) or 'none'} (ImageHashes writes {HASHES})"
+            )
+        values = [_normalised(record.facts[name]) for name in self.names if name != HASHES]
+        digest = hashlib.blake2b(json.dumps(values, sort_keys=True).encode(), digest_size=16).digest()
+        return digest, "".join(record.facts[HASHES]) if HASHES in self.names else ""
+
+
+class _Seen:
+    """Keys that were seen, found again where at most ``distance`` bits of their hashes differ.
+
+    Hashes are cut into one piece more than bits may differ, so that one piece at least is equal.
+    """
+
+    def __init__(self, distance: int) -> None:
+        self.distance = distance
+        self.pieces: dict[tuple[bytes, int, str], list[tuple[str, str]]] = {}
+
+    def find(self, digest: bytes, hashes: str) -> str | None:
+        for piece in self._pieces(digest, hashes):
+            for other, id in self.pieces.get(piece, ()):
+                if hashes == other or (int(hashes, 16) ^ int(other, 16)).bit_count() <= self.distance:
+                    return id
+        return None
+
+    def find_or_add(self, digest: bytes, hashes: str, id: str) -> str | None:
+        found = self.find(digest, hashes)
+        if found is None:
+            for piece in self._pieces(digest, hashes):
+                self.pieces.setdefault(piece, []).append((hashes, id))
+        return found
+
+    def _pieces(self, digest: bytes, hashes: str) -> list[tuple[bytes, int, str]]:
+        size = max(1, len(hashes) // (self.distance + 1))
+        starts = range(0, max(1, self.distance + 1)) if hashes else range(1)
+        return [(digest, start, hashes[start * size : (start + 1) * size]) for start in starts]
+
+
+def _normalised(value: Any) -> Any:
+    if isinstance(value, str):
+        return " ".join(value.casefold().split()).strip(" .!?")
+    if isinstance(value, list):
+        return [_normalised(item) for item in value]
+    return value

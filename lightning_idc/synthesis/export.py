@@ -1,0 +1,143 @@
+"""Records for other tools: Parquet with typed columns, or WebDataset's tar files, to any place that fsspec knows."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from collections.abc import Iterator, Sequence
+from typing import Any, Literal
+
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import RecordStore
+
+Layout = Literal["parquet", "webdataset"]
+_SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "webp"}
+
+
+def export_records(
+    store: RecordStore,
+    target: str,
+    layout: Layout = "parquet",
+    images: Sequence[str] = ("before", "after"),
+    dropped: bool = False,
+    rows: int = 1000,
+) -> list[str]:
+    """Write a store's records as files that other tools read.
+
+    Args:
+        store: finished.
+        target: folder, local or a URL of fsspec such as ``s3://bucket/name``; existing files are not replaced.
+        layout: ``parquet``: a column per fact with its own type and one per image (bytes and path, as Hugging Face
+            datasets stores them); ``webdataset``: tar files with ``NUMBER.before.png``, ``NUMBER.after.png`` and
+            ``NUMBER.json``.
+        images: names of the pictures.
+        dropped: also records that a filter dropped, with the reason in the column ``dropped``.
+        rows: records per file.
+
+    Returns:
+        Files written.
+
+    Raises:
+        ConfigError: the target holds files already, or ``rows`` is out of range.
+        DataError: no record is left, or a fact has values of different types.
+
+    Example:
+        >>> export_records(RecordStore("runs/img_diff/RUN/filter/records"), "out")  # doctest: +SKIP
+    """
+    import fsspec
+
+    if rows < 1:
+        raise ConfigError(f"rows is {rows}; expected at least 1")
+    files, folder = fsspec.core.url_to_fs(str(target))
+    if files.exists(folder) and files.ls(folder):
+        raise ConfigError(f"{target} is not empty; name another target")
+    files.makedirs(folder, exist_ok=True)
+    chosen = [number for number in range(len(store)) if dropped or store.column("dropped")[number] is None]
+    if not chosen:
+        raise DataError(f"{store.folder} holds no record that was kept; export dropped ones with dropped=True")
+    parts = [chosen[start : start + rows] for start in range(0, len(chosen), rows)]
+    schema = _schema(store, parts, images) if layout == "parquet" else None
+    suffix, written = {"parquet": "parquet", "webdataset": "tar"}[layout], []
+    for number, part in enumerate(parts):
+        path = f"{folder}/{number:05d}-of-{len(parts):05d}.{suffix}"
+        # a file is there as a whole or not at all
+        with files.transaction, files.open(path, "wb") as stream:
+            if layout == "parquet":
+                _write_parquet(stream, _rows(store, part, images), schema)
+            else:
+                _write_tar(stream, store, part, images)
+        written.append(path)
+    return written
+
+
+def _rows(store: RecordStore, part: Sequence[int], images: Sequence[str]) -> Iterator[dict[str, Any]]:
+    for number in part:
+        record = store.record(number)
+        files = {
+            name: {"bytes": data, "path": f"{number:08d}.{suffix_of(data)}"} for name, data in _files(record, images)
+        }
+        yield {**_plain(record), **{name: files.get(name) for name in images}}
+
+
+def _plain(record: Record) -> dict[str, Any]:
+    scores = {name: value for step in record.history for name, value in step.get("scores", {}).items()}
+    reason = None if record.dropped is None else record.dropped["reason"]
+    return {"id": record.id, "dropped": reason, **record.facts, **{f"score_{name}": v for name, v in scores.items()}}
+
+
+def _files(record: Record, images: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+    for name in images:
+        data = record.images.get(name) or (record.inherit(name) if record.inherit is not None else None)
+        if data is not None:
+            yield name, data
+
+
+def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence[str]) -> Any:
+    """Types of all columns, found in all records; the images as Hugging Face datasets stores them."""
+    import pyarrow as pa
+    from datasets import Features, Image
+
+    found = []
+    try:
+        for part in parts:
+            found.append(pa.Table.from_pylist([_plain(store.record(number)) for number in part]).schema)
+            found = [pa.unify_schemas(found, promote_options="permissive")]
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise DataError(
+            f"a fact of {store.folder} has values of different types, so it cannot be a column ({error}); "
+            "export it as webdataset"
+        ) from error
+    features = Features.from_arrow_schema(found[0])
+    return Features({**features, **{name: Image() for name in images}}).arrow_schema
+
+
+def _write_parquet(stream: Any, rows: Iterator[dict[str, Any]], schema: Any) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    names = set(schema.names)
+    table = pa.Table.from_pylist([{name: row.get(name) for name in names} for row in rows], schema=schema)
+    pq.write_table(table, stream, row_group_size=100)  # a row group is what a reader holds in memory
+
+
+def _write_tar(stream: Any, store: RecordStore, part: Sequence[int], images: Sequence[str]) -> None:
+    with tarfile.open(fileobj=stream, mode="w") as archive:
+        for number in part:
+            record = store.record(number)
+            for name, data in _files(record, images):
+                _add(archive, f"{number:08d}.{name}.{suffix_of(data)}", data)
+            text = json.dumps(_plain(record), ensure_ascii=False)
+            _add(archive, f"{number:08d}.json", text.encode())
+
+
+def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    archive.addfile(entry, io.BytesIO(data))
+
+
+def suffix_of(data: bytes) -> str:
+    """Suffix of an encoded picture, by its first bytes."""
+    return next((suffix for start, suffix in _SUFFIXES.items() if data.startswith(start)), "bin")

@@ -1,0 +1,185 @@
+"""Thresholds that are applied to stored scores keep what the stages would have kept, and no model runs again."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+from pathlib import Path
+
+import pytest
+import torch
+from toy_stages import Numbers, Shade, pair_of
+
+from lightning_idc.cli import main
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
+from lightning_idc.methods.img_diff.edits import PasteEdits
+from lightning_idc.methods.img_diff.filtering import Refilter
+from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
+from lightning_idc.synthesis.duplicates import Deduplicate, ImageHashes, difference_hash
+from lightning_idc.synthesis.export import export_records
+from lightning_idc.synthesis.launchers import run_in_process
+from lightning_idc.synthesis.records import Record, decode_image, encode_image
+from lightning_idc.synthesis.sources import SamplePhotos
+from lightning_idc.synthesis.stages import Sequential
+from lightning_idc.synthesis.store import RecordStore
+
+pytest.importorskip("cv2")
+
+
+def stages(filters: str) -> Sequential:
+    return Sequential(
+        [PairSimilarity(filters=filters), DifferenceAreas(filters=filters), RegionCaptions(filters=filters),
+         DifferenceCaptions()]
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def edited(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("edited") / "records"
+    run_in_process(PasteEdits(size=96), SamplePhotos(copies=4), folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def scored(edited: Path, tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
+    return run_in_process(stages("scores"), str(edited), tmp_path_factory.mktemp("scored") / "records")
+
+
+def outcome(record: Record) -> tuple[object, ...]:
+    boxes = [area["box"] for area in record.facts.get("areas", []) if area["dropped"] is None]
+    alive = record.dropped is None
+    return (
+        record.id,
+        alive or record.dropped["reason"],
+        boxes if alive else [],
+        record.facts.get("summary") if alive else "",
+    )  # type: ignore[index]
+
+
+@pytest.mark.parametrize("preset", ["embedded", "table17_4", "paper"])
+def test_refiltered_records_are_those_of_a_run_with_the_preset(
+    preset: str, edited: Path, scored: RecordStore, tmp_path: Path
+) -> None:
+    direct = run_in_process(stages(preset), str(edited), tmp_path / "direct")
+    again = run_in_process(Refilter(preset), str(scored.folder), tmp_path / "again")
+    assert [outcome(record) for record in again] == [outcome(record) for record in direct]
+    # the presets are not alike, or this shows nothing
+    assert 0 < direct.counts()[0] <= scored.counts()[0]
+
+
+def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> None:
+    kept = {
+        preset: run_in_process(Refilter(preset), str(scored.folder), tmp_path / preset).counts()[0]
+        for preset in ("embedded", "paper")
+    }
+    assert kept["paper"] < kept["embedded"], kept
+
+
+def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: RecordStore, tmp_path: Path) -> None:
+    strict = run_in_process(stages("embedded"), str(edited), tmp_path / "strict")
+    with pytest.raises(ConfigError, match="filters: scores"):
+        run_in_process(Refilter("paper"), str(strict.folder), tmp_path / "a")
+    with pytest.raises(ConfigError, match="5"):
+        run_in_process(Refilter("scripts"), str(scored.folder), tmp_path / "b")
+    with pytest.raises(ConfigError, match="was not scored by DifferenceAreas"):
+        run_in_process(Refilter("paper"), str(edited), tmp_path / "c")
+
+
+def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "kept"
+    assert main(["store", "refilter", str(scored.folder), str(target), "--preset", "embedded"]) == 0
+    assert RecordStore(target).counts()[0] > 0
+    assert main(["store", "export", str(target), str(tmp_path / "out")]) == 0
+    assert "1 files in" in capsys.readouterr().out
+    assert main(["store", "verify", str(tmp_path)]) == 0
+    assert main(["store", "refilter", str(scored.folder), str(tmp_path / "x"), "--preset", "papr"]) == 1
+    assert "table17_4" in capsys.readouterr().err
+
+
+def test_parquet_has_typed_columns_and_pictures(scored: RecordStore, tmp_path: Path) -> None:
+    import pyarrow as pa
+    from datasets import load_dataset
+
+    written = export_records(scored, str(tmp_path / "out"), rows=10)
+    table = load_dataset("parquet", data_files=written, split="train", cache_dir=str(tmp_path / "cache"))
+    kept = [record for record in scored if record.dropped is None]
+    assert len(written) > 1 and table["id"][:] == [record.id for record in kept]
+    assert pa.types.is_struct(table.features.arrow_schema.field("areas").type.value_type)
+    row = table[3]
+    assert row["areas"][0]["box"] == kept[3].facts["areas"][0]["box"] and row["summary"] == kept[3].facts["summary"]
+    assert torch.equal(
+        torch.tensor(list(row["before"].tobytes())).view(96, 96, 3).permute(2, 0, 1), kept[3].image("before")
+    )
+
+
+def test_webdataset_has_a_picture_of_each_side_and_the_facts(scored: RecordStore) -> None:
+    import fsspec
+
+    target = "memory://out/of/the/store"
+    (written,) = export_records(scored, target, "webdataset")
+    first = next(record for record in scored if record.dropped is None)
+    with fsspec.filesystem("memory").open(written) as stream, tarfile.open(fileobj=io.BytesIO(stream.read())) as files:
+        names = files.getnames()[:3]
+        before, after, facts = (files.extractfile(name).read() for name in names)  # type: ignore[union-attr]
+    assert [name.partition(".")[2] for name in names] == ["before.png", "after.png", "json"]
+    assert torch.equal(decode_image(before, "tar"), first.image("before"))
+    assert torch.equal(decode_image(after, "tar"), first.image("after"))
+    assert json.loads(facts)["summary"] == first.facts["summary"]
+    with pytest.raises(ConfigError, match="not empty"):
+        export_records(scored, target, "webdataset")
+
+
+def test_nothing_to_export_and_mixed_types_are_named(tmp_path: Path) -> None:
+    class Mixed(Numbers):
+        def record(self, index: int) -> Record:
+            return Record(str(index), {"value": "text" if index else [1]})
+
+    store = run_in_process(Shade(), Numbers(1), tmp_path / "one")  # 0 is dropped
+    with pytest.raises(DataError, match="no record that was kept"):
+        export_records(store, str(tmp_path / "a"))
+    mixed = run_in_process(Deduplicate(("value",)), Mixed(2), tmp_path / "mixed")
+    with pytest.raises(DataError, match="different types"):
+        export_records(mixed, str(tmp_path / "b"))
+
+
+class Pictures:
+    """Five pairs: the second is the first as JPEG, the third is new, the fourth another size of the third."""
+
+    fingerprint = "pictures"
+
+    def __len__(self) -> int:
+        return 4
+
+    def record(self, index: int) -> Record:
+        images = torch.rand(3, 3, 12, 10, generator=torch.Generator().manual_seed(index // 2))
+        before, after = (
+            (image[None].repeat_interleave(8, 2).repeat_interleave(8, 3)[0] * 255).byte() for image in images[:2]
+        )
+        record = Record(f"p{index}", {"captions": ["A cat." if index % 2 else "a  CAT"]})
+        if index == 3:
+            before, after = (torch.kron(image, torch.ones(1, 2, 2, dtype=torch.uint8)) for image in (before, after))
+        record.images = {
+            name: encode_image(image, "jpeg" if index == 1 else "png", 95)
+            for name, image in (("before", before), ("after", after))
+        }
+        return record
+
+
+def test_copies_of_a_pair_are_dropped_in_whatever_format(tmp_path: Path) -> None:
+    hashed = run_in_process(ImageHashes(), Pictures(), tmp_path / "hashed")  # type: ignore[arg-type]
+    store = run_in_process(Deduplicate(), str(hashed.folder), tmp_path / "unique", batch_size=1, shard_size=1)
+    assert [record.dropped and record.dropped["reason"] for record in store] == [None, "duplicate", None, "duplicate"]
+    by_text = run_in_process(Deduplicate(("captions",)), str(hashed.folder), tmp_path / "texts")
+    assert by_text.counts() == (1, {"duplicate": 3})
+    leak = run_in_process(Deduplicate(against=str(hashed.folder)), str(hashed.folder), tmp_path / "leak")
+    assert leak.counts() == (0, {"in another store": 4})
+    with pytest.raises(ConfigError, match="ImageHashes"):
+        run_in_process(Deduplicate(), Pictures(), tmp_path / "bare")  # type: ignore[arg-type]
+
+
+def test_hashes_of_different_pictures_differ() -> None:
+    images = torch.randint(0, 256, (50, 3, 40, 60), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    assert len({difference_hash(image) for image in images}) == 50
+    assert difference_hash(pair_of(0, 70).image("before")) == "0" * 16, "a flat picture has no differences"
