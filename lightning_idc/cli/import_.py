@@ -62,15 +62,15 @@ def _save(module: Any, target: Path) -> None:
     import lightning.pytorch as pl
 
     from lightning_idc.core.checkpoint_io import write_checkpoint
+    from lightning_idc.core.names import public_name
 
-    kind = type(module)
     checkpoint = {
         "pytorch-lightning_version": pl.__version__,
         "epoch": 0,
         "global_step": 0,
         "state_dict": module.state_dict(),
         "hyper_parameters": dict(module.hparams),
-        "class_path": f"{kind.__module__}.{kind.__qualname__}",
+        "class_path": public_name(type(module)),
     }
     module.on_save_checkpoint(checkpoint)  # what it describes itself with
     write_checkpoint(checkpoint, target)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.aliases import current_path
+from lightning_idc.core.names import exported, known_name, public_name
 from lightning_idc.errors import CheckpointError
 
 TRAINING_ONLY = frozenset({"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters"})
@@ -123,21 +123,31 @@ def _names_a_class(value: Any) -> bool:
 
 
 def class_named(path: str, base: type) -> Any:
-    """Class of a config: ``base`` itself, a subclass that is already imported, or one of this library."""
+    """Class that a checkpoint names: ``base`` itself, a subclass that is already imported, or one of this library.
+
+    Args:
+        path: public name, path of the defining module, or either of an earlier edition.
+        base: what the class must be, or derive from.
+
+    Raises:
+        CheckpointError: there is no such class.
+    """
     if not isinstance(path, str):
         raise CheckpointError(f"the checkpoint names the class {str(path)[:100]!r}; expected the path of a class")
-    path = current_path(path)
-    module = path.rpartition(".")[0]
+    path = known_name(path)
+    module, _, name = path.rpartition(".")
     if module.split(".")[0] == "lightning_idc":
         try:
-            importlib.import_module(module)
+            package = importlib.import_module(module)
+            if exported(path):
+                getattr(package, name)  # imports the module that defines it
         except ModuleNotFoundError as error:
             raise CheckpointError(
                 f"the checkpoint holds a {path}, which this version does not have: {error}"
             ) from error
     known = [base]
     for kind in known:
-        if path == f"{kind.__module__}.{kind.__qualname__}":
+        if path == public_name(kind):
             return kind
         known += kind.__subclasses__()
     raise CheckpointError(

@@ -22,6 +22,7 @@ from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
+from lightning_idc.core.names import public_name
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError, reading, reads_file
 from lightning_idc.files import atomic_write
@@ -281,7 +282,7 @@ class PairModule(AddonHost):
         """
         self.build()
         before = self.hparams["adapters"]
-        self.adapters.record({name: {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": options}})
+        self.adapters.record({name: {"class_path": public_name(kind), "init_args": options}})
         if self.net is not None:
             try:
                 self.adapters.install(self.net, self.device)
@@ -330,7 +331,7 @@ class PairModule(AddonHost):
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
         checkpoint["rng"] = all_gather_object(state)
-        checkpoint["class_path"] = f"{type(self).__module__}.{type(self).__qualname__}"
+        checkpoint["class_path"] = public_name(type(self))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
@@ -372,9 +373,8 @@ class PairModule(AddonHost):
         from safetensors.torch import save_file
 
         folder = Path(folder)
-        kind = type(self)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
-        config = {"class_path": f"{kind.__module__}.{kind.__qualname__}", "init_args": hparams}
+        config = {"class_path": public_name(type(self)), "init_args": hparams}
         state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)

@@ -49,6 +49,12 @@ def is_public(name: str) -> bool:
     return name in _public()
 
 
+def exported(path: str) -> bool:
+    """Whether a path is a public one, such as ``lightning_idc.methods.ProCap``."""
+    package, _, name = path.rpartition(".")
+    return name in _public() and _public()[name][0] == package
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Hint that names the closest valid name, or all of them.
 
@@ -95,6 +101,19 @@ def full_name(name: str) -> str:
             f"module.{name} (classes of your own: --import module)"
         )
     raise ConfigError(f"there is no class {name!r}; did you mean {near[0]!r}?")
+
+
+def known_name(name: str) -> str:
+    """Public path of a class that a file names, or the name as it stands where it is not known.
+
+    Example:
+        >>> known_name("lightning_idc.methods.vlm.lora.LoRA"), known_name("NoSuchClass")
+        ('lightning_idc.callbacks.LoRA', 'NoSuchClass')
+    """
+    try:
+        return full_name(name)
+    except ConfigError:
+        return name
 
 
 def _classes(module: str) -> set[str]:

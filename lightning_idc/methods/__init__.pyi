@@ -56,5 +56,6 @@ from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureMo
 from lightning_idc.methods.procap.procedure import WarmupHold as WarmupHold
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer as NamingTokenizer
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining as TokenizerTraining
+from lightning_idc.methods.vlm.lora import LoraAdapter as LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner as VLMCaptioner
 from lightning_idc.methods.vlm.tower import TowerNaming as TowerNaming
