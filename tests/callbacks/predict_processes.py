@@ -8,14 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.processes import gloo
+from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
+from helpers.training import QUIET
 from lightning.pytorch import Callback, Trainer, seed_everything
-
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "contract"))
-sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from processes import gloo
-from test_addons import QUIET
-from tiny import TinyCaptioner, TinyPairs, TinySource
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.core.loading import load_module

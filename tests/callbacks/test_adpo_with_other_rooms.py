@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET, Losses, fit
 from lightning.pytorch import Trainer
-from preference_world import QUIET, Losses, fit
-from tiny import TinyCaptioner, TinyPairs
 
 from lightning_idc.core.addon import addons_of
 from lightning_idc.core.types import PairError

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinySource
+from helpers.training import Losses, assert_same, fit, host_state
 from lightning.pytorch.callbacks import ModelCheckpoint
-from preference_world import Losses, assert_same, fit, host_state
-from tiny import TinyCaptioner, TinySource
 from torch import Tensor, nn
 
 from lightning_idc.core.addon import TrainingStep, addons_of

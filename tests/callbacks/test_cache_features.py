@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyPairs
+from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
-from test_addons import QUIET, fit
-from tiny import TinyPairs
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.core.types import PairError, PairSample

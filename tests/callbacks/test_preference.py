@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
+from helpers.training import QUIET, Losses, assert_same, fit, host_state
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from preference_world import QUIET, Losses, assert_same, fit, host_state
-from tiny import TinyCaptioner, TinyPairs, TinySource
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.captioner import pad_captions

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from processes import launch
+from helpers.processes import launch
 
 from lightning_idc.cli.recipe import choices, load
 from lightning_idc.core.distributed import shard

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import LightningModule, Trainer
-from preference_world import QUIET
-from tiny import TinyCaptioner, TinyPairs
 from torch import Tensor
 
 from lightning_idc.callbacks.compare_results import CompareResults, scores_table

@@ -13,11 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.processes import TESTS, launch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import LightningModule, Trainer
 from predict_processes import PAIRS, ManyPairs
-from processes import HERE, launch
-from test_addons import QUIET
-from tiny import TinyCaptioner, TinyPairs
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.errors import ConfigError, DataError
@@ -71,7 +71,7 @@ def start(kind: str, folder: Path, checkpoint: Path, pause: float) -> subprocess
     (folder / "model.ckpt").write_bytes(checkpoint.read_bytes())
     return subprocess.Popen(
         [sys.executable, str(SCRIPT), kind, str(folder), str(pause)],
-        env={**os.environ, "PYTHONPATH": str(HERE.parent), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)]), "OMP_NUM_THREADS": "1"},
         start_new_session=True,
     )
 

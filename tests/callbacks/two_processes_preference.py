@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.processes import gloo
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
-from preference_world import QUIET
-from processes import gloo
-from tiny import TinyCaptioner, TinyPairs
 from torch.distributed.tensor import DTensor
 
 from lightning_idc.core.addon import TrainingStep

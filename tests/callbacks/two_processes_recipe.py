@@ -8,11 +8,11 @@ import sys
 from pathlib import Path
 
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from jsonargparse import ArgumentParser
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.strategies import Strategy
-from preference_world import QUIET
-from tiny import TinyCaptioner, TinyPairs
 from torch.distributed.tensor import DTensor
 from two_processes_preference import Fixed, replica
 

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "methods"))
-import vlm_tiny
+from helpers import vlm_tiny
 from lightning.pytorch import Trainer
+from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.core.types import PairError

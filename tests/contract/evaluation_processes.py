@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.processes import destroy_process_group
+from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
+from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.strategies import DDPStrategy
-from processes import destroy_process_group
-from test_addons import QUIET
-from tiny import TinyCaptioner, TinyPairs, TinySource
 
 from lightning_idc.core import evaluation
 

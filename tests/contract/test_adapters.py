@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import Shift, TinyCaptioner, TinyPairs, TinySource
+from helpers.training import QUIET, assert_same, fit
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from test_addons import QUIET, assert_same, fit
-from tiny import Shift, TinyCaptioner, TinyPairs, TinySource
 from torch import Tensor
 
 from lightning_idc.core.adapter_callback import AdapterCallback

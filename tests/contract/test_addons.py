@@ -8,43 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import CrudeObjectiveCallback, GuessColorCallback, NoiselessCallback, TinyCaptioner, TinyPairs
+from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
-from tiny import CrudeObjectiveCallback, GuessColorCallback, TinyCaptioner, TinyPairs
 from torch import Tensor, nn
 
 from lightning_idc.core.addon import Addon, TrainingStep, addons_of, remove_addons
 from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.types import PairError
-
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
-
-
-def fit(
-    callbacks: list[Callback], tmp_path: Path, model: LightningModule | None = None, **options: Any
-) -> LightningModule:
-    seed_everything(3, workers=True, verbose=False)
-    model = model or TinyCaptioner()
-    ckpt_path = options.pop("ckpt_path", None)
-    data = TinyPairs(batch_size=options.pop("batch_size", 4), seed=1)
-    defaults: dict[str, Any] = dict(
-        max_epochs=2, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path
-    )
-    trainer = Trainer(callbacks=callbacks, **{**QUIET, **defaults, **options})
-    trainer.fit(model, data, ckpt_path=ckpt_path)
-    return model
-
-
-def host_state(model: nn.Module) -> dict[str, Tensor]:
-    return {k: v for k, v in model.state_dict().items() if not k.startswith("aux_addons.")}
-
-
-def assert_same(a: dict[str, Tensor], b: dict[str, Tensor]) -> None:
-    assert a.keys() == b.keys()
-    for key in a:
-        assert torch.equal(a[key], b[key]), key
 
 
 def test_weight_zero_equals_absent_bit_for_bit(tmp_path: Path) -> None:
@@ -185,7 +157,7 @@ def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
 def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Path) -> None:
     def run(batch_size: int, accumulate: int) -> LightningModule:
         return fit(
-            [_Quiet("color")],
+            [NoiselessCallback("color")],
             tmp_path,
             TinyCaptioner(dropout=0.0),
             batch_size=batch_size,
@@ -195,15 +167,6 @@ def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Pat
     one, four = run(4, 1), run(1, 4)
     for (name, a), b in zip(one.state_dict().items(), four.state_dict().values(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=2e-6, msg=name)
-
-
-class _Quiet(GuessColorCallback):
-    """Without the noise, which is drawn per batch."""
-
-    def build(self, host: LightningModule) -> Addon:
-        addon = super().build(host)
-        addon.noise = 0.0  # type: ignore[assignment]
-        return addon
 
 
 # ---- hosts that are not ours ------------------------------------------------------------------------------

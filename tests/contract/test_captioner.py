@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
+from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import Trainer
-from test_addons import QUIET, assert_same, fit, host_state
-from tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 
 from lightning_idc.core.captioner import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from test_addons import QUIET
-from tiny import TinyCaptioner, TinyPairs
 
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO, _steps, newest_checkpoint, write_checkpoint
 from lightning_idc.errors import PairError

@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.tiny import Shift, TinyCaptioner
 from safetensors.torch import save_file
 from test_hostile_checkpoints import MODEL, gadgets, good  # noqa: F401
-from tiny import Shift, TinyCaptioner
 
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.errors import CheckpointError, IDCError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from processes import launch
-from tiny import TinyCaptioner
+from helpers.processes import launch
+from helpers.tiny import TinyCaptioner
 
 HERE = Path(__file__).parent
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from evaluation_processes import REFERENCES, SIZES
-from processes import launch
+from helpers.processes import launch
 
 import lightning_idc
 

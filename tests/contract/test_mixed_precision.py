@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
-from test_addons import QUIET
-from tiny import TinyCaptioner, TinyPairs
 
 
 def train(fused: bool, precision: str = "bf16-mixed", checkpoint: Path | None = None, **options: Any) -> Any:

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
+from helpers.processes import gloo
+from helpers.tiny import CrudeObjectiveCallback, NoiselessCallback, Shift, TinyCaptioner, TinyPairs
+from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
-from processes import gloo
-from test_addons import QUIET, CrudeObjectiveCallback, _Quiet
-from tiny import Shift, TinyCaptioner, TinyPairs
 
 from lightning_idc.core.adapter_callback import AdapterCallback
 
@@ -23,7 +23,11 @@ def main(kind: str, out: Path) -> None:
         strategy=gloo(kind),
         devices=processes,
         max_epochs=3,
-        callbacks=[AdapterCallback("shift", Shift), _Quiet("color"), CrudeObjectiveCallback("crude", weight=0.0)],
+        callbacks=[
+            AdapterCallback("shift", Shift),
+            NoiselessCallback("color"),
+            CrudeObjectiveCallback("crude", weight=0.0),
+        ],
         default_root_dir=out,
         enable_checkpointing=False,
         **QUIET,

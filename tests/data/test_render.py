@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import render_oracle
+from helpers import render_oracle
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import ARCHITECTURES, captioner, samples
 from torch import Tensor
-from vlm_tiny import ARCHITECTURES, captioner, samples
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.m3diff.mdp import MDP

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from processes import launch
+from helpers.processes import launch
+from helpers.vlm_tiny import captioner
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
-from vlm_tiny import captioner
 
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner

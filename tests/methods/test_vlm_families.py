@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
 from torch import Tensor, nn
-from vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
 
 from lightning_idc.core.decoding import beam_search, greedy
 from lightning_idc.core.types import PairError, PairFeatures, PairSample

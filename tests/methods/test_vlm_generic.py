@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_generic import KINDS, save
+from helpers.vlm_tiny import CAPTIONS
 from torch import Tensor
-from vlm_generic import KINDS, save
-from vlm_tiny import CAPTIONS
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.vlm.checking import pick_scoring, scoring_errors, stock_log_probs

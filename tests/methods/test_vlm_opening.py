@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import captioner, samples
 from PIL import Image
 from torch import Tensor
-from vlm_tiny import captioner, samples
 
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError

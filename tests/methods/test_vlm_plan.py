@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from helpers.vlm_tiny import ColorPairs, captioner
 from lightning.pytorch import Trainer
-from vlm_tiny import ColorPairs, captioner
 
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError

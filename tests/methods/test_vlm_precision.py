@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import ColorPairs, ColorSource, captioner
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.utils._python_dispatch import TorchDispatchMode
-from vlm_tiny import ColorPairs, ColorSource, captioner
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 from torch import Tensor
-from vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError

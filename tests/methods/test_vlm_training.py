@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import ARCHITECTURES, ColorPairs, ColorSource, architecture, captioner, samples
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from vlm_tiny import ARCHITECTURES, ColorPairs, ColorSource, architecture, captioner, samples
 
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError

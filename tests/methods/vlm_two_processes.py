@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.processes import gloo
+from helpers.vlm_tiny import ColorPairs, architecture
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from processes import gloo
-from vlm_tiny import ColorPairs, architecture
 
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
+from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
-from test_addons import QUIET, fit
-from tiny import TinyCaptioner, TinyPairs, TinySource
 
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.show_results import ShowResults, selected_on

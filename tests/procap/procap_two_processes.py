@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 
 import torch
+from helpers.procap_tiny import QUIET, data, first_stage, second_stage
+from helpers.processes import gloo
 from lightning.pytorch import Trainer, seed_everything
-from procap_tiny import QUIET, data, first_stage, second_stage
-from processes import gloo
 
 from lightning_idc.methods.procap.flow import CrossFade
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.procap_tiny import QUIET, data, first_stage, prepared, second_stage
 from lightning.pytorch import Trainer, seed_everything
-from procap_tiny import QUIET, data, first_stage, prepared, second_stage
 
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner

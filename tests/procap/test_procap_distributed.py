@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from processes import launch
+from helpers.processes import launch
 
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 

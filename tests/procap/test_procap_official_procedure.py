@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.procap_tiny import QUIET, data, first_stage, prepared, second_stage
 from lightning.pytorch import Trainer, seed_everything
-from procap_tiny import QUIET, data, first_stage, prepared, second_stage
 from safetensors.torch import load_file
 from torch.nn import functional as F
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.procap_tiny import QUIET, data, first_stage, prepared
 from lightning.pytorch import Trainer, seed_everything
-from procap_tiny import QUIET, data, first_stage, prepared
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.sampling import Draw

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.procap_tiny import QUIET, data, first_stage, prepared
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
-from procap_tiny import QUIET, data, first_stage, prepared
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import io
 import json
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
 from PIL import Image, ImageFont
 from rich.console import Console
-
-sys.path.insert(0, str(Path(__file__).parent.parent / "contract"))
-from test_addons import QUIET, fit
-from tiny import TinyCaptioner, TinyPairs
 
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import ray
-from toy_stages import Numbers, Shade
+from helpers.toy_stages import Numbers, Shade
 
 from lightning_idc.synthesis.ray_launcher import run_on_ray
 

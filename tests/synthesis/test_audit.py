@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import torch
-from toy_stages import Numbers
+from helpers.toy_stages import Numbers
 
 from lightning_idc.synthesis.audit import Audit, _fair_shares
 from lightning_idc.synthesis.pipeline import run

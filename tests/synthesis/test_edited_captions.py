@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from toy_stages import Canned
+from helpers.toy_stages import Canned
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from helpers.processes import TESTS
+from helpers.toy_stages import Numbers, Shade, digests, everything
 from PIL import Image
-from test_pipeline import digests, everything
-from toy_stages import Numbers, Shade
 
 from lightning_idc.cli import main
 from lightning_idc.cli.run import _with_engine
@@ -195,13 +195,14 @@ def test_pictures_are_written_in_the_format_that_was_asked_for(tmp_path: Path, i
 def test_many_decoded_pictures_fit_under_1024_open_files(tmp_path: Path) -> None:
     """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
     script = (
-        "import sys, torch; sys.path.insert(0, sys.argv[2]); from toy_stages import Numbers, Shade; "
+        "import sys, torch; from helpers.toy_stages import Numbers, Shade; "
         "from lightning_idc.synthesis.pipeline import run; "
         "print(len(run(Shade(), Numbers(1500), sys.argv[1], batch_size=1200, shard_size=1500, num_workers=8)))"
     )
     limit = (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
     done = subprocess.run(
-        [sys.executable, "-c", script, str(tmp_path / "a"), str(Path(__file__).parent)],
+        [sys.executable, "-c", script, str(tmp_path / "a")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
         capture_output=True,
         text=True,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
-from toy_stages import pair_of
+from helpers.toy_stages import pair_of
+from synthesis import scenes
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
@@ -37,9 +37,6 @@ from lightning_idc.synthesis.slots.base import Region as Found
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-from synthesis import scenes
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 

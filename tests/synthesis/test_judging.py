@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_stages import Canned, pair_of
+from helpers.toy_stages import Canned, pair_of
 
 from lightning_idc.methods.img_diff.judging import EvaluationSet, NaturalImages, RateAnswers
 from lightning_idc.methods.img_diff.prompts import UNNATURAL_FILTER

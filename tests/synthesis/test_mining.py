@@ -136,7 +136,7 @@ def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None
 
 
 def test_a_store_without_features_says_so(tmp_path: Path) -> None:
-    from toy_stages import Numbers
+    from helpers.toy_stages import Numbers
 
     run(MapStage(as_it_is), Numbers(4), tmp_path / "plain")
     with pytest.raises(PairError, match="Features"):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import random
 import signal
@@ -16,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from toy_stages import Numbers, Shade
+from helpers.toy_stages import Numbers, Shade, digests, everything
 
 from lightning_idc.core import shards
 from lightning_idc.core.types import PairError
@@ -24,16 +23,6 @@ from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import MapStage
 from lightning_idc.synthesis.store import RecordStore
-
-
-def everything(store: RecordStore) -> list[tuple[object, ...]]:
-    return [
-        (r.id, r.facts, r.history, r.dropped, {name: data for name, data in sorted(r.images.items())}) for r in store
-    ]
-
-
-def digests(folder: Path) -> list[str]:
-    return [json.loads(path.read_text())["digest"] for path in sorted(folder.glob("shard-*.json"))]
 
 
 def number_plus(record: Record) -> Record:
@@ -217,7 +206,7 @@ def test_two_processes_make_the_same_set_as_one(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{script.parent}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

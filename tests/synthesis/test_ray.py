@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from test_pipeline import digests, everything
-from toy_stages import Numbers, Shade
+from helpers.toy_stages import Numbers, Shade, digests, everything
 
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.store import RecordStore
@@ -24,7 +23,7 @@ def test_bytes_are_equal_with_workers_killed_in_mid_shard(tmp_path: Path) -> Non
     script = Path(__file__).with_name("on_ray.py")
     done = subprocess.run(
         [sys.executable, str(script), str(tmp_path / "ray"), "1"],
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{script.parent}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}", "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
     )

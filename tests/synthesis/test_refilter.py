@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from toy_stages import Numbers, Shade, pair_of
+from helpers.toy_stages import Numbers, Shade, pair_of
 
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError, DataError

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import torch
-from toy_stages import Numbers, Shade
+from helpers.toy_stages import Numbers, Shade
 
 from lightning_idc.synthesis.pipeline import run
 

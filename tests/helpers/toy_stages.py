@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.synthesis.store import RecordStore
 
 
 class Numbers:
@@ -89,3 +92,15 @@ class Canned(TextModel):
 
     def answer(self, prompts: list[str], seeds: list[int]) -> list[str]:  # type: ignore[override]
         return self.answers[: len(prompts)]
+
+
+def everything(store: RecordStore) -> list[tuple[object, ...]]:
+    """All that a store holds, picture by picture."""
+    return [
+        (r.id, r.facts, r.history, r.dropped, {name: data for name, data in sorted(r.images.items())}) for r in store
+    ]
+
+
+def digests(folder: Path) -> list[str]:
+    """Checksums of the shards of a store, as they are written down."""
+    return [json.loads(path.read_text())["digest"] for path in sorted(folder.glob("shard-*.json"))]

@@ -100,6 +100,13 @@ class GuessColorCallback(AddonCallback):
         return GuessColor(width=16)
 
 
+class NoiselessCallback(AddonCallback):
+    """Without the noise, which is drawn per batch."""
+
+    def build(self, host: LightningModule) -> Addon:
+        return GuessColor(width=16, noise=0.0)
+
+
 class CrudeObjective(Addon):
     def objective(self, step: TrainingStep) -> Tensor:
         return step.features.memory.square().mean()

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 import transformers
 from tokenizers import Tokenizer
-from vlm_tiny import CAPTIONS, MROPE, QWEN_TOWER, TEXT, TOWER
 
+from helpers.vlm_tiny import CAPTIONS, MROPE, QWEN_TOWER, TEXT, TOWER
 from lightning_idc.methods.vlm.loading import END, PAD, train_tokenizer
 
 SIGLIP = {"model_type": "siglip_vision_model", "vision_use_head": False, **TOWER}

@@ -1,18 +1,16 @@
-"""A tiny world for the tests of preference optimisation: the contract tests' captioner and a quiet trainer."""
+"""Quiet, seeded trainings of the tiny captioner, and how their outcomes are compared."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
-
-sys.path.append(str(Path(__file__).resolve().parents[1] / "contract"))
 
 import torch
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
-from tiny import TinyCaptioner, TinyPairs
 from torch import Tensor, nn
+
+from helpers.tiny import TinyCaptioner, TinyPairs
 
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
@@ -20,10 +18,11 @@ QUIET: dict[str, Any] = dict(
 
 
 def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None = None, **options: Any) -> Any:
-    """Train the tiny captioner from the same seed; returns it."""
+    """Train a module, the tiny captioner by default, from the same seed; returns it."""
     seed_everything(3, workers=True, verbose=False)
-    model = model or TinyCaptioner(captions_per_pair=2)
-    ckpt_path, data = options.pop("ckpt_path", None), options.pop("data", None) or TinyPairs(batch_size=4, seed=1)
+    model = model or TinyCaptioner()
+    ckpt_path, batch_size = options.pop("ckpt_path", None), options.pop("batch_size", 4)
+    data = options.pop("data", None) or TinyPairs(batch_size=batch_size, seed=1)
     defaults: dict[str, Any] = dict(
         max_epochs=2, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder
     )
@@ -32,10 +31,12 @@ def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None =
 
 
 def host_state(model: nn.Module) -> dict[str, Tensor]:
+    """Weights without those of add-ons."""
     return {k: v for k, v in model.state_dict().items() if not k.startswith("aux_addons.")}
 
 
 def assert_same(a: dict[str, Any], b: dict[str, Any]) -> None:
+    """Both hold the same, bit for bit."""
     assert a.keys() == b.keys()
     for key, value in a.items():
         assert torch.equal(value, b[key]) if isinstance(value, Tensor) else value == b[key], key

@@ -11,12 +11,12 @@ from typing import Any
 
 from lightning_idc.core.distributed import destroy_process_group
 
-HERE = Path(__file__).parent
+TESTS = Path(__file__).resolve().parents[1]
 
 
 def launch(script: Path, *arguments: str | Path) -> None:
-    """Run a script that lies among the tests to its end; it may import what lies beside it, and this module."""
-    paths = [HERE.parent, script.parent, HERE]
+    """Run a script that lies among the tests to its end; it may import what lies beside it, and the helpers."""
+    paths = [TESTS.parent, TESTS]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
