@@ -37,8 +37,8 @@ from lightning_idc.data.benchmarks.deeppcb import DeepPCB
 from lightning_idc.data.benchmarks.deeppcb_cells import change_cells
 from lightning_idc.data.transforms.pairs import Flip
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
-from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.edits import PasteEdits
+from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ChangeNaming
 from lightning_idc.synthesis.pipeline import run
