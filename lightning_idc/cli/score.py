@@ -69,7 +69,14 @@ def _add(arguments: argparse.ArgumentParser) -> None:
         help="confidence intervals from N drawn corpora (1000 is usual)",
     )
     add("--against", help="another file of captions, compared on the same pairs")
-    add("--judge", metavar="FOLDER", help="causal language model that also scores the captions, from 0 to 100")
+    add(
+        "--judge",
+        metavar="NAME",
+        help="folder of a causal language model, or URL of an OpenAI-compatible endpoint, that also scores the "
+        "captions, from 0 to 100; of difference-list it decides which claim states which difference, and may be "
+        "lexical (the default) or exact (captions of rendered pairs)",
+    )
+    add("--judge-model", metavar="NAME", help="of the model behind the endpoint")
     add("--judge-gguf", metavar="NAME", help="of the model's GGUF file in that folder")
     add("--model", help="name for the result")
     add("--data", help="name for the result")
@@ -78,6 +85,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
 
 
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
+    from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
     from lightning_idc.metrics.captions import Aids, References
     from lightning_idc.metrics.grouping import with_ious, with_types
@@ -105,7 +113,12 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
     metrics = _metrics(options, protocol.metrics)
-    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None)
+    listed = (
+        judging.Recorded(*judging.difference_judge(options)) if protocol.name.startswith("difference-list") else None
+    )
+    if listed is not None:
+        protocol = protocol.with_input("judge", listed.name)
+    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None, listed)
     parts = evaluate(protocol, predictions.captions, truths, metrics, aids)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
@@ -118,7 +131,10 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, aids).values()))
         compared = bootstrap.compare(theirs, headline, options.bootstrap or 1000)
         result["against"] = {name: asdict(difference) for name, difference in compared.items()}
-    if options.judge:
+    if listed is not None:
+        result["judge"] = listed.as_dict()
+        result["floors"] = judging.floors(protocol, predictions.captions, truths, aids)
+    elif options.judge:
         result["judge"] = _judged(options, protocol, predictions.captions, truths)
     return result, parts
 
@@ -127,14 +143,15 @@ def _judged(
     options: argparse.Namespace, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[Truth]
 ) -> dict[str, Any]:
     """What a language model says of the headline's pairs; records of a pair are handed over together."""
+    from lightning_idc.cli import judging
     from lightning_idc.metrics.grouping import grouped
-    from lightning_idc.metrics.judge import CausalJudge, judge_captions
+    from lightning_idc.metrics.judge import judge_captions
 
     counted = {truth.id for truth in next(iter(protocol.parts(truths).values()))}
     expected = {t.id: t.references for t in grouped(truths)["all"] if t.id in counted}
     said = {id: captions[id] for id in expected}
-    found = judge_captions(said, expected, CausalJudge(options.judge, options.judge_gguf))
-    return {"model": Path(options.judge).name, **found.as_dict()}
+    model, name = judging.text_model(options)
+    return {"model": name, **judge_captions(said, expected, model).as_dict()}
 
 
 def _documents(truths: Sequence[Truth]) -> dict[str, list[str]]:
@@ -222,7 +239,16 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
             f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "
             f"higher on {found['wins']} pairs, lower on {found['losses']}"
         )
-    if "judge" in result:
+    if "floors" in result:
+        judged = result["judge"]
+        kappa = (
+            "" if judged["kappa_with_words"] is None else f", kappa with equal words {judged['kappa_with_words']:.2f}"
+        )
+        lines.append(f"which claim states which difference: {judged['judge']}{kappa}")
+        for name, parts in result["floors"].items():
+            scores = ", ".join(f"{m} {v:.1f}" for values in parts.values() for m, v in values.items())
+            lines.append(f"floor, {name}: {scores}")
+    elif "judge" in result:
         judged = result["judge"]
         mean = "no score" if judged["mean"] is None else f"{judged['mean']:.1f} of 100"
         lines.append(

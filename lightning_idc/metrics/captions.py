@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -98,10 +98,12 @@ class Aids:
         frequencies: references of another corpus, which say how rare an n-gram is to CIDEr and CIDEr-D; None takes
             the references that are scored.
         corenlp: folder with Stanford CoreNLP's jars, for SPICE.
+        judge: says which claims state which differences; see ``difference_list``.
     """
 
     frequencies: References | None = None
     corenlp: Path | None = None
+    judge: Callable[..., Any] | None = None
 
     @property
     def counts(self) -> ReferenceCounts | None:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lightning_idc.metrics.no_change import says_nothing_changed
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 NO_CHANGE = "no_change"
@@ -36,8 +37,8 @@ class Confusion:
 def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = ()) -> Confusion | None:
     """Count change against no change; None where no pair is labelled ``no_change``.
 
-    A caption says "no change" if it is, but for case and punctuation, one of the sentences known to say so: those
-    given, and the references of unchanged pairs.
+    A caption says "no change" if it is, but for case and punctuation, one of the sentences known to say so (those
+    given, and the references of unchanged pairs), or says it in other words; see `says_nothing_changed`.
 
     Args:
         records: with ``caption``, ``references`` and ``change_type``; those without a type do not count.
@@ -51,5 +52,7 @@ def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = (
     known = {tuple(ptb_tokenize(text)) for text in texts}
     counts = {(truth, said): 0 for truth in (True, False) for said in (True, False)}
     for record in labelled:
-        counts[record["change_type"] == NO_CHANGE, tuple(ptb_tokenize(record["caption"])) in known] += 1
+        caption = record["caption"]
+        same = tuple(ptb_tokenize(caption)) in known or says_nothing_changed(caption)
+        counts[record["change_type"] == NO_CHANGE, same] += 1
     return Confusion(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

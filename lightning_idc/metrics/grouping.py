@@ -9,6 +9,7 @@ from typing import TypeVar
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import some
+from lightning_idc.metrics.no_change import list_differences
 
 T = TypeVar("T")
 NO_CHANGE = "no_change"
@@ -93,6 +94,27 @@ def change_and_no_change(truths: Sequence[Truth]) -> Parts:
     changed = [truth for truth in truths if has_changed(truth)]
     same = [truth for truth in truths if not has_changed(truth)]
     return parts | ({"change": changed, "no change": same} if changed and same else {})
+
+
+def differences(truths: Sequence[Truth]) -> Parts:
+    """Pairs that changed, each with the list of its differences; then those that did not, with an empty list.
+
+    References of all records of a pair belong together; each sentence of them is one difference.
+    """
+    listed = [
+        replace(truth, references=() if truth.change_type == NO_CHANGE else tuple(list_differences(truth.references)))
+        for truth in _merged(truths)
+    ]
+    parts = {
+        "changed": [truth for truth in listed if truth.references],
+        "unchanged": [truth for truth in listed if not truth.references],
+    }
+    return {name: part for name, part in parts.items() if part}
+
+
+def first_differences(truths: Sequence[Truth]) -> Parts:
+    """The same with the first reference of a pair alone, where the others say it in other words."""
+    return differences([replace(truth, references=truth.references[:1]) for truth in _merged(truths)])
 
 
 def changed_pairs(truths: Sequence[Truth]) -> Parts:

@@ -19,6 +19,7 @@ from typing import Any
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import grouping
 from lightning_idc.metrics.captions import USUAL, Aids, References, Scores, check_ids, score_captions, some
+from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differences
 from lightning_idc.metrics.grouping import Parts, Truth
 from lightning_idc.metrics.interleave import interleave_rouge
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -179,6 +180,24 @@ _ALL = [
         "one paragraph per pair with all its changes",
         grouping.whole,
         "sentences of a pair joined by '. '",
+    ),
+    Protocol(
+        "difference-list",
+        "each sentence a difference: recall and precision where something changed, specificity where nothing did",
+        grouping.differences,
+        "sentences of all records of a pair, each one difference; changed pairs; then unchanged ones",
+        tokens="difference-list-1",
+        score=by_differences,
+        metrics=(*CHANGED, *UNCHANGED),
+    ),
+    Protocol(
+        "difference-list/first",
+        "the same against the first reference alone, where the others say it in other words",
+        grouping.first_differences,
+        "sentences of the first reference of a pair, each one difference; changed pairs; then unchanged ones",
+        tokens="difference-list-1",
+        score=by_differences,
+        metrics=(*CHANGED, *UNCHANGED),
     ),
     Protocol(
         "interleave-rouge",

@@ -28,6 +28,8 @@ IMPLEMENTATIONS = {
     "ROUGE-L": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
     "CIDEr-D": "lightning_idc, equal to what pycocoevalcap 1.2 calls Cider",
     "CIDEr": "lightning_idc, without the clipping and the length penalty of CIDEr-D",
+    **dict.fromkeys(("recall", "precision", "F1"), "lightning_idc, differences that claims state, by the judge named"),
+    "specificity": "lightning_idc, share of unchanged pairs of which nothing is claimed",
     "SPICE": "SPICE 1.0 (Java) of pycocoevalcap with CoreNLP 3.6.0, without its cache",
 }
 
@@ -93,7 +95,7 @@ def make_result(
         "headline": headline,
         "scores": {name: {m: rounded(v) for m, v in scores.values.items()} for name, scores in parts.items()},
         "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},
-        "not_computed": _not_computed(protocol, parts[headline]),
+        "not_computed": _not_computed(protocol, parts),
         "counts": {name: {"pairs": s.pairs, "references": s.references} for name, s in parts.items()},
         "pairs_without_a_reference_that_says_anything": sum(
             not any(text.strip() for text in truth.references) for truth in truths
@@ -179,10 +181,10 @@ def _is_sound(value: dict[str, Any]) -> bool:
     )
 
 
-def _not_computed(protocol: Protocol, scores: Scores) -> dict[str, str]:
-    there = _families(scores)
+def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, str]:
+    there = {name for scores in parts.values() for name in _families(scores)}
     absent = {name: "not computed: not asked for" for name in protocol.metrics if name not in there}
-    return absent | scores.missing
+    return absent | next(iter(parts.values())).missing
 
 
 def _families(scores: Scores) -> set[str]:

@@ -1,0 +1,86 @@
+"""Whether a text says that nothing changed, in whatever words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_THINGS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
+_SIDES = (
+    r"(?:images?|pictures?|photos?|photographs?|pages?|screenshots?|scenes?|frames?|views?|"
+    r"they|these|both|everything|it)"
+)
+_SAYS = [
+    # no visible difference; without any change; not a single modification
+    rf"\b(?:no|without(?: any)?|not any|not a(?: single)?|zero)\s+(?:[\w-]+\s+){{0,4}}{_THINGS}\b",
+    r"\b(?:no|nothing)\s+(?:\w+\s+)?differ\w*\b",
+    # there aren't any changes; there do not seem to be any differences
+    rf"(?:\bnot\b|n't\b)\s+(?:[\w-]+\s+){{0,4}}any\s+(?:[\w-]+\s+){{0,3}}{_THINGS}\b",
+    # nothing has changed, none of it differs
+    r"\b(?:nothing|none)\b(?!\s+else)[^.;]*\b(?:chang\w+|differ\w*|modified|altered|moved|new)\b",
+    # cannot see a difference
+    rf"\b(?:can ?not|can't|could not|couldn't|do not|don't|did not|unable to)\s+(?:\w+\s+){{0,2}}"
+    rf"(?:see|find|spot|detect|identify|notice)\s+(?:\w+\s+){{0,3}}{_THINGS}\b",
+    # the images are identical; both look the same; everything is the same as before
+    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:identical|unchanged|indistinguishable|alike)\b",
+    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:the|exact) same(?=\s*(?:$|as before|in both|scene|image|picture|photo))",
+    r"^\s*(?:the )?same (?:picture|image|photo|scene)s?\W*$",
+    # did not change; has not changed
+    rf"\b{_SIDES}\b[^.;]{{0,40}}\b(?:not|n't)\s+(?:been\s+)?(?:chang\w+|differ\w*|altered|modified)\b",
+    r"^\s*(?:identical|unchanged|the same|same|none)\W*$",
+]
+_NOTHING = re.compile("|".join(f"(?:{pattern})" for pattern in _SAYS), re.IGNORECASE)
+# what takes it back
+_EXCEPT = re.compile(
+    r"\b(?:except|but|other than|apart from|outside of|besides|however|although|while|only difference|else)\b",
+    re.IGNORECASE,
+)
+_REST = re.compile(r"^\W*(?:nothing|everything) else\b", re.IGNORECASE)
+_CHANGED = re.compile(
+    r"\b(?:added|removed|moved|gone|appear(?:s|ed)?|disappear(?:s|ed)?|missing|new|replaced|larger|smaller|bigger|"
+    r"became|becomes|turned|now|longer|darker|brighter|changed (?:from|to|its|color|colour|position))\b",
+    re.IGNORECASE,
+)
+
+
+def says_nothing_changed(text: str) -> bool:
+    """Whether a text says that two images do not differ.
+
+    Sentences that describe what both images show do not matter; one that tells a change does.
+
+    Args:
+        text: in English.
+
+    Example:
+        >>> says_nothing_changed("There is no visible difference between the two images.")
+        True
+        >>> says_nothing_changed("The scene is the same, but the red car is gone.")
+        False
+    """
+    sentences = [sentence for sentence in re.split(r"[.;!?\n]+", text) if sentence.strip()]
+    nothing = [bool(_NOTHING.search(sentence)) and not _EXCEPT.search(sentence) for sentence in sentences]
+    told = any(_CHANGED.search(sentence) for sentence, same in zip(sentences, nothing, strict=True) if not same)
+    return any(nothing) and not told
+
+
+def list_differences(texts: Iterable[str]) -> list[str]:
+    """Differences that texts name: a line or a sentence each, without numbers and bullets.
+
+    Sentences that say nothing changed are none; nor is any difference listed twice.
+
+    Args:
+        texts: captions or references of a pair.
+
+    Example:
+        >>> list_differences(["1. The car is gone.\\n2. A man appeared. Nothing else changed."])
+        ['The car is gone', 'A man appeared']
+    """
+    found: dict[str, None] = {}
+    for text in texts:
+        # numbers and bullets first, since "1." would end a sentence
+        bare = re.sub(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.):])\s+", "", text, flags=re.MULTILINE)
+        for part in re.split(r"\n+|(?<=[\w)\"'])[.;!](?:\s+|$)", bare):
+            said = part.strip()
+            if re.search(r"\w", said) and not says_nothing_changed(said) and not _REST.match(said):
+                found.setdefault(said)
+    return list(found)

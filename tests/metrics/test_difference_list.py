@@ -1,0 +1,211 @@
+"""Captions as lists of differences: what counts as one, as none, and who says which claim states which."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from lightning_idc.cli import main
+from lightning_idc.data.synthetic.judging import exact_judge
+from lightning_idc.errors import DataError
+from lightning_idc.metrics.captions import Aids
+from lightning_idc.metrics.confusion import confusion
+from lightning_idc.metrics.difference_list import (
+    PromptedJudge,
+    agreement,
+    by_differences,
+    lexical_judge,
+    prompt_of,
+    read_matches,
+)
+from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES
+from lightning_idc.metrics.grouping import Truth, differences, first_differences
+from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
+
+SAME = (
+    "No change was made.", "There is no visible difference between the two images.", "The images are identical.",
+    "Nothing has changed.", "I cannot see any differences.", "Both pictures look exactly the same.",
+    "There aren't any changes.", "There do not seem to be any differences.", "no different", "Unchanged",
+    "The two images show the same kitchen. There are no noticeable changes between them.",
+    "It looks the same as before.", "The page has not been changed.",
+)  # fmt: skip
+CHANGED = (
+    "The red car is gone.", "The person is in the same place but the car moved.",
+    "Nothing else changed except the cup.",
+    "The man with the same shirt moved.", "Everything is the same except the lamp was removed.",
+    "There is no longer a car.", "There is no car in the after image.", "No people in the second picture.",
+    "The two scenes are identical, but the cube is missing.", "The cup has changed color from red to blue.",
+    "The only difference is a new chair.", "The scene is the same. A dog appeared.", "The images are not the same.",
+    "Both photos appear to show the same group of students, now sitting.", "",
+)  # fmt: skip
+
+
+def test_no_change_is_known_in_other_words() -> None:
+    assert [text for text in (*SAME, *NO_CHANGE_SENTENCES) if not says_nothing_changed(text)] == []
+    assert [text for text in CHANGED if says_nothing_changed(text)] == []
+    records = [{"caption": text, "references": ["the same"], "change_type": "no_change"} for text in SAME]
+    counts = confusion([*records, {"caption": "a car left", "references": ["a car left"], "change_type": "drop"}])
+    assert counts is not None and counts.same_same == len(SAME) and counts.changed_changed == 1
+
+
+def test_no_change_of_levir_cc_and_no_other_sentence(shared: Path) -> None:
+    path = shared / "realdata" / "annotations" / "levir_cc" / "levir_cc_captions.json.gz"
+    if not path.is_file():
+        pytest.skip("LEVIR-CC's captions are not in the shared folder")
+    pairs = json.loads(gzip.decompress(path.read_bytes()))
+    said = [sum(map(says_nothing_changed, texts)) for texts in pairs.values()]
+    # five sentences of an unchanged pair say so, of a changed pair none; LEVIR-CC has 5,039 pairs without a change
+    assert (said.count(5), said.count(0), len(said)) == (5039, 5038, 10077)
+
+
+def test_differences_are_lines_or_sentences() -> None:
+    text = "1. The car is gone.\n2) A man appeared! Nothing else changed.\n- The car is gone.\n* it is 2.5 m longer"
+    assert list_differences([text]) == ["The car is gone", "A man appeared", "it is 2.5 m longer"]
+    assert list_differences(["There is no difference.", ""]) == []
+
+
+def test_pairs_are_parted_and_references_listed() -> None:
+    truths = [
+        Truth("a", ("a car left", "a man came. a dog too")),
+        Truth("b", ("no difference",)),
+        Truth("c", ("the sky is darker",), "no_change"),
+        Truth("d", ()),
+    ]
+    parts = differences(truths)
+    assert [t.references for t in parts["changed"]] == [("a car left", "a man came", "a dog too")]
+    assert [t.id for t in parts["unchanged"]] == ["b", "c", "d"]
+    assert first_differences(truths)["changed"][0].references == ("a car left",)
+
+
+def test_rates_by_hand() -> None:
+    references = {"a": ["the red car left", "a man came"], "b": ["a dog appeared"], "c": ["the sky is darker"]}
+    captions = {"a": "The red car left. A tree fell over the fence.", "b": "A dog appeared", "c": "No difference."}
+    scores = by_differences(captions, references, ("recall", "precision", "F1", "specificity"), Aids())
+    assert scores.per_pair["recall"].tolist() == [50, 100, 0] and scores.per_pair["precision"].tolist() == [50, 100, 0]
+    assert scores.values == pytest.approx({"recall": 50.0, "precision": 50.0, "F1": 50.0})
+    same = by_differences({"x": "nothing changed", "y": "a dog"}, {"x": [], "y": []}, ("specificity",), Aids())
+    assert same.values == {"specificity": 50.0}
+    # one claim never states two differences
+    twice = by_differences({"a": "a man came"}, {"a": ["a man came", "a man came here"]}, ("recall",), Aids())
+    assert twice.values == {"recall": 50.0}
+
+
+@pytest.mark.parametrize(
+    ("answer", "matches"),
+    [
+        ("1: b\n2: none", [1, None]),
+        ("**1**: A\n2 - b.", [0, 1]),
+        ("Sure!\n1) none\n2) a", [None, 0]),
+        ("1: a\n2: a", None),  # a claim states one difference
+        ("1: a", None),
+        ("1: a\n2: d", None),
+        ("1: a\n1: b\n2: none", None),
+        ("both are named", None),
+    ],
+)
+def test_answers_are_read_strictly(answer: str, matches: list[int | None] | None) -> None:
+    assert read_matches(answer, 2, 2) == matches
+
+
+def test_unreadable_answers_are_asked_again_and_counted() -> None:
+    asked: list[int] = []
+
+    def model(prompts: Sequence[str], attempt: int) -> list[str]:
+        asked.append(attempt)
+        return ["1: a" if "{braces}" in prompt or attempt else "no idea" for prompt in prompts]
+
+    judge = PromptedJudge(model)
+    assert judge([(["the {braces} left"], ["it left"]), (["a car"], ["a dog"])]) == [[0], [0]] and asked == [0, 1]
+    never = PromptedJudge(lambda prompts, attempt: ["?" if "tree" in prompt else "1: a" for prompt in prompts])
+    references = {"a": ["a tree fell"], "b": ["a dog came"]}
+    scores = by_differences({"a": "it fell", "b": "a dog"}, references, ("recall",), Aids(judge=never))
+    assert scores.ids == ["b"] and scores.values == {"recall": 100.0} and "1 of 2" in scores.missing["unread"]
+    with pytest.raises(DataError, match="no answer of the judge"):
+        by_differences({"a": "it fell"}, {"a": ["a tree fell"]}, ("recall",), Aids(judge=never))
+
+
+def test_the_prompt_names_differences_by_number_and_claims_by_letter() -> None:
+    text = prompt_of(["a car left", "{claims}"], [f"claim {n}" for n in range(28)])
+    assert "1: a car left\n2: {claims}\n" in text and "a: claim 0\n" in text and "ab: claim 27\n" in text
+
+
+def test_the_exact_judge_reads_facts_and_not_words() -> None:
+    there = ["the small red metal cube that is left of the large blue rubber sphere is now cyan"]
+    assert exact_judge([(there, ["the small red metal cube became cyan", "nothing"])]) == [[0]]
+    assert exact_judge(
+        [(there, ["the small red metal cube that is left of the large blue rubber sphere is now gray"])]
+    ) == [[None]]
+    assert lexical_judge(
+        [(there, ["the small red metal cube that is left of the large blue rubber sphere is now gray"])]
+    ) == [[0]]
+    with pytest.raises(DataError, match="rendered worlds"):
+        exact_judge([(["a man came"], ["a man came"])])
+
+
+def test_agreement_is_kappa() -> None:
+    assert agreement([[0, None], [1]], [[2, None], [0]]) == 1.0
+    # 2 of 4 agree; both say yes of half: chance agrees on half
+    assert agreement([[0, 0, None, None]], [[0, None, 0, None]]) == 0.0
+    assert agreement([[0]], [[0]]) is None and agreement([None], [[0]]) is None
+
+
+class Judge(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
+        body = json.dumps({"choices": [{"message": {"content": "1: a" if "came" in asked else "1: none"}}]}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *args: object) -> None: ...
+
+
+@pytest.fixture
+def endpoint() -> Iterator[str]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
+    server.shutdown()
+
+
+def test_the_verb_scores_with_floors_and_names_its_judge(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "said.json").write_text(
+        json.dumps({"a": "A person arrived.", "b": "The lamp was moved.", "c": "No change."})
+    )
+    (tmp_path / "there.json").write_text(
+        json.dumps({"a": ["a man came"], "b": ["the lamp went out"], "c": ["no difference"]})
+    )
+    given = [
+        "score",
+        str(tmp_path / "said.json"),
+        "--references",
+        str(tmp_path / "there.json"),
+        "--protocol",
+        "difference-list",
+    ]
+    assert main([*given, "--judge", endpoint, "--judge-model", "any", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["scores"] == {
+        "changed": {"recall": 50.0, "precision": 50.0, "F1": 50.0},
+        "unchanged": {"specificity": 100.0},
+    }
+    assert found["judge"]["judge"] == "any, difference-list-1" and found["protocol"]["inputs"]["judge"].startswith(
+        "any"
+    )
+    assert found["floors"]["claims nothing"] == {
+        "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
+    }  # fmt: skip
+    assert found["not_computed"] == {}
+    assert main(given) == 0
+    shown = capsys.readouterr().out
+    assert "lexical" in shown and "floor, captions of other pairs" in shown
+    assert main([*given, "--judge", endpoint]) == 1 and "--judge-model" in capsys.readouterr().err
