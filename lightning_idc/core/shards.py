@@ -179,6 +179,20 @@ def write_shard(
     return Shard(path, (segment,))
 
 
+def adopt_shard(path: Path, store: str, successor: str) -> None:
+    """Let a shard belong to the store that another one has become; nothing is done where it does already.
+
+    Args:
+        path: of the Arrow file, which stays as it is.
+        store: fingerprint of the store that it belongs to.
+        successor: fingerprint of the one that it shall belong to.
+    """
+    shard = read_shard(path, store)
+    if shard is not None:
+        lines = [_line(path, successor, segment, shard.growing) for segment in shard.segments]
+        atomic_write(path.with_suffix(".json"), b"".join(lines))
+
+
 def append_segment(shard: Shard, store: str, batch: Any, keys: Sequence[str] = ()) -> Shard | None:
     """Append rows to a shard of this process, which may be new; None where the file is not as it was left.
 

@@ -89,6 +89,10 @@ class Deduplicate(PipelineStage):
         self.copies: dict[str, str] = {}
         self.elsewhere = _Seen(distance)
 
+    @property
+    def incremental(self) -> bool:
+        return True  # the first of several copies stays the first
+
     def settings(self) -> dict[str, Any]:
         other = None if self.against is None else RecordStore(self.against).fingerprint
         return {"facts": list(self.names), "against": other, "distance": self.distance}

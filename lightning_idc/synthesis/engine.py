@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.shards import read_shard
+from lightning_idc.core.shards import adopt_shard, read_shard, remove_shard
 from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.files import remove_partials
@@ -30,6 +30,7 @@ from lightning_idc.synthesis.store import (
     RecordSource,
     RecordStore,
     finished_shards,
+    has_grown_from,
     remove_damaged,
     write_shard,
 )
@@ -124,7 +125,8 @@ class ShardJob:
         self.target.mkdir(parents=True, exist_ok=True)
         remove_partials(self.target)
         if (self.target / MANIFEST).exists():
-            self._compare(identity)
+            if not self._extended(stage, identity):
+                self._compare(identity)
             damaged = remove_damaged(self.target, self.shards)
             if damaged:
                 print(f"{self.target}: damaged, made again: {', '.join(damaged)}", flush=True)
@@ -133,6 +135,29 @@ class ShardJob:
         if others and not (self.target / MANIFEST).exists():  # another process may have begun it just now
             raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
         self._write_manifest(identity)
+
+    def _extended(self, stage: BasePipelineStage, identity: dict[str, Any]) -> bool:
+        """Go on with a target whose source has grown since: its whole shards stay, the last one is made again."""
+        found = read_manifest(self.target, "records", REMEDY)
+        known = found["identity"]
+        same = all(known.get(key) == identity[key] for key in ("stage", "settings", "shard_size"))
+        if not same or identity["records"] <= known["records"] or not stage.incremental:
+            return False
+        if not has_grown_from(self.source, known["source"], known["records"]):
+            return False
+        grown = found.get("grown", [])
+        if found.get("complete"):  # later stages may have been made from what it was
+            before = RecordStore(self.target)
+            grown = [*grown, {"fingerprint": before.fingerprint, "rows": len(before)}]
+        for number in range(found["shards"]):
+            path = self.target / f"{shard_name(number)}.arrow"
+            if (number + 1) * self.shard_size <= known["records"]:
+                adopt_shard(path, found["fingerprint"], fingerprint_of(identity))
+            else:
+                remove_shard(path)
+        self._write_manifest(identity, grown=grown)
+        print(f"{self.target}: {identity['records'] - known['records']} records more than before", flush=True)
+        return True
 
     def _compare(self, identity: dict[str, Any]) -> None:
         found = read_manifest(self.target, "records", REMEDY)
@@ -209,7 +234,9 @@ class ShardJob:
         if self.pending():
             return False
         if not read_manifest(self.target, "records", REMEDY).get("complete"):
-            self._write_manifest(self.identity(stage), complete=True, provenance=stored_provenance(self.target))
+            grown = read_manifest(self.target, "records", REMEDY).get("grown", [])
+            provenance = stored_provenance(self.target)
+            self._write_manifest(self.identity(stage), complete=True, provenance=provenance, grown=grown)
         forget_claims(self.target)
         return True
 

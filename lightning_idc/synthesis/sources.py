@@ -11,6 +11,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.files import file_digest, fingerprint
 from lightning_idc.synthesis.records import Record, encode_png
+from lightning_idc.synthesis.store import AppendableSource
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -90,8 +91,8 @@ class Pairs:
         return Record(pair.id, facts, images=images)
 
 
-class Sentences:
-    """Captions, one record each with the fact ``caption``.
+class Sentences(AppendableSource):
+    """Captions, one record each with the fact ``caption``; more may be appended later.
 
     Args:
         texts: the captions, or the path of a text file with one per line.
@@ -113,6 +114,9 @@ class Sentences:
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.texts)
+
+    def prefix_fingerprint(self, records: int) -> str:
+        return fingerprint(self.texts[:records])
 
     def __len__(self) -> int:
         return len(self.texts)

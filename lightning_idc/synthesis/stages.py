@@ -59,6 +59,11 @@ class BasePipelineStage(LightningModule, ABC):
         """What decides the outcome: models, revisions, thresholds. Plain values; kept with every record."""
         return {}
 
+    @property
+    def incremental(self) -> bool:
+        """Whether records that are appended to the source change nothing about those that were there before."""
+        return type(self).prepare is BasePipelineStage.prepare
+
     def requirements(self) -> list[str]:
         """Problems that would stop this stage, known before any model is read; see `preflight`."""
         return [problem for part in self.interfaces() for problem in part.requirements()]
@@ -219,6 +224,10 @@ class Sequential(BasePipelineStage):
     def parts(self) -> list[BasePipelineStage]:
         """The stages, as what they are."""
         return [part for part in self.stages if isinstance(part, BasePipelineStage)]
+
+    @property
+    def incremental(self) -> bool:
+        return all(part.incremental for part in self.parts)
 
     def settings(self) -> dict[str, Any]:
         return {"stages": [{"stage": part.name, **part.settings(), "seed": part.seed} for part in self.parts]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from functools import cache, partial
@@ -34,6 +35,30 @@ class RecordSource(Protocol):
     def __len__(self) -> int: ...
 
     def record(self, index: int) -> Record: ...
+
+
+class AppendableSource(ABC):
+    """A source to which records may be appended later; stages then make the new ones only."""
+
+    @abstractmethod
+    def prefix_fingerprint(self, records: int) -> str:
+        """Fingerprint that the source had when it ended after so many records."""
+
+
+def has_grown_from(source: RecordSource, fingerprint: str, records: int) -> bool:
+    """Whether a source begins with the records of an earlier one.
+
+    Args:
+        source: as it is.
+        fingerprint: of the earlier one.
+        records: of the earlier one that were used.
+    """
+    if source.fingerprint == fingerprint:
+        return True
+    if isinstance(source, RecordStore):
+        grown = source.manifest.get("grown", [])
+        return any(known["fingerprint"] == fingerprint and known["rows"] >= records for known in grown)
+    return isinstance(source, AppendableSource) and source.prefix_fingerprint(records) == fingerprint
 
 
 @cache

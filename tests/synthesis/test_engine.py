@@ -27,6 +27,7 @@ from lightning_idc.synthesis.launchers import ArrayTask, Complete, run_in_proces
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import THUMBNAIL, Record
 from lightning_idc.synthesis.slots.base import ModelInterface
+from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.stages import MapStage, PipelineStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
 
@@ -297,3 +298,50 @@ def test_completing_names_the_shards_that_are_missing(tmp_path: Path) -> None:
     ArrayTask(0, 2).launch(Shade(), job)
     Complete().launch(Shade(), job)
     assert len(RecordStore(tmp_path / "store")) > 0
+
+
+class Letters(PipelineStage):
+    """Counts letters, and counts the records that it was given."""
+
+    seen = 0
+
+    def process(self, records: list[Record]) -> list[Record]:
+        Letters.seen += len(records)
+        for record in records:
+            record.facts["letters"] = len(record.facts["caption"])
+            if record.facts["letters"] % 7 == 0:
+                record.drop("seven")
+        return records
+
+
+def test_captions_appended_later_make_new_shards_only(tmp_path: Path) -> None:
+    texts = [f"caption {'x' * number}" for number in range(25)]
+    first, second = tmp_path / "a" / "records", tmp_path / "b" / "records"
+
+    def run_both(count: int, folder: Path, last: Path) -> int:
+        Letters.seen = 0
+        run_in_process(Letters(), Sentences(texts[:count]), folder, shard_size=4)
+        run_in_process(Letters(seed=1), str(folder), last, shard_size=3)
+        return Letters.seen
+
+    run_both(10, first, second)
+    kept = {path.name: path.stat().st_mtime_ns for path in first.glob("*.arrow")}
+    assert run_both(25, first, second) < 25 + 20, "of 10, two whole shards of 4 and of 3 stay in each store"
+    assert [p.stat().st_mtime_ns == kept[p.name] for p in sorted(first.glob("*.arrow"))[:3]] == [True, True, False]
+    run_both(25, tmp_path / "c" / "records", tmp_path / "d" / "records")
+    for one, other in ((first, tmp_path / "c" / "records"), (second, tmp_path / "d" / "records")):
+        assert [r.facts for r in RecordStore(one)] == [r.facts for r in RecordStore(other)]
+        assert [r.dropped for r in RecordStore(one)] == [r.dropped for r in RecordStore(other)]
+    assert run_both(25, first, second) == 0
+    # another beginning is another source
+    with pytest.raises(PairError, match="was begun with"):
+        run_in_process(Letters(), Sentences(["other", *texts, "more"]), first, shard_size=4)
+
+
+def test_a_stage_that_sees_all_records_is_not_extended(tmp_path: Path) -> None:
+    class Knows(Letters):
+        def prepare(self, source: object) -> None: ...
+
+    run_in_process(Knows(), Sentences(["a", "b", "c"]), tmp_path / "a", shard_size=1)
+    with pytest.raises(PairError, match="was begun with"):
+        run_in_process(Knows(), Sentences(["a", "b", "c", "d"]), tmp_path / "a", shard_size=1)

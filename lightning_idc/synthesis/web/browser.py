@@ -40,6 +40,7 @@ class Chromium(ModelInterface):
         self.width, self.height, self.executable = width, height, executable
         self._page: Any = None
         self._open: list[Any] = []
+        self._build = ""
 
     def settings(self) -> dict[str, Any]:
         return {"model": "Chromium", "width": self.width, "height": self.height}
@@ -67,7 +68,7 @@ class Chromium(ModelInterface):
         view = browser.new_context(
             viewport={"width": self.width, "height": self.height}, java_script_enabled=False, offline=True
         )
-        self._open, self._page, self._version = [browser, driver], view.new_page(), browser.version
+        self._open, self._page, self._build = [browser, driver], view.new_page(), browser.version
 
     def close(self) -> None:
         """End the browser; `load` starts another one."""
@@ -82,7 +83,7 @@ class Chromium(ModelInterface):
         return {**self.__dict__, "_page": None, "_open": []}
 
     def provenance(self) -> dict[str, Any]:
-        return {"commit": self._version, "weights": None}
+        return {"commit": self._build, "weights": None}
 
     def render(self, documents: Sequence[str]) -> list[tuple[Tensor, dict[str, list[float]]]]:
         """Pictures of documents, uint8 ``(3, H, W)``, and the boxes of their elements by id, pixels.
