@@ -269,6 +269,7 @@ def _as_it_is(record: Record) -> Record:
 
 
 def test_launchers_by_name_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)  # a run writes its configuration beside its results
     photos = tmp_path / "photos"
     photos.mkdir()
     for number in range(5):
