@@ -16,7 +16,8 @@ from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.files import save, save_json
 from lightning_idc.metrics.floors import constant_caption
-from lightning_idc.report.comparison import Captioned, Row, as_table, differences_table, rows_of
+from lightning_idc.report.comparison import Captioned, Row, differences_table, rows_of
+from lightning_idc.report.table import Table
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
 PREDICTIONS = "predictions.json"
@@ -108,7 +109,5 @@ def metrics_of(folder: Path) -> dict[str, float]:
 
 def scores_table(rows: dict[str, dict[str, float]], columns: Sequence[str]) -> str:
     """Scores of every row, those that it lacks as a dash."""
-    head = ["", *columns]
-    return as_table(
-        [head, *([row, *(f"{v[name]:.1f}" if name in v else "-" for name in columns)] for row, v in rows.items())]
-    )
+    cells = [[row, *(f"{v[name]:.1f}" if name in v else "-" for name in columns)] for row, v in rows.items()]
+    return Table(["", *columns], cells).markdown()

@@ -24,7 +24,7 @@ from lightning_idc.metrics.results import Origin
 from lightning_idc.report.html import write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
-from lightning_idc.report.table import as_markdown, as_rich
+from lightning_idc.report.summary import as_markdown, as_rich
 
 
 class ShowResults(Callback):
@@ -33,7 +33,8 @@ class ShowResults(Callback):
     Writes into the trainer's ``default_root_dir``: ``predictions.json`` (id, caption, log_prob, references,
     change_type, scores and facts of every pair), ``scores.json`` and ``scores.md`` (the table), ``result.json`` (scores
     under the protocol, with all that a leaderboard needs), ``contact_sheet.png`` (the examples with their pictures) and
-    ``report.html`` (all pairs, to be sorted and searched in a browser). Facts that the data module judges are logged as
+    ``report.html`` (all pairs, to be sorted and searched in a browser; 5,000 to a file, greater pictures in
+    ``report_pictures/``). Facts that the data module judges are logged as
     ``test/fact/<name>``.
 
     Args:
@@ -166,6 +167,8 @@ class ShowResults(Callback):
                 total,
                 # pictures that can be looked into while they are few, and a file that opens while they are many
                 thumbnail=256 if len(records) <= 600 else 176,
+                pictures=target.with_name("report_pictures"),
+                name=target.name,
             )
 
         if save(target, write):

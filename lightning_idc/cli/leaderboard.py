@@ -1,10 +1,10 @@
-"""leaderboard: one Markdown and one HTML table of many results."""
+"""leaderboard: one table of many results, in Markdown, HTML and LaTeX."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -14,24 +14,49 @@ def run(given: list[str]) -> int:
     arguments = parser(
         "leaderboard",
         "One table of many results, apart by data and protocol, since only numbers of one protocol on one set of "
-        "references compare. Results are what `score --out` and ShowResults (result.json) write.",
+        "references compare. Results are what `score --out` and ShowResults (result.json) write. Runs that differ in "
+        "nothing but their seed are one row: mean and standard deviation.",
     )
-    arguments.add_argument("folder", help="with results; other JSON files in it are passed over")
-    arguments.add_argument("--out", help="write Markdown there, and HTML beside it; without it Markdown is printed")
+    add = arguments.add_argument
+    add("folder", help="with results, also in the folders below it; other JSON files are passed over")
+    add("--out", help="write Markdown there, and HTML and LaTeX beside it; without it the table is printed")
+    add("--format", choices=("markdown", "latex"), default="markdown", help="of what is printed")
+    add("--samples", type=int, default=1000, help="corpora drawn for each p-value; 0 for none (default: 1000)")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.files import save
-    from lightning_idc.report.leaderboard import as_html, as_markdown, boards, read_results
+    if options.samples < 0:
+        arguments.error(f"--samples {options.samples}: expected 0 or more")
+    return show(Path(options.folder), options.out and Path(options.out), options.format, options.samples)
 
-    found = boards(read_results(Path(options.folder)))
-    if options.out is None:
-        print(as_markdown(found))
+
+def show(folder: Path, out: Path | None = None, form: str = "markdown", samples: int = 1000) -> int:
+    """Print the leaderboard of a folder, or write it.
+
+    Args:
+        folder: with results.
+        out: Markdown file; HTML and LaTeX are written beside it.
+        form: of what is printed.
+        samples: corpora drawn for each p-value.
+
+    Raises:
+        IDCError: the folder holds no results, or the files would overwrite each other.
+    """
+    from lightning_idc.files import save
+    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results, write_html
+
+    found = boards(read_results(folder), folder, samples)
+    if out is None:
+        print(as_latex(found) if form == "latex" else as_markdown(found))
         return 0
-    target = Path(options.out)
-    page = target.with_suffix(".html")
-    if page == target:
-        raise PairError(f"{target} would be overwritten by the HTML page; name a Markdown file, such as leaderboard.md")
-    for path, text in ((target, as_markdown(found)), (page, as_html(found))):
-        if not save(path, lambda partial, text=text: partial.write_text(text, encoding="utf-8")):  # type: ignore[misc]
+    page, tex = out.with_suffix(".html"), out.with_suffix(".tex")
+    if out in (page, tex):
+        raise ConfigError(f"{out} would be overwritten by another form; name a Markdown file, such as leaderboard.md")
+    writers = {
+        out: lambda path: path.write_text(as_markdown(found), encoding="utf-8"),
+        page: lambda path: write_html(path, found),
+        tex: lambda path: path.write_text(as_latex(found), encoding="utf-8"),
+    }
+    for path, write in writers.items():
+        if not save(path, write):
             return 1
         print(path)
     return 0

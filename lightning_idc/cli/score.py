@@ -196,7 +196,7 @@ def _show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     from rich.console import Console
 
     from lightning_idc.core.text import plain
-    from lightning_idc.report.table import Summary, as_rich
+    from lightning_idc.report.summary import Summary, as_rich
 
     protocol, headline = result["protocol"], result["counts"][result["headline"]]
     summary = Summary(

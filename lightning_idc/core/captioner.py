@@ -310,7 +310,9 @@ class PairCaptioner(PairModule):
         self.evaluation.update(batch, self.generate(features), losses)
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
-        self.validation_step(batch, batch_idx)
+        features = self.encode(batch)
+        losses = self.caption_losses(features, batch)
+        self.evaluation.update(batch, self.generate(features, change_scores=True), losses)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")

@@ -22,6 +22,7 @@ class CorpusEvaluation(nn.Module):
     """Measures what a captioner says of a split.
 
     After :meth:`finish`, ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``,
+    ``change_score`` of a test,
     ``references``, ``change_type``, ``loss``), sorted by id and equal on all processes, and ``scores`` the corpus
     scores. All collectives are in :meth:`finish`, once per evaluation, whatever the batches of a process held.
     """
@@ -61,6 +62,7 @@ class CorpusEvaluation(nn.Module):
                     "id": id,
                     "caption": caption.text,
                     "log_prob": caption.log_prob,
+                    "change_score": caption.change_score,
                     "references": texts,
                     "change_type": kind,
                     "loss": loss if counted else None,

@@ -1,4 +1,5 @@
 from lightning_idc.report.html import write_report as write_report
 from lightning_idc.report.results import Results as Results
 from lightning_idc.report.sheet import contact_sheet as contact_sheet
-from lightning_idc.report.table import summarise as summarise
+from lightning_idc.report.summary import summarise as summarise
+from lightning_idc.report.table import Table as Table

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from html import escape
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from lightning_idc.core.text import plain
-from lightning_idc.report.html import Page, data_uri
+from lightning_idc.report.pages import data_uri, write_page
+from lightning_idc.report.table import Table
 
 
 @dataclass
@@ -86,10 +86,19 @@ def write_audit(
         about: how it was made.
         thumbnail: greatest height and width of the pictures, pixels.
     """
-    payloads = (_payload(entry, thumbnail) for entry in entries)
-    styles, scripts = ("page.css", "page.audit.css"), ("page.common.js", "page.audit.js")
-    page = Page("page.audit.html", styles, scripts, title, subtitle, about or {})
-    page.write(target, {"counts": _table("pairs", "reason", counts)}, payloads, lambda: {"areas": dict(areas)})
+    tables = [_table("pairs", counts), *([_table("areas", areas)] if areas else [])]
+    write_page(
+        target,
+        "audit.html",
+        title,
+        subtitle,
+        styles=("audit.css",),
+        scripts=("common.js", "audit.js"),
+        pairs=(_payload(entry, thumbnail) for entry in entries),
+        rest=lambda: {"areas": dict(areas)},
+        tables=tables,
+        about=about or {},
+    )
 
 
 def _payload(entry: AuditEntry, thumbnail: int) -> dict[str, Any]:
@@ -116,14 +125,8 @@ def _payload(entry: AuditEntry, thumbnail: int) -> dict[str, Any]:
     }
 
 
-def _table(title: str, what: str, counts: Mapping[str, int]) -> str:
+def _table(what: str, counts: Mapping[str, int]) -> Table:
     total = max(sum(counts.values()), 1)
-    rows = "".join(
-        f"<tr{' class=whole' if name == 'kept' else ''}><th scope=row>{escape(plain(name))}</th><td>{count}</td>"
-        f"<td>{100 * count / total:.1f} %</td></tr>"
-        for name, count in sorted(counts.items(), key=lambda item: (item[0] != "kept", -item[1]))
-    )
-    return (
-        f"<div class=scroll><table><thead><tr><th scope=col>{what}</th><th scope=col>{title}</th>"
-        f"<th scope=col>share</th></tr></thead><tbody>{rows}</tbody></table></div>"
-    )
+    ranked = sorted(counts.items(), key=lambda item: (item[0] != "kept", -item[1]))
+    rows = [[plain(name), str(count), f"{100 * count / total:.1f} %"] for name, count in ranked]
+    return Table(["reason", what, "share"], rows, strong={n for n, (name, _) in enumerate(ranked) if name == "kept"})

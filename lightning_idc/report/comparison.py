@@ -11,6 +11,7 @@ import numpy as np
 from lightning_idc.metrics.bootstrap import Difference, compare
 from lightning_idc.metrics.captions import References, Scores, score_captions
 from lightning_idc.metrics.floors import dealt, reading
+from lightning_idc.report.table import Table
 
 METRIC = "CIDEr-D"
 CONSTANT, DEALT, UNCHANGED = "constant", "dealt", "after := before"
@@ -133,27 +134,10 @@ def facts_over(first: Facts, second: Facts) -> dict[str, Difference]:
     return found
 
 
-def as_table(cells: Sequence[Sequence[str]]) -> str:
-    """Markdown table that also reads well as plain text; the first row is the head.
-
-    Args:
-        cells: rows of the same length, each with its name first.
-    """
-    widths = [max(len(line[place]) for line in cells) for place in range(len(cells[0]))]
-    lines = [
-        "| "
-        + " | ".join([line[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(line[1:], widths[1:], strict=True))])
-        + " |"
-        for line in cells
-    ]
-    rule = "|" + "|".join(["-" * (widths[0] + 2), *("-" * (width + 1) + ":" for width in widths[1:])]) + "|"
-    return "\n".join([lines[0], rule, *lines[1:]])
-
-
 def differences_table(rows: Sequence[Row]) -> str:
     """CIDEr-D beside its floors, what each row has over the one before it, and what may be said of that."""
     floors = [floor for floor in FLOORS if any(floor in row.floors for row in rows)]
-    cells = [["", METRIC, *floors, "over the row before [95 %]", "reading", "words", "distinct"]]
+    cells = []
     for row in rows:
         gain = row.over_before.get(METRIC)
         cells.append(
@@ -167,7 +151,8 @@ def differences_table(rows: Sequence[Row]) -> str:
                 str(row.distinct),
             ]
         )
-    return as_table(cells)
+    columns = ["", METRIC, *floors, "over the row before [95 %]", "reading", "words", "distinct"]
+    return Table(columns, cells).markdown()
 
 
 def interval(difference: Difference) -> str:

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-import html
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
+import numpy as np
+
 from lightning_idc.core.text import plain
-from lightning_idc.errors import PairError
-from lightning_idc.metrics.results import read_result
-from lightning_idc.report.table import HEADLINE, METRICS
+from lightning_idc.errors import DataError, IDCError
+from lightning_idc.files import fingerprint
+from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.captions import Scores
+from lightning_idc.metrics.protocols import evaluate, protocol_named
+from lightning_idc.metrics.reading import read_predictions
+from lightning_idc.metrics.results import SCHEMA, digest, read_result
+from lightning_idc.report.pages import write_page
+from lightning_idc.report.summary import HEADLINE, METRICS
+from lightning_idc.report.table import Table
 
 _RANKED = ("CIDEr-D", "ROUGE-L", "METEOR", "BLEU-4")
-_STYLE = (
-    "body{font:15px/1.5 system-ui,sans-serif;max-width:70em;margin:2em auto;padding:0 1em}"
-    "table{border-collapse:collapse;margin:.5em 0 2em}th,td{padding:.2em .8em;text-align:right;"
-    "border-bottom:1px solid #8884}th:first-child,td:first-child{text-align:left}small{opacity:.7}"
-    "@media(prefers-color-scheme:dark){body{background:#111;color:#ddd}}"
-)
+# metrics whose score of a corpus is the mean of the scores of its pairs, so that seeds can be averaged pair by pair
+_TESTED = ("CIDEr-D", "ROUGE-L")
+_FIRST_BYTES = 4096
+_RECORD, _RESULT, _SAID = "run.json", "result.json", "predictions.json"
+_SEED = re.compile(r"seed[_-]?\d+")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[_T]\d\d-\d\d.*")
 
 
 @dataclass(frozen=True)
@@ -29,104 +40,264 @@ class Board:
     Args:
         title: protocol and data.
         note: what else they share.
-        columns: of the table.
-        rows: cells of each result, the best first.
+        table: a row per captioner, the best first.
     """
 
     title: str
     note: str
-    columns: list[str]
-    rows: list[list[str]]
+    table: Table
 
 
-def read_results(folder: Path) -> dict[str, dict[str, Any]]:
-    """Results of a folder by file name; other JSON files are passed over.
+@dataclass(frozen=True)
+class Row:
+    """Results of one captioner, trained with different seeds.
+
+    Args:
+        name: of the file, below the folder that is looked through; what differs between seeds is ``#``.
+        results: one per seed.
+        files: of the results.
+    """
+
+    name: str
+    results: list[dict[str, Any]]
+    files: list[Path]
+
+    def values(self, metric: str) -> list[float]:
+        """The scores of the headline, one per seed that has it."""
+        found = [result["scores"][result["headline"]].get(metric) for result in self.results]
+        return [value for value in found if value is not None]
+
+    @property
+    def model(self) -> str:
+        return self.results[0]["model"] or Path(self.name).stem
+
+    @property
+    def captions(self) -> set[str]:
+        return {result["predictions"]["digest"] for result in self.results}
+
+
+def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Results of a folder and of those below it, by file; other JSON files are passed over.
 
     Raises:
         PairError: there is none, or one is damaged.
     """
     if not folder.is_dir():
-        raise PairError(f"there is no folder {folder}")
-    found = {path.name: result for path in sorted(folder.glob("*.json")) if (result := read_result(path)) is not None}
+        raise DataError(f"there is no folder {folder}")
+    files = (path for path in sorted(folder.rglob("*.json")) if path.parent == folder or _may_be_result(path))
+    found = {path: result for path in files if (result := read_result(path)) is not None}
     if not found:
-        raise PairError(
-            f"{folder} holds no results; `lightning-idc score ... --out FILE` and ShowResults (result.json) write them"
+        raise DataError(
+            f"{folder} holds no results, nor do the folders below it; `lightning-idc score ... --out FILE` and "
+            "ShowResults (result.json) write them"
         )
     return found
 
 
-def boards(results: dict[str, dict[str, Any]]) -> list[Board]:
-    """One board per protocol and fingerprint of the data, in the order of their names."""
-    groups: dict[tuple[str, ...], list[tuple[str, dict[str, Any]]]] = {}
-    for name, result in results.items():
-        protocol, data = result["protocol"], result["data"]
-        key = (data["name"] or "unnamed data", protocol["name"], protocol["hash"], data["fingerprint"])
-        groups.setdefault(key, []).append((name, result))
-    return [_board(key, members) for key, members in sorted(groups.items())]
+def _may_be_result(path: Path) -> bool:
+    """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes."""
+    if path.name == _RESULT:
+        return True
+    with path.open("rb") as file:
+        return SCHEMA.encode() in file.read(_FIRST_BYTES)
 
 
-def _board(key: tuple[str, ...], members: Sequence[tuple[str, dict[str, Any]]]) -> Board:
-    data, protocol, hash, fingerprint = key
-    scores = [result["scores"][result["headline"]] for _, result in members]
-    shown = [metric for metric in METRICS if metric in HEADLINE and any(metric in of_one for of_one in scores)]
-    ranked = next((metric for metric in _RANKED if any(metric in of_one for of_one in scores)), None)
+def boards(results: Mapping[Path, dict[str, Any]], folder: Path, samples: int = 1000) -> list[Board]:
+    """One board per protocol and fingerprint of the data, in the order of their names.
 
-    def rank(member: tuple[str, dict[str, Any]]) -> tuple[float, str]:
-        value = member[1]["scores"][member[1]["headline"]].get(ranked)
-        return (float("inf") if value is None else -value, member[0])
+    Args:
+        results: by file.
+        folder: from which files are named.
+        samples: corpora that are drawn for each p; 0 computes none.
+    """
+    groups: dict[tuple[str, ...], dict[Path, dict[str, Any]]] = {}
+    for path, result in results.items():
+        protocol = result["protocol"]
+        key = (protocol["name"], protocol["hash"], result["data"]["fingerprint"])
+        groups.setdefault(key, {})[path] = result
+    return sorted((_board(members, folder, samples) for members in groups.values()), key=lambda board: board.title)
 
+
+def _rows(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[Row], list[str]]:
+    """Results of runs that differ in nothing but their seed together; and what was left out."""
+    groups: dict[str, dict[str, Path]] = {}
+    notes = []
+    for path, result in members.items():
+        group = groups.setdefault(_identity(path, result), {})
+        seed = str(result.get("seed"))
+        if seed in group:
+            notes.append(f"{_named(group[seed], folder)}: run again with the same seed, the later one counts")
+        group[seed] = path  # sorted by date, so that the latest stays
     rows = []
-    for name, result in sorted(members, key=rank):
-        of_one = result["scores"][result["headline"]]
-        cells = [_cell(of_one.get(metric), result["intervals"].get(metric)) for metric in shown]
-        chosen = "TEST" if result["protocol"]["selection"] == "test" else result["selection"] or "?"
-        said = result["predictions"]["digest"][:8]
-        rows.append([plain(result["model"] or Path(name).stem), *cells, chosen, said, name])
-    counts = members[0][1]["counts"][members[0][1]["headline"]]
-    note = f"{counts['pairs']} pairs, {counts['references']} references; protocol {hash}, data {fingerprint}; x100"
-    columns = ["model", *shown, "selected on", "captions", "file"]
-    return Board(f"{plain(data)}: {plain(protocol)}", note, columns, rows)
+    for files in groups.values():
+        paths = list(files.values())
+        rows.append(
+            Row(_common_name([_named(path, folder) for path in paths]), [members[path] for path in paths], paths)
+        )
+    return rows, notes
 
 
-def _cell(score: float | None, interval: Sequence[float] | None) -> str:
-    if score is None:
+def _named(path: Path, folder: Path) -> str:
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+
+
+def _common_name(names: Sequence[str]) -> str:
+    parts = [name.split("/") for name in names]
+    if len({len(part) for part in parts}) > 1:
+        return names[0]
+    return "/".join(same[0] if len(set(same)) == 1 else "#" for same in zip(*parts, strict=True))
+
+
+def _identity(path: Path, result: Mapping[str, Any]) -> str:
+    """What runs of one captioner with different seeds share; of a file that no run wrote, the file itself."""
+    record = next((parent / _RECORD for parent in path.parents if (parent / _RECORD).is_file()), None)
+    if record is None or result.get("seed") is None:
+        return str(path)
+    try:
+        run = json.loads(record.read_text(encoding="utf-8"))
+        keys = {key: value for key, value in run["overrides"].items() if not key.endswith("seed_everything")}
+        recipe = [run["recipe"], run["sha256"]]
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{record} cannot be read ({error!r}); put back the one that the run wrote, or remove it"
+        ) from None
+    stage = path.relative_to(record.parent).as_posix()
+    where = [part for part in record.parent.parent.parts if not (_SEED.fullmatch(part) or _DATE.fullmatch(part))]
+    return fingerprint([result["model"], result.get("decoding"), result["selection"], *recipe, keys, stage, where])
+
+
+def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -> Board:
+    rows, notes = _rows(members, folder)
+    named = {metric for row in rows for result in row.results for metric in result["scores"][result["headline"]]}
+    shown = [metric for metric in METRICS if metric in HEADLINE and metric in named]
+    ranked = next((metric for metric in _RANKED if any(row.values(metric) for row in rows)), None)
+    rows.sort(key=lambda row: (-fmean(row.values(ranked)) if ranked and row.values(ranked) else float("inf"), row.name))
+    tested, p = _significance(rows, samples) if samples else (None, {})
+    seeds = any(len(row.results) > 1 for row in rows)
+    columns = ["model", *shown, *(["seeds"] if seeds else []), *([f"p ({tested})"] if p else [])]
+    cells = [
+        [
+            row.model,
+            *(_cell(row, metric) for metric in shown),
+            *([str(len(row.results))] if seeds else []),
+            *([p.get(row.name, "best" if row is rows[0] else "-")] if p else []),
+            _selection(row),
+            next(iter(row.captions))[:8] if len(row.captions) == 1 else f"{len(row.captions)} sets",
+            row.name,
+        ]
+        for row in rows
+    ]
+    if seeds:
+        notes.insert(0, "mean ± standard deviation over seeds")
+    if p:
+        notes.insert(
+            0,
+            f"p: paired bootstrap over the pairs against the first row, two-sided, {tested}, scores of seeds averaged "
+            "pair by pair, not corrected for the number of rows",
+        )
+    notes += _repeated(rows)
+    first = next(iter(members.values()))
+    counts = first["counts"][first["headline"]]
+    names = sorted({result["data"]["name"] for result in members.values() if result["data"]["name"]}) or [
+        "unnamed data"
+    ]
+    protocol = first["protocol"]
+    note = (
+        f"{counts['pairs']} pairs, {counts['references']} references; protocol {protocol['hash']}, "
+        f"data {first['data']['fingerprint']}; x100"
+    )
+    table = Table([*columns, "selected on", "captions", "file"], cells, notes=notes)
+    return Board(f"{plain(', '.join(names))}: {plain(protocol['name'])}", note, table)
+
+
+def _selection(row: Row) -> str:
+    if row.results[0]["protocol"]["selection"] == "test":
+        return "TEST"
+    return row.results[0]["selection"] or "?"
+
+
+def _repeated(rows: Sequence[Row]) -> list[str]:
+    """Rows that say the same word for word: most often one captioner that was tested twice."""
+    said: dict[str, list[str]] = {}
+    for row in rows:
+        for captions in row.captions:
+            said.setdefault(captions, []).append(row.name)
+    return [f"the same captions: {', '.join(names)}" for names in said.values() if len(names) > 1]
+
+
+def _cell(row: Row, metric: str) -> str:
+    values = row.values(metric)
+    if not values:
         return "-"
+    if len(values) > 1:
+        return f"{fmean(values):.1f} ± {stdev(values):.1f}"
+    interval = row.results[0]["intervals"].get(metric)
     if not interval or None in interval:
-        return f"{score:.1f}"
-    return f"{score:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
+        return f"{values[0]:.1f}"
+    return f"{values[0]:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
+
+
+def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[str, str]]:
+    """The metric, and p of each row against the first, where the captions of both lie beside their results."""
+    ranked = next((metric for metric in _TESTED if all(row.values(metric) for row in rows)), None)
+    if ranked is None or len(rows) < 2:
+        return None, {}
+    best = _pair_scores(rows[0], ranked)
+    found = {}
+    if best is None or best.pairs < 2:
+        return None, {}
+    for row in rows[1:]:
+        scores = _pair_scores(row, ranked)
+        if scores is not None:
+            p = compare(best, scores, samples)[ranked].p
+            found[row.name] = f"{p:.3f}" if p >= 0.001 else "<0.001"
+    return ranked, found
+
+
+def _pair_scores(row: Row, metric: str) -> Scores | None:
+    """Scores of each pair, a mean over seeds; None where the captions are not those of the results."""
+    every = []
+    for path, result in zip(row.files, row.results, strict=True):
+        said = path.with_name(_SAID)
+        if path.name != _RESULT or not said.is_file():
+            return None
+        try:
+            predictions = read_predictions(said)
+            captions = {id: predictions.captions[id] for truth in predictions.truths for id in [truth.id]}
+            if digest(list(map(list, captions.items()))) != result["predictions"]["digest"]:
+                return None
+            protocol = protocol_named(result["protocol"]["name"])
+            if protocol.hash != result["protocol"]["hash"]:
+                return None
+            parts = evaluate(protocol, captions, predictions.truths, [metric])
+        except IDCError:
+            return None  # a protocol that needs further files, or captions that were changed
+        every.append(parts[result["headline"]])
+    mean = np.mean([scores.per_pair[metric] for scores in every], axis=0)
+    return replace(every[0], values={metric: float(mean.mean())}, per_pair={metric: mean}, statistics={})
 
 
 def as_markdown(found: Iterable[Board]) -> str:
     """The boards as Markdown."""
     lines = ["# Leaderboard", ""]
     for board in found:
-        lines += [f"## {_escaped(board.title)}", "", board.note, ""]
-        lines += [_row(board.columns), _row(["---", *["---:"] * (len(board.columns) - 1)])]
-        lines += [*(_row(row) for row in board.rows), ""]
+        title = Table([board.title], []).markdown().splitlines()[0][2:-2]
+        lines += [f"## {title}", "", board.note, "", board.table.markdown(), ""]
+        lines += [*(f"- {plain(note)}" for note in board.table.notes), *[""] * bool(board.table.notes)]
     return "\n".join(lines)
 
 
-def as_html(found: Iterable[Board]) -> str:
-    """The boards as one page that needs nothing else."""
+def as_latex(found: Iterable[Board]) -> str:
+    """The boards as LaTeX tables for the package booktabs, without the columns that say where results are from."""
     parts = []
     for board in found:
-        head = "".join(f"<th>{html.escape(column)}</th>" for column in board.columns)
-        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in board.rows]
-        body = "".join(f"<tr>{row}</tr>" for row in rows)
-        parts.append(
-            f"<h2>{html.escape(board.title)}</h2><small>{html.escape(board.note)}</small>"
-            f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
-        )
-    policy = "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
-    head = f'<meta charset="utf-8">{policy}<title>Leaderboard</title><style>{_STYLE}</style>'
-    body = f"<h1>Leaderboard</h1>{''.join(parts)}"
-    return f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+        kept = len(board.table.columns) - 3
+        table = replace(board.table, columns=board.table.columns[:kept], rows=[row[:kept] for row in board.table.rows])
+        about = [board.title, board.note, *board.table.notes]
+        parts.append("\n".join([*(f"% {plain(line)}" for line in about), table.latex(), ""]))
+    return "\n".join(parts)
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(_escaped(cell) for cell in cells) + " |"
-
-
-def _escaped(text: str) -> str:
-    # Markdown lets HTML through
-    return html.escape(text, quote=False).replace("|", "\\|")
+def write_html(target: Path, found: Sequence[Board]) -> None:
+    """Write the boards as one page that needs nothing else."""
+    write_page(target, "leaderboard.html", "Leaderboard", boards=found)

@@ -16,7 +16,7 @@ from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.html import Entry
 from lightning_idc.report.sheet import Card
-from lightning_idc.report.table import Summary, summarise
+from lightning_idc.report.summary import Summary, summarise
 
 if TYPE_CHECKING:
     from lightning_idc.data.core.datamodule import PairDataModule, Split
@@ -153,6 +153,7 @@ class Results:
                 self.facts.get(record["id"], {}),
                 None if sample is None else (sample.before, sample.after),
                 None if sample is None else sample.boxes,
+                record.get("change_score"),
             )
 
     def _samples(self, records: Sequence[dict[str, Any]]) -> Iterator[Any]:

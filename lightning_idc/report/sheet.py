@@ -86,7 +86,9 @@ def contact_sheet(
         for column, index in enumerate(row):
             card, left = cards[index], MARGIN + column * (card_width + MARGIN)
             if index < columns:
-                for place, name in enumerate(("before", "after", "difference x2")[:pictures]):
+                boxed = any(card.boxes is not None and len(card.boxes) for card in cards)
+                after = "after (boxes: truth)" if boxed else "after"
+                for place, name in enumerate(("before", after, "difference x2")[:pictures]):
                     draw.text((left + place * (width + GAP), top - 19), name, GRAY, small)
             for place, image in enumerate(_pictures(card, height, width, difference)):
                 sheet.paste(image, (left + place * (width + GAP), top))

@@ -14,7 +14,7 @@ from lightning_idc.cli import main
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.results import SCHEMA, read_result
-from lightning_idc.report.leaderboard import as_html, as_markdown, boards, read_results
+from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results, write_html
 
 CAPTIONS = {"a": "the red cube moved", "b": "nothing has changed", "c": "the ball is gone"}
 REFERENCES = {"a": ["the red cube has moved", "a cube moved"], "b": ["there is no change"], "c": ["the ball vanished"]}
@@ -208,7 +208,7 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
         assert message in capsys.readouterr().err
     (tmp_path / "r.json").write_text(json.dumps(sound), encoding="utf-8")
     assert main(["leaderboard", str(tmp_path)]) == 0
-    assert "| r | - | 3.0 (2.0 to 4.0) | ? | 1 | r.json |" in capsys.readouterr().out
+    assert "| r | - | 3.0 (2.0 to 4.0) | ? | 1 | r.json |" in " ".join(capsys.readouterr().out.split())
 
 
 anything = st.recursive(
@@ -223,10 +223,11 @@ anything = st.recursive(
 def test_any_result_is_shown_or_refused(tmp_path: Path, keys: list[str], value: Any) -> None:
     (tmp_path / "r.json").write_text(json.dumps({**sound_result(), **dict.fromkeys(keys, value)}), encoding="utf-8")
     try:
-        found = boards(read_results(tmp_path))
+        found = boards(read_results(tmp_path), tmp_path)
     except PairError:
         return
-    assert as_markdown(found) and as_html(found)
+    assert as_markdown(found) and as_latex(found)
+    write_html(tmp_path / "page.html", found)
 
 
 @pytest.mark.parametrize("source", ["clevr_change", "levir_cc", "aurora_magicbrush", "mgie_qual"])

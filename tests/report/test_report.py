@@ -20,7 +20,8 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
-from lightning_idc.report.table import as_rich, summarise
+from lightning_idc.report.summary import as_rich, summarise
+from lightning_idc.report.table import Table
 
 RECORDS = [
     {"id": "a", "caption": "the red cube moved", "references": ["the red cube moved"], "change_type": "move"},
@@ -131,3 +132,20 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "7 pairs, 21 references" in printed
     assert printed.count("truth") == 3
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_cells_are_text_in_every_form() -> None:
+    evil = "<script>alert(1)</script> a|b *c* [x](y) `d` _e_ f_g 5 % & # $ {h} ~ ^ \\ ± \u202e"
+    table = Table(["model", "CIDEr-D"], [[evil, "12.0"], ["good", "3.5"]], notes=[evil])
+    markdown = table.markdown()
+    assert "<script" not in markdown and "a\\|b" in markdown and "f_g" in markdown
+    assert not set("*`") & set(markdown) and "](" not in markdown, "emphasis, code and links of a caption"
+    assert len({len(line) for line in markdown.splitlines()}) == 1
+    latex = table.latex()
+    assert r"5 \% \& \# \$ \{h\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$" in latex
+    assert latex.splitlines()[0] == r"\begin{tabular}{lr}" and "\u202e" not in latex + markdown
+    console = Console(width=60, record=True, file=io.StringIO())
+    wide = Table(["model", *(f"metric {n}" for n in range(9))], [["[bold]x[/]", *"123456789"]], "t")
+    console.print(wide.rich(60))
+    lines = console.export_text().splitlines()
+    assert max(map(len, lines)) <= 60 and sum("[bold]x[/]" in line for line in lines) > 1, "columns go on below"

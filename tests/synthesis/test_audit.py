@@ -64,8 +64,8 @@ def test_kept_and_dropped_stand_there_with_boxes_scores_and_reasons(tmp_path: Pa
     assert pairs[1]["scores"] == {"pair_similarity": 0.1}
     assert data_of(html)["areas"] == {"kept": 10, "confidence": 10}
     assert len(pairs[1]["images"]) == 2  # type: ignore[arg-type]
-    assert re.search(r"<th scope=row>kept</th><td>6</td>", html)
-    assert re.search(r"<th scope=row>pair too similar</th><td>4</td>", html)
+    assert re.search(r'<th scope="row">kept</th><td>6</td>', html)
+    assert re.search(r'<th scope="row">pair too similar</th><td>4</td>', html)
 
 
 def test_nothing_in_a_caption_can_run_and_nothing_is_fetched(tmp_path: Path) -> None:

@@ -19,9 +19,8 @@ function picture(pair, index) {
   image.src = pair.images[index];
   frame.append(image);
   pair.areas.forEach((area, number) => {
-    const [x1, y1, x2, y2] = area.box.map((value) => 100 * value);
     const box = make("div", "box " + (area.reason === null ? "kept" : "left-out"));
-    Object.assign(box.style, { left: `${x1}%`, top: `${y1}%`, width: `${x2 - x1}%`, height: `${y2 - y1}%` });
+    place(box, area.box);
     box.append(make("b", "", String(number + 1)));
     frame.append(box);
   });
@@ -120,28 +119,16 @@ function fill() {
     option($("order"), `1 ${name}`, `${name}, lowest first`);
     option($("order"), `-1 ${name}`, `${name}, highest first`);
   }
-  if (Object.keys(areaCounts).length) {
-    const table = make("table"), body = make("tbody"), head = make("thead"), titles = make("tr");
-    titles.append(make("th", "", "reason"), make("th", "", "areas"));
-    head.append(titles);
-    Object.entries(areaCounts).sort((a, b) => (b[0] === "kept") - (a[0] === "kept") || b[1] - a[1]).forEach(([name, count]) => {
-      const row = make("tr", name === "kept" ? "whole" : "");
-      row.append(make("th", "", name), make("td", "", String(count)));
-      body.append(row);
-    });
-    table.append(head, body);
-    $("area-counts").append(table);
-  }
   $("boxes").parentElement.hidden = !Object.keys(areaCounts).length;
   for (const name of scored.keys()) option($("score"), name, name);
   $("tuning").hidden = !scored.size;
   if (scored.size) drawBars();
 }
 
-function find() {
+function found() {
   const reason = $("reason").value, areaReason = $("area-reason").value, kind = $("kind").value;
-  const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
-  state.found = pairs.filter((pair) => {
+  const words = wordsAsked();
+  const chosen = pairs.filter((pair) => {
     if (reason && "=" + (pair.reason ?? "kept") !== reason) return false;
     if (areaReason && !pair.areas.some((area) => "=" + (area.reason ?? "kept") === areaReason)) return false;
     if (kind && "=" + pair.kind !== kind) return false;
@@ -149,20 +136,9 @@ function find() {
     return words.every((word) => text.includes(word));
   });
   const [sign, ...rest] = $("order").value.split(" ");
-  if (sign) {
-    const value = (pair) => pair.scores[rest.join(" ")] ?? null;
-    state.found.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) - value(b)));
-  }
-  show(0);
+  return sign ? sorted(chosen, (pair) => pair.scores[rest.join(" ")] ?? null, sign) : chosen;
 }
 
-for (const id of ["reason", "area-reason", "kind", "order"]) $(id).addEventListener("change", find);
-$("find").addEventListener("input", find);
 for (const id of ["score", "cut"]) $(id).addEventListener("input", drawBars);
-$("boxes").addEventListener("change", () => $("pairs").classList.toggle("hide-boxes", !$("boxes").checked));
-$("bar").addEventListener("submit", (event) => event.preventDefault());
-$("previous").addEventListener("click", () => { show(state.page - 1); $("bar").scrollIntoView(); });
-$("next").addEventListener("click", () => { show(state.page + 1); $("bar").scrollIntoView(); });
 fill();
-$("bar").hidden = false;
-find();
+begin();

@@ -49,23 +49,26 @@ function image(pair, side) {
   return element;
 }
 
+function boxesOf(pair, side) {
+  return (pair.boxes[side] ?? []).map((box, number) => {
+    const element = make("div", "box");
+    place(element, box);
+    if (!number) element.append(make("span", "", "truth"));
+    return element;
+  });
+}
+
 function figure(pair, kind) {
   const element = make("figure", kind);
-  const frame = make("div", "frame" + (pair.size[0] < 32 ? " tiny" : ""));
-  const stack = make("div", "stack");
+  const frame = make("button", "frame" + (pair.size[0] < 32 ? " tiny" : ""));
+  frame.type = "button";
+  const stack = make("span", "stack");
   const sides = kind === "before" ? [0] : kind === "after" ? [1] : [0, 1];
   stack.append(...sides.map((side) => image(pair, side)));
   frame.append(stack);
-  if (sides.length === 1) {
-    for (const [x1, y1, x2, y2] of pair.boxes[sides[0]] ?? []) {
-      const box = make("div", "box");
-      const percent = (value) => `${100 * value}%`;
-      Object.assign(box.style, { left: percent(x1), top: percent(y1), width: percent(x2 - x1), height: percent(y2 - y1) });
-      frame.append(box);
-    }
-  }
+  if (sides.length === 1) frame.append(...boxesOf(pair, sides[0]));
+  frame.addEventListener("click", () => enlarge(state.found.indexOf(pair)));
   element.append(frame, make("figcaption", "", { blink: "before ⇄ after", difference: "difference ×2" }[kind] ?? kind));
-  element.addEventListener("click", () => enlarge(state.found.indexOf(pair)));
   return element;
 }
 
@@ -77,7 +80,10 @@ function article(pair) {
   if (pair.images) pictures.append(...VIEWS[$("view").value].map((kind) => figure(pair, kind)));
   const text = make("div");
   const head = make("div", "head");
-  head.append(make("span", "id", pair.id));
+  const link = make("a", "id", pair.id);
+  link.href = address({ pair: pair.id });
+  link.title = "link to this pair";
+  head.append(link);
   if (pair.type !== null) head.append(make("span", "kind", pair.type));
   const scores = make("span", "scores");
   for (const name of metrics) {
@@ -87,11 +93,8 @@ function article(pair) {
     score.append(make(main ? "b" : "span", "", pair.scores[name].toFixed(main ? 0 : 1)));
     scores.append(score);
   }
-  if (pair.log_prob !== null) {
-    const sure = make("span", "", `log p ${pair.log_prob.toFixed(2)}`);
-    sure.title = "mean log-probability of a token: how sure the captioner was";
-    scores.append(sure);
-  }
+  if (pair.change_score !== null) scores.append(make("span", "", `change score ${pair.change_score.toFixed(2)}`));
+  if (pair.log_prob !== null) scores.append(make("span", "", `log p ${pair.log_prob.toFixed(2)}`));
   head.append(scores);
   const said = make("p", "said");
   said.append(...(pair.caption ? marked(pair.caption, gramsOf(pair.references)) : [make("span", "quiet", "(nothing)")]));
@@ -143,65 +146,132 @@ function fill() {
     option($("order"), `${index} 1`, `${name}, worst first`);
     option($("order"), `${index} -1`, `${name}, best first`);
   });
+  if (pairs.some((pair) => pair.change_score !== null)) {
+    option($("order"), "change -1", "change score, highest first");
+    option($("order"), "change 1", "change score, lowest first");
+  }
   option($("order"), "sure 1", "least sure first");
   option($("order"), "sure -1", "surest first");
   $("boxes-label").hidden = !pairs.some((pair) => pair.boxes.some((side) => side.length));
+  const { number, previous, next } = data.part;
+  $("parts").hidden = !previous && !next;
+  const link = (file, text) => { const a = make("a", "", text); a.href = file; return a; };
+  if (previous) $("parts").append(link(previous, "‹ earlier pairs"));
+  $("parts").append(make("span", "quiet", `part ${number}; order, filters and CSV are of this part`));
+  if (next) $("parts").append(link(next, "further pairs ›"));
 }
 
-function find() {
+function found() {
   const kind = $("type").value;
   const [fact, right] = $("fact").value.split(" ");
-  const words = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
-  state.found = pairs.filter((pair) => {
+  const words = wordsAsked();
+  const chosen = pairs.filter((pair) => {
     if (kind && "=" + pair.type !== kind) return false;
     if (fact && pair.facts[facts[fact]] !== (right === "true")) return false;
     const text = [pair.id, pair.caption, ...pair.references].join(" ").toLowerCase();
     return words.every((word) => text.includes(word));
   });
   const [key, sign] = $("order").value.split(" ");
-  if (key !== "id") {
-    const value = (pair) => (key === "sure" ? pair.log_prob : pair.scores[metrics[key]]) ?? null;
-    // pairs without a value come last either way
-    state.found.sort((a, b) => (value(a) === null) - (value(b) === null) || sign * (value(a) - value(b)));
-  }
-  show(0);
+  if (key === "id") return chosen;
+  const value = { sure: (pair) => pair.log_prob, change: (pair) => pair.change_score }[key];
+  return sorted(chosen, value ?? ((pair) => pair.scores[metrics[key]] ?? null), sign);
 }
 
-function turn(by) {
-  show(state.page + by);
-  $("bar").scrollIntoView();
+// ---- the pairs as a table ------------------------------------------------------------------------------
+
+// a spreadsheet runs text that begins like a formula
+function cell(value) {
+  let text = value === null || value === undefined ? "" : String(value);
+  if (typeof value === "string" && /^[=+\-@\t\r]/.test(text)) text = "'" + text;
+  return /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+function csv() {
+  const head = ["id", "change_type", "caption", "references", "log_prob", "change_score", ...metrics, ...facts];
+  const rows = state.found.map((pair) => [
+    pair.id, pair.type, pair.caption, pair.references.join(" | "), pair.log_prob, pair.change_score,
+    ...metrics.map((name) => pair.scores[name]), ...facts.map((name) => pair.facts[name]),
+  ]);
+  return [head, ...rows].map((row) => row.map(cell).join(",") + "\r\n").join("");
+}
+
+function saveCsv() {
+  const link = make("a");
+  link.href = URL.createObjectURL(new Blob(["\ufeff", csv()], { type: "text/csv" }));
+  link.download = "pairs.csv";
+  link.click();
+  setTimeout(() => URL.revokeObjectURL(link.href), 10000);
 }
 
 // ---- one pair, large -----------------------------------------------------------------------------------
+
+// pictures that were reduced for the page lie beside it in full size; without them the reduced ones do
+function fullSize(element, pair, side) {
+  const file = pair.files?.[side];
+  element.onerror = () => { element.onerror = null; element.src = pair.images[side]; };
+  element.src = file ?? pair.images[side];
+}
 
 function enlarge(index) {
   const pair = state.found[index];
   if (!pair?.images) return;
   state.large = index;
-  $("large-before").src = pair.images[0];
-  $("large-after").src = pair.images[1];
+  $("stage").style.setProperty("--ratio", pair.size[0] / pair.size[1]);
+  $("stage").classList.toggle("tiny", pair.size[0] < 200);
+  [$("large-before"), $("large-after")].forEach((element, side) => fullSize(element, pair, side));
+  $("large-boxes-before").replaceChildren(...boxesOf(pair, 0));
+  $("large-boxes-after").replaceChildren(...boxesOf(pair, 1));
+  $("large").classList.toggle("hide-boxes", !$("boxes").checked);
+  $("large-id").textContent = pair.id;
+  $("large-place").textContent = `${index + 1} of ${state.found.length}`;
+  $("large-previous").disabled = index === 0;
+  $("large-next").disabled = index === state.found.length - 1;
   $("large-caption").textContent = pair.caption || "(nothing)";
-  $("large-reference").textContent = pair.references[0] ?? "";
-  if (!$("large").open) $("large").showModal();
+  $("large-reference").textContent = pair.references.length ? `reference: ${pair.references[0]}` : "";
+  $("large-files").replaceChildren(...(pair.files ?? []).map((file, side) => {
+    const link = make("a", "", `${side ? "after" : "before"} alone, ${pair.size.join(" × ")}`);
+    link.href = file;
+    link.target = "_blank";
+    return link;
+  }));
+  if (!$("large").open) { $("large").showModal(); $("wipe").focus(); }
+  writeAddress({ pair: pair.id, large: 1 });
 }
 
-$("wipe").addEventListener("input", () => $("large").style.setProperty("--shown", `${$("wipe").value}%`));
-// after a drag the arrow keys are for turning pages again; who came by keyboard keeps the slider
-$("wipe").addEventListener("pointerup", () => $("wipe").blur());
+function wipe(to) {
+  $("wipe").value = to;
+  $("stage").style.setProperty("--edge", `${$("wipe").value}%`);
+}
+
+function wipeTo(event) {
+  const { left, width } = $("stage").getBoundingClientRect();
+  wipe((100 * (event.clientX - left)) / width);
+}
+
+$("wipe").addEventListener("input", () => wipe($("wipe").value));
+$("stage").addEventListener("pointerdown", (event) => { event.preventDefault(); $("stage").setPointerCapture(event.pointerId); wipeTo(event); });
+$("stage").addEventListener("pointermove", (event) => { if (event.buttons) wipeTo(event); });
 $("large").addEventListener("click", (event) => { if (event.target === $("large")) $("large").close(); });
-document.addEventListener("keydown", (event) => {
-  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-  if (!by || event.target.matches("input, select")) return;
-  if ($("large").open) enlarge(state.large + by);
-  else turn(by);
+$("large").addEventListener("close", () => {
+  const place = Math.floor(state.large / PER_PAGE);
+  if (place !== state.page) show(place);
+  writeAddress();
+  $("pairs").children[state.large % PER_PAGE]?.querySelector(".frame")?.focus();
 });
-for (const id of ["type", "fact", "order"]) $(id).addEventListener("change", find);
-$("find").addEventListener("input", find);
-$("view").addEventListener("change", () => show(state.page));
-$("boxes").addEventListener("change", () => $("pairs").classList.toggle("hide-boxes", !$("boxes").checked));
-$("bar").addEventListener("submit", (event) => event.preventDefault());
-$("previous").addEventListener("click", () => turn(-1));
-$("next").addEventListener("click", () => turn(1));
+$("large-close").addEventListener("click", () => $("large").close());
+$("large-previous").addEventListener("click", () => enlarge(state.large - 1));
+$("large-next").addEventListener("click", () => enlarge(state.large + 1));
+document.addEventListener("keydown", (event) => {
+  if (event.altKey || event.ctrlKey || event.metaKey) return;
+  const by = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+  if ($("large").open) {
+    const to = { ArrowUp: +$("wipe").value + 2, ArrowDown: $("wipe").value - 2, Home: 0, End: 100 }[event.key];
+    if (!by && to === undefined) return;
+    event.preventDefault(); // the slider has these keys, too
+    if (by) enlarge(state.large + by);
+    else wipe(to);
+  } else if (by && !event.target.matches("input, select")) turn(by);
+});
+$("csv").addEventListener("click", saveCsv);
 fill();
-$("bar").hidden = false;
-find();
+begin();

@@ -1,0 +1,136 @@
+"""The leaderboard of a folder of runs. Oracles: `statistics`, and `metrics.bootstrap.compare` on the same captions."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+import numpy as np
+import pytest
+
+from lightning_idc.cli import main
+from lightning_idc.files import save_json
+from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.captions import Scores
+from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.protocols import evaluate, protocol_named
+from lightning_idc.metrics.results import Origin, make_result
+
+WORDS = ["red", "blue", "cube", "ball", "moved", "gone", "left", "right", "small", "large"]
+METRICS = ["BLEU", "ROUGE-L", "CIDEr-D"]
+
+
+def truths(world: int = 0, pairs: int = 40) -> list[Truth]:
+    draw = random.Random(world)
+    return [Truth(f"p{n}", (" ".join(draw.choices(WORDS, k=6)),), None) for n in range(pairs)]
+
+
+def said(of: list[Truth], wrong: float, seed: int) -> dict[str, str]:
+    """The references, with this share of their words replaced."""
+    draw = random.Random(f"{wrong} {seed}")
+    return {
+        truth.id: " ".join(
+            draw.choice(WORDS) if draw.random() < wrong else word for word in truth.references[0].split()
+        )
+        for truth in of
+    }
+
+
+def write_run(
+    run: Path, seed: int, captions: Mapping[str, str], of: list[Truth], keys: Mapping[str, Any] | None = None
+) -> Scores:
+    """What a run of a recipe with ShowResults leaves of its test stage."""
+    protocol = protocol_named("coco")
+    parts = evaluate(protocol, captions, of, METRICS)
+    result = make_result(protocol, parts, captions, of, Origin("Net", "Pairs", "test", {"num_beams": 1}, seed))
+    (run / "test").mkdir(parents=True)
+    save_json(run / "test" / "result.json", result)
+    records = [{"id": t.id, "caption": captions[t.id], "references": list(t.references)} for t in of]
+    save_json(run / "test" / "predictions.json", records)
+    overrides = {"seed_everything": seed, **(keys or {})}
+    save_json(run / "run.json", {"recipe": "r.yaml", "sha256": "1", "overrides": overrides})
+    return parts["all"]
+
+
+def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of, runs = truths(), tmp_path / "runs"
+    good = [write_run(runs / "a" / f"seed_{n}", n, said(of, 0.2, n), of) for n in (1, 2, 3)]
+    # three runs that were started one by one, with another key
+    dates = ["2026-01-01_10-00-00", "2026-01-01_11-00-00", "2026-01-02_10-00-00"]
+    worse = [
+        write_run(runs / "a" / date, n, said(of, 0.5, n), of, {"model.width": 8}) for n, date in enumerate(dates, 1)
+    ]
+    write_run(runs / "b" / dates[0], 1, said(of, 0.5, 1), of)
+    other = truths(world=1)
+    write_run(runs / "c" / dates[0], 1, said(other, 0.2, 1), other)
+    out = tmp_path / "board.md"
+    assert main(["leaderboard", str(runs), "--out", str(out)]) == 0
+    assert capsys.readouterr().out.split() == [str(out.with_suffix(ending)) for ending in (".md", ".html", ".tex")]
+    boards = out.read_text(encoding="utf-8").split("\n## ")[1:]
+    assert len(boards) == 2, "other references are another board"
+    board = next(text for text in boards if "a/#" in text)
+    rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in board.splitlines() if line.startswith("|")
+    ]
+    head, _, *cells = rows
+    assert head == [
+        "model", "BLEU-4", "ROUGE-L", "CIDEr-D", "seeds", "p (CIDEr-D)", "selected on", "captions", "file",
+    ]  # fmt: skip
+    assert len(cells) == 3 and cells[0][-1].startswith("a/#")
+    values = [scores.values["CIDEr-D"] for scores in good]
+    assert cells[0][3] == f"{fmean(values):.1f} ± {stdev(values):.1f}" and cells[0][4:6] == ["3", "best"]
+    averaged = [
+        Scores({"CIDEr-D": 0.0}, {"CIDEr-D": np.mean([s.per_pair["CIDEr-D"] for s in group], 0)}, group[0].ids, 40)
+        for group in (good, worse)
+    ]
+    p = compare(*averaged)["CIDEr-D"].p
+    row = next(row for row in cells[1:] if row[4] == "3")
+    assert p < 0.05 and row[5] == f"{p:.3f}"
+    single = next(row for row in cells if row[4] == "1")
+    assert "±" not in single[3] and float(single[5]) < 0.05
+    assert "- the same captions: a/#/test/result.json, b/2026-01-01" in board
+    latex = out.with_suffix(".tex").read_text(encoding="utf-8")
+    body = [line for line in latex.splitlines() if not line.startswith("%")]
+    assert r"$\pm$" in latex and any(line.startswith(r"Net & ") for line in body)
+    assert not any("result.json" in line for line in body), "a paper has no use for the names of files"
+    assert "<table>" in out.with_suffix(".html").read_text(encoding="utf-8")
+    assert main(["leaderboard", str(runs), "--format", "latex", "--samples", "0"]) == 0
+    printed = capsys.readouterr().out
+    assert r"\begin{tabular}" in printed and "p (CIDEr-D)" not in printed
+
+
+def test_what_is_no_result_is_not_read_and_what_is_damaged_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = truths()
+    write_run(tmp_path / "runs" / "a", 1, said(of, 0.2, 1), of)
+    (tmp_path / "runs" / "a" / "huge.json").write_text("{" * 100_000, encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path / "runs")]) == 0
+    again = said(of, 0.3, 1)
+    write_run(tmp_path / "runs" / "b" / "2026-01-01_10-00-00", 1, again, of)
+    write_run(tmp_path / "runs" / "b" / "2026-01-01_10-00-01", 1, said(of, 0.4, 1), of)
+    capsys.readouterr()
+    assert main(["leaderboard", str(tmp_path / "runs")]) == 0
+    printed = capsys.readouterr().out
+    assert "b/2026-01-01_10-00-00/test/result.json: run again with the same seed, the later one counts" in printed
+    (tmp_path / "runs" / "a" / "run.json").write_text("{}", encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path / "runs")]) == 1
+    assert "a/run.json cannot be read" in capsys.readouterr().err
+    (tmp_path / "runs" / "b" / "result.json").write_text("", encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path / "runs")]) == 1
+    assert "result.json cannot be read as JSON" in capsys.readouterr().err
+
+
+def test_captions_that_were_changed_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of = truths()
+    for name, wrong in (("a", 0.1), ("b", 0.5)):
+        write_run(tmp_path / name, 1, said(of, wrong, 1), of)
+    records = json.loads((tmp_path / "b" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    records[0]["caption"] += " red"
+    save_json(tmp_path / "b" / "test" / "predictions.json", records)
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    assert " p " not in capsys.readouterr().out
