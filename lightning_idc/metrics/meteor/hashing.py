@@ -1,0 +1,41 @@
+"""Polynomial hashes of phrases, modulo 2**64, that a phrase's words determine: a phrase is hashed without being built.
+
+The hash of bytes b is the sum of ``b[i] * base**i`` (Karp and Rabin 1987).
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+Hashes = NDArray[np.uint64]
+_BASE = 0x9E3779B97F4A7C15
+_TWO_64 = 1 << 64
+
+
+@cache
+def _powers(size: int, base: int = _BASE) -> Hashes:
+    factors = np.full(size, base, dtype=np.uint64)
+    factors[0] = 1
+    return np.multiply.accumulate(factors)
+
+
+def line_hashes(text: bytes) -> tuple[Hashes, NDArray[np.int64]]:
+    """Hash and number of bytes of every line; the last one ends with a line feed, too."""
+    signs = np.frombuffer(text, dtype=np.uint8)
+    ends = np.flatnonzero(signs == ord("\n"))
+    starts = np.concatenate([[0], ends[:-1] + 1])
+    # sizes are rounded up, so that few tables of powers are made
+    size = 1 << len(text).bit_length()
+    powers = _powers(size)
+    sums = np.add.reduceat(signs.astype(np.uint64) * powers[: len(signs)], starts) - powers[ends] * np.uint64(ord("\n"))
+    return sums * _powers(size, pow(_BASE, -1, _TWO_64))[starts], ends - starts
+
+
+def appended(phrases: Hashes, lengths: NDArray[np.int64], words: Hashes) -> Hashes:
+    """Hashes of phrases with a space and one more word; lengths are of the phrases, in bytes."""
+    most = int(lengths.max(initial=0))
+    shift = _powers(1 << (most + 1).bit_length())[lengths]
+    return phrases + shift * (np.uint64(ord(" ")) + np.uint64(_BASE) * words)

@@ -1,0 +1,91 @@
+"""What METEOR 1.5 makes of a line under ``-norm``: spaces around punctuation, then lower case.
+
+Written from the program's answers to single signs in every context and to random lines. Its letters are those of a few
+scripts; anything else counts as a sign. The rules run in order, each over the line once, so that of two matches that
+share a sign only the first is seen ("a-b-c" becomes "a b-c").
+"""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+
+_DIGIT = "0-9"
+_LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017e\u0400-\u0527\u1d00-\u1d7f\ua640-\ua66e\ua67e-\ua697"
+_SIGN = _DIGIT + _LETTER
+_BLANK = r" \t\f\r\n"
+# signs of their own until the last step, which drops them
+_SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
+# Java removes them from the ends of a line
+_CONTROL = "".join(map(chr, range(33)))
+_PLAIN = re.compile("[a-z0-9 ]*")
+_BLANKS = re.compile(f"[{_BLANK}]+")
+_RULES = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("\u2013", " - "),
+        ("[`\u2018\u2019]", "'"),
+        ("''", '"'),
+        ("[\u201c\u201d]", '"'),
+        # the vertical tab alone is neither a blank nor a sign of its own
+        (rf"([^{_SIGN}{_BLANK}\x0b.',-])", r" \1 "),
+        (r"(\.\.+)", r" \1 "),
+        # commas, except within numbers
+        (rf"([^{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
+        (rf"([{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
+        (rf"([^{_DIGIT}]),([{_DIGIT}])", r"\1 , \2"),
+        # hyphens
+        ("--", "-"),
+        (rf"([{_SIGN}.])-([{_SIGN}])", r"\1 \2"),
+        # apostrophes: dog 's, ' a, 1990 's
+        (rf"([^{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
+        (rf"([^{_SIGN}])'([{_LETTER}])", r"\1 ' \2"),
+        (rf"([{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
+        (rf"([{_LETTER}])'([{_LETTER}])", r"\1 '\2"),
+        (rf"([{_DIGIT}])'(s)", r"\1 '\2"),
+    )
+]
+_HAS_LETTER = re.compile(f"[{_LETTER}]")
+# a full stop stays at these words; before a number it also stays at those of the second set
+_ABBREVIATIONS = frozenset(
+    (
+        "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z Adj Adm Adv Asst Bart Bldg Brig Bros Capt Cmdr Col Comdr "
+        "Con Corp Cpl DR Dr Drs Ens Gen Gov Hon Hr Hosp Insp Lt MM MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms Msgr Nos Nr "
+        "Op Ord Pfc Ph Prof Pvt Rep Reps Res Rev Rt Sen Sens Sfc Sgt Sr St Supt Surg rev v vs"
+    ).split()
+)
+_BEFORE_NUMBERS = frozenset(["No", "Art", "pp"])
+
+
+def normalize(line: str) -> list[str]:
+    """Words of a line as METEOR compares them (``-norm``, English).
+
+    Example:
+        >>> normalize("The dog's red-brown ball, No. 5.")
+        ['the', 'dog', "'s", 'red', 'brown', 'ball', ',', 'no.', '5', '.']
+    """
+    if _PLAIN.fullmatch(line):
+        return line.split()
+    text = f" {line} "
+    for pattern, replacement in _RULES:
+        text = pattern.sub(replacement, text)
+    chunks = [chunk for chunk in _BLANKS.split(text) if chunk]
+    words: list[str] = []
+    for chunk, following in pairwise([*chunks, ""]):
+        words += _full_stop(chunk, following)
+    line = _SPACES.sub(" ", " ".join(words))
+    return [word for word in line.strip(_CONTROL).lower().split(" ") if word]
+
+
+def _full_stop(chunk: str, following: str) -> list[str]:
+    """A chunk and the full stop at its end, together, apart, or without any full stop."""
+    if len(chunk) < 2 or chunk[-1] != "." or not chunk.strip("."):
+        return [chunk]
+    word = chunk[:-1]
+    if "." in word and _HAS_LETTER.search(word):
+        return [chunk.replace(".", "")]
+    lower_follows = "a" <= following[:1] <= "z"
+    number_follows = "0" <= following[:1] <= "9"
+    if word in _ABBREVIATIONS or lower_follows or (number_follows and word in _BEFORE_NUMBERS):
+        return [chunk]
+    return [word, "."]
