@@ -52,6 +52,11 @@ def _flush(path: Path) -> None:
         os.close(number)
 
 
+def default_cache_dir() -> Path:
+    """``$LIGHTNING_IDC_CACHE``, or ``~/.cache/lightning_idc``."""
+    return Path(os.environ.get("LIGHTNING_IDC_CACHE") or Path.home() / ".cache" / "lightning_idc")
+
+
 def remove_partials(folder: Path) -> None:
     """Remove what processes of this machine that are gone left half written in a folder."""
     for path in folder.glob(f"*.{_machine()}-*.partial"):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -139,7 +140,7 @@ class Corpus:
         return found
 
 
-def find(table: Ints, wanted: Ints) -> tuple[Ints, NDArray[np.bool_]]:
+def find(table: NDArray[Any], wanted: NDArray[Any]) -> tuple[Ints, NDArray[np.bool_]]:
     """Place of each wanted number in a sorted table, and whether it is there."""
     if not len(table):
         return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)

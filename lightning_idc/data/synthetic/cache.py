@@ -27,6 +27,7 @@ from lightning_idc.core.store import (
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
+from lightning_idc.files import default_cache_dir as default_cache_dir
 
 VERSION = 1
 """Raise it when the same key would give other pictures, captions or truth."""
@@ -38,11 +39,6 @@ _ELSEWHERE = "give another folder with `cache_dir` or $LIGHTNING_IDC_CACHE"
 
 CacheError = StoreError
 """A folder of rendered pairs that cannot be made or used."""
-
-
-def default_cache_dir() -> Path:
-    """``$LIGHTNING_IDC_CACHE``, or ``~/.cache/lightning_idc``."""
-    return Path(os.environ.get("LIGHTNING_IDC_CACHE") or Path.home() / ".cache" / "lightning_idc")
 
 
 @dataclass(frozen=True, slots=True)

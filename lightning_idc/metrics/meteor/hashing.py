@@ -25,6 +25,8 @@ def _powers(size: int, base: int = _BASE) -> Hashes:
 def line_hashes(text: bytes) -> tuple[Hashes, NDArray[np.int64]]:
     """Hash and number of bytes of every line; the last one ends with a line feed, too."""
     signs = np.frombuffer(text, dtype=np.uint8)
+    if not len(signs):
+        return np.zeros(0, dtype=np.uint64), np.zeros(0, dtype=np.int64)
     ends = np.flatnonzero(signs == ord("\n"))
     starts = np.concatenate([[0], ends[:-1] + 1])
     # sizes are rounded up, so that few tables of powers are made

@@ -1,8 +1,4 @@
-"""METEOR (Denkowski and Lavie 2014) through pycocoevalcap's Java program, started once and used again.
-
-There is no equal without Java, and look-alikes differ by many points, so without Java the answer is
-:class:`NotComputed` and never a number.
-"""
+"""METEOR 1.5 through pycocoevalcap's Java program, started once and used again: the oracle of the Python backend."""
 
 from __future__ import annotations
 
@@ -12,44 +8,22 @@ import os
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
 
 import numpy as np
 
-from lightning_idc.metrics.corpus import Floats, Tokens
+from lightning_idc.metrics.corpus import Tokens
+from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
+from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
+from lightning_idc.metrics.meteor.statistics import unbroken_as_none
 
 MEMORY = "-Xmx2G"
-# the program's parameters for English, and its weights of exact, stem, synonym and paraphrase matches
-_ALPHA, _BETA, _GAMMA, _DELTA = 0.85, 0.2, 0.6, 0.75
-_WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
-
-
-@dataclass(frozen=True)
-class NotComputed:
-    """Why a metric has no value."""
-
-    reason: str
-
-    def __str__(self) -> str:
-        return f"not computed: {self.reason}"
-
-
-class MeteorScores(NamedTuple):
-    """What METEOR says of a corpus.
-
-    Args:
-        corpus: score of the whole, 0 to 1; no mean over pairs.
-        per_pair: score of each pair, 0 to 1.
-        statistics: counts of each pair, 23 numbers, of which sums give the score of any set of pairs.
-    """
-
-    corpus: float
-    per_pair: list[float]
-    statistics: list[list[float]]
+DEADLINE = 300.0
+"""Seconds for any one answer; the first one comes after the program has read its tables."""
+_POLL = 0.1
 
 
 class Meteor:
@@ -58,9 +32,10 @@ class Meteor:
     Args:
         java: path of the program.
         jar: path of METEOR 1.5.
+        deadline: seconds for any one answer.
     """
 
-    def __init__(self, java: str, jar: Path) -> None:
+    def __init__(self, java: str, jar: Path, deadline: float = DEADLINE) -> None:
         # a comma as decimal separator would break the protocol, so the locale is fixed
         command = [java, MEMORY, "-Duser.language=en", "-Duser.country=US", "-Dfile.encoding=UTF-8", "-jar", str(jar)]
         self._process = subprocess.Popen(
@@ -73,6 +48,8 @@ class Meteor:
         )
         self._lock = threading.Lock()
         self._owner = os.getpid()
+        self._deadline = deadline
+        self._watch = _Watch(self._process)
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -80,28 +57,39 @@ class Meteor:
         atexit.unregister(self.close)
         if os.getpid() != self._owner:
             return
+        self._watch.stop()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
-            # what was not sent when Java died cannot be sent any more
+            # what was not sent when Java ended cannot be sent any more
             with contextlib.suppress(OSError):
                 if pipe is not None:
                     pipe.close()
 
     def _ask(self, line: str) -> str:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        # a program that has ended says so by its code, which the missing answer tells
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(line + "\n")
-            self._process.stdin.flush()
-        return self._answer()
+        assert self._process.stdin is not None
+        with self._watch.limit(self._deadline):
+            # a program that has ended says so by its code, which the missing answer tells
+            with contextlib.suppress(BrokenPipeError):
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
+            return self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError(f"it ended with code {self._process.wait()}; {MEMORY} of memory may be too much here")
+            if self._watch.expired:
+                raise TimeoutError(f"did not answer in {self._deadline:g} s")
+            raise RuntimeError(f"ended with code {self._code()}; {MEMORY} of memory may be too much here")
         return line.strip()
+
+    def _code(self) -> int:
+        # a program may close its output and go on
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self._process.wait(1)
+        self._process.kill()
+        return self._process.wait()
 
     def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores:
         """Score a corpus of at least one pair."""
@@ -111,78 +99,77 @@ class Meteor:
                 fields = ["SCORE", *(" ".join(tokens) for tokens in of_pair), " ".join(candidate)]
                 statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
             first = self._ask(" ||| ".join(["EVAL", *statistics]))
-            each = [float(first), *(float(self._answer()) for _ in statistics[1:])]
-            return MeteorScores(float(self._answer()), each, [_counts(line) for line in statistics])
+            with self._watch.limit(self._deadline):
+                each = np.array([float(first), *(float(self._answer()) for _ in statistics[1:])])
+                corpus = float(self._answer())
+            counts = np.array([[float(number) for number in line.split()] for line in statistics]).T
+            return MeteorScores(corpus, each, unbroken_as_none(counts))
+
+
+class _Watch:
+    """A thread that ends a process which takes too long; whoever waits for it then reads an end of file.
+
+    Args:
+        process: to end.
+    """
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.expired = False
+        self._process = process
+        self._due: float | None = None
+        self._stopped = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    @contextlib.contextmanager
+    def limit(self, seconds: float) -> Iterator[None]:
+        """End the process where the block takes longer."""
+        self._due = time.monotonic() + seconds
+        try:
+            yield
+        finally:
+            self._due = None
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stopped.set()
+
+    def _run(self) -> None:
+        while not self._stopped.wait(_POLL):
+            due = self._due
+            if due is not None and time.monotonic() > due:
+                self.expired = True
+                self._process.kill()
+                return
 
 
 @cache
-def _running() -> Meteor | NotComputed:
+def running() -> Meteor | NotComputed:
+    """The process, started when it is first asked for; why not, where it cannot be started."""
     java = shutil.which("java")
     if java is None:
         return NotComputed("no Java")
-    try:
-        import pycocoevalcap
-    except ImportError:
+    folder = pycocoevalcap_folder()
+    if folder is None:
         return NotComputed("pycocoevalcap, which brings METEOR's jar, is not installed")
-    # a namespace package: it has no __file__
-    jars = [jar for folder in pycocoevalcap.__path__ if (jar := Path(folder) / "meteor" / "meteor-1.5.jar").is_file()]
-    if not jars:
+    jar = folder / "meteor" / "meteor-1.5.jar"
+    if not jar.is_file():
         return NotComputed("METEOR's jar is missing from pycocoevalcap")
     try:
-        return Meteor(java, jars[0])
+        return Meteor(java, jar)
     except OSError as error:
         return NotComputed(f"Java could not be started ({error.strerror or error})")
 
 
-def start() -> None:
-    """Start the program, which loads its tables for seconds in a process of its own, before its scores are needed."""
-    _running()
-
-
-def _counts(line: str) -> list[float]:
-    counts = [float(number) for number in line.split()]
-    length, reference_length, chunks, matched, reference_matched = *counts[:2], *counts[20:]
-    if chunks == 1 and matched == length and reference_matched == reference_length:
-        # the program takes a candidate that matches from end to end for unbroken, and adds no piece of it to a sum
-        counts[20] = 0.0
-    return counts
-
-
-def from_statistics(statistics: Floats) -> Floats:
-    """METEOR from summed counts (Denkowski and Lavie 2014, section 2), equal to the program's own to the last digits.
-
-    Args:
-        statistics: sums of what :class:`MeteorScores` holds per pair, ``(23, ...)``.
-
-    Returns:
-        Scores, 0 to 1, ``(...)``.
-    """
-    length, reference_length, function, reference_function = statistics[:4]
-    # per kind of match: content words in the candidate and the reference, then function words likewise
-    matches = statistics[4:20].reshape(4, 4, *statistics.shape[1:])
-    chunks, matched, reference_matched = statistics[20:]
-
-    def share(words: Floats, function_words: Floats, content_hits: Floats, function_hits: Floats) -> Floats:
-        weighted = np.tensordot(_WEIGHTS, _DELTA * content_hits + (1 - _DELTA) * function_hits, 1)
-        total = _DELTA * (words - function_words) + (1 - _DELTA) * function_words
-        return np.divide(weighted, total, out=np.zeros_like(total), where=total > 0)
-
-    precision = share(length, function, matches[:, 0], matches[:, 2])
-    recall = share(reference_length, reference_function, matches[:, 1], matches[:, 3])
-    bottom = _ALPHA * precision + (1 - _ALPHA) * recall
-    mean = np.divide(precision * recall, bottom, out=np.zeros_like(bottom), where=bottom > 0)
-    average = (matched + reference_matched) / 2
-    broken = np.divide(chunks, average, out=np.zeros_like(average), where=average > 0)
-    return mean * (1 - _GAMMA * broken**_BETA)
-
-
-def meteor_scores(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
-    """METEOR of the corpus and of every pair; why not, where it cannot be had."""
-    meteor = _running()
+def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
+    """METEOR of the corpus and of every pair; why not, where it is not available."""
+    meteor = running()
     if isinstance(meteor, NotComputed):
         return meteor
     try:
         return meteor.score(candidates, references)
+    except TimeoutError as error:
+        _stop(meteor)
+        return NotComputed(f"METEOR's program {error}")
     except (RuntimeError, OSError, ValueError) as error:
         _stop(meteor)
         return NotComputed(f"METEOR's program failed ({error})")
@@ -194,4 +181,4 @@ def meteor_scores(candidates: Sequence[Tokens], references: Sequence[Sequence[To
 
 def _stop(meteor: Meteor) -> None:
     meteor.close()
-    _running.cache_clear()
+    running.cache_clear()

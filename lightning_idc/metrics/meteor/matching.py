@@ -6,7 +6,6 @@ words or phrases is first asked for by one bit in 64, which most pairs fail, and
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +27,10 @@ class Relation:
         source: left sides, ``(R,)``.
         target: right sides, ``(R,)``; the order of those of one left side is kept.
         size: how many numbers there are.
+
+    Attributes:
+        bit: a bit for each number, ``(size + 2,)``.
+        bits: the bits of all numbers that a number is related to, ``(size + 2,)``.
     """
 
     def __init__(self, source: Ints, target: Ints, size: int) -> None:
@@ -35,15 +38,16 @@ class Relation:
         key = source * self._size + target
         self._rank = np.argsort(key, kind="stable")
         self._key = key[self._rank]
-        # the last number stands for padding, which is related to nothing
-        self.bit: Masks = np.uint64(1) << (np.arange(size + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15) >> np.uint64(58))
-        self.bit[-1] = 0
-        self.bits: Masks = np.zeros(size + 1, dtype=np.uint64)
+        # one bit in 64 for each number; the two last ones stand for padding, which is related to nothing
+        mixed = np.arange(size + 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        self.bit: Masks = np.uint64(1) << (mixed >> np.uint64(58))
+        self.bit[size:] = 0
+        self.bits: Masks = np.zeros(size + 2, dtype=np.uint64)
         np.bitwise_or.at(self.bits, source, self.bit[target])
 
-    def among(self, source: Ints, target: Ints) -> tuple[NDArray[np.bool_], Ints]:
+    def among(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> tuple[NDArray[np.bool_], Ints]:
         """Whether pairs are in the relation, and their ranks in it."""
-        place, there = find(self._key, source * self._size + target)
+        place, there = find(self._key, source.astype(np.int64) * self._size + target)
         return there, self._rank[place] if len(self._rank) else place
 
 
@@ -53,7 +57,7 @@ class Sentences(NamedTuple):
     Args:
         words: numbers of the words of all sentences, ``(N,)``.
         start: first word of each sentence, ``(C + 1,)``.
-        stem: number of each word's stem, ``(V + 1,)``.
+        stem: number of each word's stem, and -1 and -2 for padding, ``(V + 2,)``.
         synonyms: relation between words.
         function: whether a word is a function word, ``(V,)``.
         phrases: phrases that have paraphrases.
@@ -62,7 +66,7 @@ class Sentences(NamedTuple):
 
     words: Ints
     start: Ints
-    stem: Ints
+    stem: NDArray[np.int32]
     synonyms: Relation
     function: NDArray[np.bool_]
     phrases: Phrases
@@ -113,7 +117,7 @@ def find_matches(sentences: Sentences, candidates: Ints, references: Ints) -> Ma
     return matches.take(np.argsort(matches.pair * most + matches.place, kind="stable"))
 
 
-def _padded(values: Ints, start: Ints, rows: Ints, padding: int) -> Ints:
+def _padded(values: Ints, start: Ints, rows: Ints, padding: int) -> NDArray[np.int32]:
     """Rows of different lengths as a matrix, ``(B, L)``."""
     lengths = start[rows + 1] - start[rows]
     column = np.arange(max(int(lengths.max(initial=0)), 1))
@@ -132,42 +136,41 @@ def _hits(hit: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
 
 
 def _words(sentences: Sentences, candidates: Ints, references: Ints) -> list[Matches]:
-    unknown = len(sentences.function)
-    said = _padded(sentences.words, sentences.start, candidates, unknown)
-    expected = _padded(sentences.words, sentences.start, references, unknown)
-    same = expected[:, :, None] == said[:, None, :]
-    same &= (expected != unknown)[:, :, None]
-    same_stem = sentences.stem[expected][:, :, None] == sentences.stem[said][:, None, :]
-    same_stem &= (expected != unknown)[:, :, None]
+    words = len(sentences.function)
+    # the two kinds of padding differ, so that padding goes with nothing
+    theirs = _padded(sentences.words, sentences.start, candidates, words)
+    ours = _padded(sentences.words, sentences.start, references, words + 1)
+    pair, place, other = _hits(sentences.stem[ours][:, :, None] == sentences.stem[theirs][:, None, :])
+    exact = ours[pair, place] == theirs[pair, other]
     relation = sentences.synonyms
-    maybe = (relation.bits[expected][:, :, None] & relation.bit[said][:, None, :]).astype(bool)
-    pair, place, other = _hits(maybe)
-    there, _ = relation.among(expected[pair, place].astype(np.int64), said[pair, other])
-    found = []
-    for kind, (pair, place, other) in (
-        (EXACT, _hits(same)),
-        (STEM, _hits(same_stem ^ same)),
-        (SYNONYM, (pair[there], place[there], other[there])),
-    ):
-        one = np.ones_like(pair)
-        found.append(Matches(pair, place, one, other, one, kind * one))
-    return found
+    maybe = _hits((relation.bits[ours][:, :, None] & relation.bit[theirs][:, None, :]).astype(bool))
+    related, _ = relation.among(ours[maybe[0], maybe[1]], theirs[maybe[0], maybe[2]])
+    return [
+        _of_words(EXACT, pair[exact], place[exact], other[exact]),
+        _of_words(STEM, pair[~exact], place[~exact], other[~exact]),
+        _of_words(SYNONYM, *(side[related] for side in maybe)),
+    ]
+
+
+def _of_words(kind: int, pair: Ints, place: Ints, other: Ints) -> Matches:
+    one = np.ones_like(pair)
+    return Matches(pair, place, one, other, one, kind * one)
 
 
 def _phrases(sentences: Sentences, candidates: Ints, references: Ints) -> list[Matches]:
     """Paraphrases from reference to candidate, then those from candidate to reference."""
     phrases, relation = sentences.phrases, sentences.paraphrases
     unknown = len(phrases.paraphrase_start) - 1
-    said = _padded(phrases.phrase, phrases.start, candidates, unknown)
-    expected = _padded(phrases.phrase, phrases.start, references, unknown)
+    theirs = _padded(phrases.phrase, phrases.start, candidates, unknown)
+    ours = _padded(phrases.phrase, phrases.start, references, unknown)
     found = []
     for forward in (True, False):
         if forward:
-            maybe = relation.bits[expected][:, :, None] & relation.bit[said][:, None, :]
+            maybe = relation.bits[ours][:, :, None] & relation.bit[theirs][:, None, :]
         else:
-            maybe = relation.bit[expected][:, :, None] & relation.bits[said][:, None, :]
+            maybe = relation.bit[ours][:, :, None] & relation.bits[theirs][:, None, :]
         pair, column, other = _hits(maybe.astype(bool))
-        ends = expected[pair, column].astype(np.int64), said[pair, other].astype(np.int64)
+        ends = ours[pair, column], theirs[pair, other]
         there, rank = relation.among(*(ends if forward else ends[::-1]))
         pair, column, other, rank = pair[there], column[there], other[there], rank[there]
         # the table's order counts before the order of the words that its paraphrases are found in
@@ -192,11 +195,12 @@ def same_set(groups: Ints, members: Ints) -> tuple[Ints, Ints]:
     order = np.lexsort((members, groups))
     groups, members = groups[order], members[order]
     pairs: list[Ints] = [np.zeros((2, 0), dtype=np.int64)]
-    step = 1
-    while len(together := np.flatnonzero(groups[step:] == groups[:-step])) if step < len(groups) else False:
+    for step in range(1, len(groups)):
+        together = np.flatnonzero(groups[step:] == groups[:-step])
+        if not len(together):
+            break
         one, two = members[together], members[together + step]
         pairs += [np.stack([one, two]), np.stack([two, one])]
-        step += 1
     joined = np.concatenate(pairs, axis=1)
     joined = joined[:, np.lexsort(joined[::-1])]
     first = np.concatenate([[True], (joined[:, 1:] != joined[:, :-1]).any(0)])[: joined.shape[1]]

@@ -8,7 +8,11 @@ share a sign only the first is seen ("a-b-c" becomes "a b-c").
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
+from string import ascii_uppercase
+
+import numpy as np
 
 _DIGIT = "0-9"
 _LETTER = r"A-Za-z\u00c0-\u00d6\u00d8-\u00f6\u00f8-\u017e\u0400-\u0527\u1d00-\u1d7f\ua640-\ua66e\ua67e-\ua697"
@@ -18,61 +22,81 @@ _BLANK = r" \t\f\r\n"
 _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 # Java removes them from the ends of a line
 _CONTROL = "".join(map(chr, range(33)))
-_PLAIN = re.compile("[a-z0-9 ]*")
+# a sign that is neither a letter nor a figure, or a space that is not between two of them
+_UNUSUAL = re.compile("[^a-z0-9 \\n]|  | (?=\\n)")
 _BLANKS = re.compile(f"[{_BLANK}]+")
 _RULES = [
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
-        ("\u2013", " - "),
-        ("[`\u2018\u2019]", "'"),
-        ("''", '"'),
-        ("[\u201c\u201d]", '"'),
+    (sign, re.compile(pattern), replacement)
+    for sign, pattern, replacement in (
+        ("\u2013", "\u2013", " - "),
+        ("", "[`\u2018\u2019]", "'"),
+        ("''", "''", '"'),
+        ("", "[\u201c\u201d]", '"'),
         # the vertical tab alone is neither a blank nor a sign of its own
-        (rf"([^{_SIGN}{_BLANK}\x0b.',-])", r" \1 "),
-        (r"(\.\.+)", r" \1 "),
+        ("", rf"([^{_SIGN}{_BLANK}\x0b.',-])", r" \1 "),
+        ("..", r"(\.\.+)", r" \1 "),
         # commas, except within numbers
-        (rf"([^{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
-        (rf"([{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
-        (rf"([^{_DIGIT}]),([{_DIGIT}])", r"\1 , \2"),
+        (",", rf"([^{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
+        (",", rf"([{_DIGIT}]),([^{_DIGIT}])", r"\1 , \2"),
+        (",", rf"([^{_DIGIT}]),([{_DIGIT}])", r"\1 , \2"),
         # hyphens
-        ("--", "-"),
-        (rf"([{_SIGN}.])-([{_SIGN}])", r"\1 \2"),
+        ("-", "--", "-"),
+        ("-", rf"([{_SIGN}.])-([{_SIGN}])", r"\1 \2"),
         # apostrophes: dog 's, ' a, 1990 's
-        (rf"([^{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
-        (rf"([^{_SIGN}])'([{_LETTER}])", r"\1 ' \2"),
-        (rf"([{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
-        (rf"([{_LETTER}])'([{_LETTER}])", r"\1 '\2"),
-        (rf"([{_DIGIT}])'(s)", r"\1 '\2"),
+        ("'", rf"([^{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
+        ("'", rf"([^{_SIGN}])'([{_LETTER}])", r"\1 ' \2"),
+        ("'", rf"([{_LETTER}])'([^{_LETTER}])", r"\1 ' \2"),
+        ("'", rf"([{_LETTER}])'([{_LETTER}])", r"\1 '\2"),
+        ("'", rf"([{_DIGIT}])'(s)", r"\1 '\2"),
     )
 ]
+"""A sign without which the rule changes nothing, what it looks for, and what takes its place."""
 _HAS_LETTER = re.compile(f"[{_LETTER}]")
 # a full stop stays at these words; before a number it also stays at those of the second set
 _ABBREVIATIONS = frozenset(
-    (
-        "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z Adj Adm Adv Asst Bart Bldg Brig Bros Capt Cmdr Col Comdr "
-        "Con Corp Cpl DR Dr Drs Ens Gen Gov Hon Hr Hosp Insp Lt MM MR MRS MS Maj Messrs Mlle Mme Mr Mrs Ms Msgr Nos Nr "
-        "Op Ord Pfc Ph Prof Pvt Rep Reps Res Rev Rt Sen Sens Sfc Sgt Sr St Supt Surg rev v vs"
-    ).split()
-)
+    [
+        *ascii_uppercase, "Adj", "Adm", "Adv", "Asst", "Bart", "Bldg", "Brig", "Bros", "Capt", "Cmdr", "Col", "Comdr",
+        "Con", "Corp", "Cpl", "DR", "Dr", "Drs", "Ens", "Gen", "Gov", "Hon", "Hosp", "Hr", "Insp", "Lt", "MM", "MR",
+        "MRS", "MS", "Maj", "Messrs", "Mlle", "Mme", "Mr", "Mrs", "Ms", "Msgr", "Nos", "Nr", "Op", "Ord", "Pfc", "Ph",
+        "Prof", "Pvt", "Rep", "Reps", "Res", "Rev", "Rt", "Sen", "Sens", "Sfc", "Sgt", "Sr", "St", "Supt", "Surg",
+        "rev", "v", "vs",
+    ]
+)  # fmt: skip
 _BEFORE_NUMBERS = frozenset(["No", "Art", "pp"])
 
 
-def normalize(line: str) -> list[str]:
-    """Words of a line as METEOR compares them (``-norm``, English).
+def normalize_all(lines: Sequence[str]) -> list[str]:
+    """Words of every line with single spaces between them, as METEOR compares them (``-norm``, English).
 
     Example:
-        >>> normalize("The dog's red-brown ball, No. 5.")
-        ['the', 'dog', "'s", 'red', 'brown', 'ball', ',', 'no.', '5', '.']
+        >>> normalize_all(["a red cube", "The dog's red-brown ball, No. 5."])
+        ['a red cube', "the dog 's red brown ball , no. 5 ."]
     """
-    if _PLAIN.fullmatch(line):
-        return line.split()
+    # nearly all lines hold nothing but letters and single spaces, which one search over all of them shows
+    text = "".join([f" {line}\n" for line in lines])
+    if text.count("\n") > len(lines):
+        return normalize_all([line.replace("\n", " ") for line in lines])
+    unusual = [match.end() for match in _UNUSUAL.finditer(text)]
+    ends = np.cumsum(np.fromiter(map(len, lines), dtype=np.int64, count=len(lines)) + 2)
+    found = list(lines)
+    for number in np.unique(np.searchsorted(ends, unusual)).tolist():
+        found[number] = " ".join(normalize(lines[number]))
+    return found
+
+
+def normalize(line: str) -> list[str]:
+    """Words of a line as METEOR compares them."""
     text = f" {line} "
-    for pattern, replacement in _RULES:
-        text = pattern.sub(replacement, text)
+    for sign, pattern, replacement in _RULES:
+        if sign in text:
+            text = pattern.sub(replacement, text)
     chunks = [chunk for chunk in _BLANKS.split(text) if chunk]
     words: list[str] = []
-    for chunk, following in pairwise([*chunks, ""]):
-        words += _full_stop(chunk, following)
+    if "." in text:
+        for chunk, following in pairwise([*chunks, ""]):
+            words += _full_stop(chunk, following)
+    else:
+        words = chunks
     line = _SPACES.sub(" ", " ".join(words))
     return [word for word in line.strip(_CONTROL).lower().split(" ") if word]
 

@@ -2,25 +2,64 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import NamedTuple
-from zipfile import ZipFile
+from zipfile import BadZipFile, ZipFile
 
 import numpy as np
+from numpy.typing import NDArray
 
+from lightning_idc.files import default_cache_dir
 from lightning_idc.metrics.corpus import Floats, Ints, Tokens
-from lightning_idc.metrics.meteor import paraphrases
-from lightning_idc.metrics.meteor.matching import EXACT, Matches, Relation, Sentences, find_matches, same_set
-from lightning_idc.metrics.meteor.normalizer import normalize
+from lightning_idc.metrics.meteor import paraphrase_index
+from lightning_idc.metrics.meteor.matching import EXACT, Relation, Sentences, find_matches, same_set
+from lightning_idc.metrics.meteor.normalizer import normalize_all
+from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
+from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.meteor.search import choose
-from lightning_idc.metrics.meteor.statistics import count, from_statistics, unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import COUNTS, count, from_statistics, unbroken_as_none
 from lightning_idc.metrics.meteor.stemmer import stem
 from lightning_idc.metrics.meteor.wordnet import WordNet
 
-_COMPARISONS = 1 << 19
+_COMPARISONS = 1 << 18
 """Words of candidates times words of references that are compared at once."""
+_WORDS_AT_ONCE = 1 << 19
+"""Words of candidates and references that are in memory as numbers at once; a gigabyte for eight times as many."""
+
+
+def prepare() -> None:
+    """Read the tables in a thread, so that they are there when scores are needed."""
+    threading.Thread(target=_loaded, daemon=True).start()
+
+
+def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
+    """METEOR of the corpus and of every pair; why not, where it is not available."""
+    loaded = _loaded()
+    if isinstance(loaded, NotComputed):
+        return loaded
+    statistics = unbroken_as_none(loaded.statistics(candidates, references))
+    return MeteorScores(float(from_statistics(statistics.sum(1))), from_statistics(statistics), statistics)
+
+
+_loading = threading.Lock()
+
+
+def _loaded() -> Scorer | NotComputed:
+    with _loading:
+        return _load()
+
+
+@cache
+def _load() -> Scorer | NotComputed:
+    folder = pycocoevalcap_folder()
+    if folder is None:
+        return NotComputed("pycocoevalcap, which brings METEOR's tables, is not installed")
+    try:
+        return Scorer(folder / "meteor", default_cache_dir() / "meteor")
+    except (OSError, ValueError, KeyError, BadZipFile) as error:
+        return NotComputed(f"METEOR's tables in pycocoevalcap cannot be read ({error})")
 
 
 class Scorer:
@@ -39,11 +78,21 @@ class Scorer:
         with ZipFile(folder / "meteor-1.5.jar") as jar:
             self._function_words = frozenset(jar.read("function/english.words").decode("utf-8").split())
             self._wordnet = WordNet(jar)
-        self._paraphrases = paraphrases.load(folder / "data" / "paraphrase-en.gz", cache_folder)
+        self._paraphrases = paraphrase_index.load(folder / "data" / "paraphrase-en.gz", cache_folder)
         self._synsets = lru_cache(1 << 17)(self._wordnet.synsets)
 
     def statistics(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
         """Counts of every pair against the reference with the best score, the first of equals, ``(23, P)``."""
+        words = [sum(map(len, of_pair)) + len(tokens) for tokens, of_pair in zip(candidates, references, strict=True)]
+        block = np.cumsum(words) // _WORDS_AT_ONCE
+        ends = [*(np.flatnonzero(np.diff(block)) + 1).tolist(), len(words)]
+        parts = [
+            self._best(candidates[begin:end], references[begin:end])
+            for begin, end in zip([0, *ends[:-1]], ends, strict=True)
+        ]
+        return np.concatenate(parts, axis=1)
+
+    def _best(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> Floats:
         per_pair = np.array([len(of_pair) for of_pair in references], dtype=np.int64)
         sentences = self._sentences([*candidates, *(tokens for of_pair in references for tokens in of_pair)])
         candidate = np.repeat(np.arange(len(per_pair)), per_pair)
@@ -53,10 +102,13 @@ class Scorer:
         return counts[:, order[np.cumsum(per_pair) - per_pair]]
 
     def _sentences(self, texts: Sequence[Tokens]) -> Sentences:
-        rows = [normalize(" ".join(tokens).replace("|||", "")) for tokens in texts]
-        numbers: dict[str, int] = {}
-        words = np.array([numbers.setdefault(word, len(numbers)) for row in rows for word in row], dtype=np.int64)
-        lengths = np.array([len(row) for row in rows], dtype=np.int64)
+        # the program separates sentences by this sign
+        lines = normalize_all([line.replace("|||", "") if "|" in line else line for line in map(" ".join, texts)])
+        # words may hold spaces of other scripts, so they are split at the one that was put between them
+        row = " ".join(filter(None, lines)).split(" ") if any(lines) else []
+        numbers = {word: number for number, word in enumerate(dict.fromkeys(row))}
+        words = np.fromiter(map(numbers.__getitem__, row), dtype=np.int64, count=len(row))
+        lengths = np.array([line.count(" ") + 1 if line else 0 for line in lines], dtype=np.int64)
         stems: dict[str, int] = {}
         stem_of = [stems.setdefault(stem(word), len(stems)) for word in numbers]
         phrases = self._paraphrases.phrases(list(numbers), words, lengths)
@@ -65,7 +117,7 @@ class Scorer:
         return Sentences(
             words,
             np.concatenate([[0], np.cumsum(lengths)]),
-            np.array([*stem_of, -1]),
+            np.array([*stem_of, -1, -2], dtype=np.int32),
             self._synonyms(list(numbers)),
             np.array([word in self._function_words for word in numbers], dtype=bool),
             phrases,
@@ -82,7 +134,7 @@ class Scorer:
 def _align(sentences: Sentences, candidates: Ints, references: Ints) -> Floats:
     """Counts of the alignments of pairs of sentences, ``(23, B)``."""
     lengths = sentences.lengths
-    counts = np.zeros((23, len(candidates)))
+    counts = np.zeros((COUNTS, len(candidates)))
     # pairs of like lengths are compared together, so that few words are padding
     area = (lengths[candidates] + 1) * (lengths[references] + 1)
     order = np.argsort(area, kind="stable")
@@ -103,7 +155,7 @@ def _align_some(sentences: Sentences, candidates: Ints, references: Ints) -> Flo
     return count(sentences, candidates, references, matches.take(chosen))
 
 
-def _equal(sentences: Sentences, candidates: Ints, references: Ints) -> np.ndarray:
+def _equal(sentences: Sentences, candidates: Ints, references: Ints) -> NDArray[np.bool_]:
     lengths = sentences.lengths
     same = lengths[candidates] == lengths[references]
     size = np.where(same, lengths[candidates], 0)

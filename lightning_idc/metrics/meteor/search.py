@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_idc.metrics.corpus import Ints
-from lightning_idc.metrics.meteor.matching import WEIGHTS, Masks, Matches
+from lightning_idc.metrics.meteor.matching import EXACT, Masks, Matches
 
 BEAM = 40
 # the n lowest bits of 64
@@ -30,7 +30,7 @@ class _Events(NamedTuple):
     Args:
         place: in the reference.
         first: first match that begins there.
-        count: number of matches that begin there.
+        counts: number of matches that begin there.
         follows: word of the candidate with which a chunk goes on here, -2 for none.
         last: end of the last match for paths that take none here, -1 for none.
         begin: end of the last match before the pair's first event, ``(B,)``.
@@ -39,7 +39,7 @@ class _Events(NamedTuple):
 
     place: Ints
     first: Ints
-    count: Ints
+    counts: Ints
     follows: Ints
     last: Ints
     begin: Ints
@@ -106,14 +106,14 @@ def _events(contested: Matches, fixed: Matches, lengths: Ints) -> _Events:
     return _Events(place, first, np.searchsorted(key, at, "right") - first, follows[at], last, begin, start)
 
 
-def _masks(matches: Matches, rows: int) -> Masks:
-    """Words of the candidate that each match covers, as bits, ``(W, M)``."""
+def _masks(matches: Matches, rows: int) -> list[Masks]:
+    """Words of the candidate that each match covers, as bits, 64 words a row of ``(M,)``."""
     masks = []
     for row in range(rows):
         low = np.clip(matches.other - 64 * row, 0, 64)
         high = np.clip(matches.other + matches.other_size - 64 * row, 0, 64)
         masks.append(_LOWEST[high] & ~_LOWEST[low])
-    return np.stack(masks)
+    return masks
 
 
 class _Costs(NamedTuple):
@@ -141,7 +141,7 @@ class _Paths(NamedTuple):
         free: first place in the reference that the path has not covered.
         last: end of its last match in the candidate, or -1.
         trace: number of its last choice, or -1.
-        used: words of the candidate that it covers, as bits, ``(W, P)``.
+        used: words of the candidate that it covers, as bits, 64 words a row.
     """
 
     pair: Ints
@@ -149,11 +149,12 @@ class _Paths(NamedTuple):
     free: Ints
     last: Ints
     trace: Ints
-    used: Masks
+    used: list[Masks]
 
-    def take(self, kept: NDArray[np.bool_] | Ints) -> _Paths:
+    def take(self, kept: NDArray[np.bool_]) -> _Paths:
         """Some of the paths."""
-        return _Paths(*(field[..., kept] for field in self))
+        pair, cost, free, last, trace = (field[kept] for field in self[:5])
+        return _Paths(pair, cost, free, last, trace, [row[kept] for row in self.used])
 
 
 def _beam(matches: Matches, events: _Events, lengths: Ints) -> Ints:
@@ -162,15 +163,16 @@ def _beam(matches: Matches, events: _Events, lengths: Ints) -> Ints:
     steps = np.diff(events.start)
     pair = np.flatnonzero(steps)
     zeros = np.zeros(len(pair), dtype=np.int64)
-    paths = _Paths(
-        pair, zeros + costs.start, zeros, events.begin[pair], zeros - 1, np.zeros((len(masks), len(pair)), np.uint64)
-    )
-    best, step, choices = np.full(len(steps), -1), 0, [(zeros[:0], zeros[:0])]
+    used = [np.zeros(len(pair), dtype=np.uint64) for _ in masks]
+    paths = _Paths(pair, zeros + costs.start, zeros, events.begin[pair], zeros - 1, used)
+    best, step, made, choices = np.full(len(steps), -1), 0, 0, [(zeros[:0], zeros[:0])]
     while len(paths.pair):
         children, choice = _step(paths, events.start[paths.pair] + step, matches, events, masks, costs)
-        trace = sum(len(parent) for parent, _ in choices) + np.cumsum(choice >= 0) - 1
-        choices.append((children.trace[choice >= 0], choice[choice >= 0]))
-        paths = children._replace(trace=np.where(choice >= 0, trace, children.trace))
+        taking = choice >= 0
+        choices.append((children.trace[taking], choice[taking]))
+        trace = np.cumsum(taking) + (made - 1)
+        made += len(choices[-1][0])
+        paths = children._replace(trace=np.where(taking, trace, children.trace))
         step += 1
         ended = steps[paths.pair] == step
         finished, first = np.unique(paths.pair[ended], return_index=True)
@@ -188,58 +190,57 @@ def _beam(matches: Matches, events: _Events, lengths: Ints) -> Ints:
 def _costs(matches: Matches, events: _Events) -> _Costs:
     distance = np.abs(matches.place - matches.other)
     chunk = int(np.bincount(matches.pair, weights=distance).max()) + 1
-    weight = WEIGHTS[matches.kind]
-    # the program adds weighted sizes to whole numbers, each rounded down: a stem or a synonym of one word gains nothing
-    words = (weight * matches.size).astype(np.int64) + (weight * matches.other_size).astype(np.int64)
+    # other matches than exact ones count half, rounded down on either side: that of a stem or a synonym counts nothing
+    share = np.where(matches.kind == EXACT, 1, 2)
+    words = matches.size // share + matches.other_size // share
     gain = words * chunk * (int(np.diff(events.start).max()) + 2)
     return _Costs(distance, chunk, gain, int(np.bincount(matches.pair, weights=gain).max()))
 
 
 def _step(
-    paths: _Paths, event: Ints, matches: Matches, events: _Events, masks: Masks, costs: _Costs
+    paths: _Paths, event: Ints, matches: Matches, events: _Events, masks: list[Masks], costs: _Costs
 ) -> tuple[_Paths, Ints]:
     """The best children of all paths at one event, and the match that each takes, or -1."""
-    place = events.place[event]
     # a path that is inside a match stays as it is
-    outside = place >= paths.free
-    count = np.where(outside, events.count[event], 0) + 1
+    outside = events.place[event] >= paths.free
+    count = np.where(outside, events.counts[event], 0) + 1
     end = np.cumsum(count)
     parent = np.repeat(np.arange(len(count)), count)
     # children: one for each match, then one that takes none
-    match = events.first[event][parent] + np.arange(len(parent)) - (end - count)[parent]
+    match = (events.first[event] - end + count)[parent] + np.arange(len(parent))
+    match[end - 1] = 0
     takes = np.ones(len(parent), dtype=bool)
     takes[end - 1] = False
-    match[end - 1] = 0
-    blocked = takes & (paths.used[:, parent] & masks[:, match]).any(0)
+    blocked = np.zeros(len(parent), dtype=bool)
+    for row, mask in zip(paths.used, masks, strict=True):
+        blocked |= (row[parent] & mask[match]).astype(bool)
+    blocked &= takes
     takes &= ~blocked
-    paid = np.concatenate([[0], np.cumsum(np.where(takes, costs.distance[match], 0))])
-    paid = paid[:-1] - paid[end - count][parent]
+    distance = costs.distance[match] * takes
+    paid = np.cumsum(distance) - distance
     goes_on = np.where(takes, matches.other[match], events.follows[event][parent])
-    last = paths.last[parent]
-    ends = outside[parent] & (last != -1) & (goes_on != last)
-    cost = paths.cost[parent] + paid + costs.chunk * ends - np.where(takes, costs.gain[match], 0)
+    ends = (outside & (paths.last != -1))[parent] & (goes_on != paths.last[parent])
+    cost = (paths.cost - paid[end - count])[parent] + paid + costs.chunk * ends - costs.gain[match] * takes
     kept = np.flatnonzero(~blocked)
     kept = kept[_best(paths.pair[parent[kept]], cost[kept])]
-    parent, match, takes, last = parent[kept], match[kept], takes[kept], last[kept]
-    passive = np.where(outside[parent], events.last[event][parent], last)
+    parent, match, takes = parent[kept], match[kept], takes[kept]
+    passive = np.where(outside, events.last[event], paths.last)[parent]
     return _Paths(
         paths.pair[parent],
         cost[kept],
-        np.where(takes, place[parent] + matches.size[match], paths.free[parent]),
+        np.where(takes, matches.place[match] + matches.size[match], paths.free[parent]),
         np.where(takes, matches.other[match] + matches.other_size[match], passive),
         paths.trace[parent],
-        paths.used[:, parent] | np.where(takes, masks[:, match], np.uint64(0)),
+        [row[parent] | mask[match] * takes for row, mask in zip(paths.used, masks, strict=True)],
     ), np.where(takes, match, -1)
 
 
 def _best(pair: Ints, cost: Ints) -> Ints:
     """Numbers of the paths that the beam keeps, by pair and cost; of equals the earlier is better."""
-    span, bits = int(cost.max()) + 1, len(pair).bit_length()
-    if (int(pair.max()) + 1) * span < 1 << 62 - bits:
-        # a sort of numbers that hold the order is several times faster than a stable sort
-        order = np.sort((pair * span + cost << bits) + np.arange(len(pair))) & (1 << bits) - 1
-    else:
-        order = np.lexsort((cost, pair))
+    span = int(cost.max()) + 1
+    # costs of very long sentences leave no room for the pair in the same number
+    fits = (int(pair.max()) + 1) * span < 1 << 63
+    order = np.argsort(pair * span + cost, kind="stable") if fits else np.lexsort((cost, pair))
     count = np.bincount(pair)
     if count.max(initial=0) <= BEAM:
         return order

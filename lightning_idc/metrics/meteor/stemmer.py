@@ -29,7 +29,11 @@ _STEP_3 = {
     "ness": "", "ative": "",
 }  # fmt: skip
 _STEP_4 = dict.fromkeys(
-    "al ance ence er ic able ible ant ement ment ent ism ate iti ous ive ize ion".split(), ""
+    [
+        "al", "ance", "ence", "er", "ic", "able", "ible", "ant", "ement", "ment", "ent", "ism", "ate", "iti", "ous",
+        "ive", "ize", "ion",
+    ],
+    "",
 )  # fmt: skip
 
 
@@ -55,7 +59,7 @@ def _ends_short(word: str) -> bool:
         return word[0] in _VOWELS and word[1] not in _VOWELS
     if len(word) < 3:
         return False
-    before, vowel, last = word[-3:]
+    before, vowel, last = word[-3], word[-2], word[-1]
     return before not in _VOWELS and vowel in _VOWELS and last not in _VOWELS and last not in "wxY"
 
 
@@ -95,9 +99,9 @@ def _derived(word: str, r1: int, r2: int) -> str:
     if ending is not None and (place := len(word) - len(ending)) >= (r2 if ending == "ative" else r1):
         word = word[:place] + _STEP_3[ending]
     ending = _ending(word, _STEP_4)
-    if ending is not None and (place := len(word) - len(ending)) >= r2:
-        if ending != "ion" or word[place - 1] in "st":
-            word = word[:place]
+    place = len(word) - len(ending or "")
+    if ending is not None and place >= r2 and (ending != "ion" or word[place - 1] in "st"):
+        return word[:place]
     return word
 
 

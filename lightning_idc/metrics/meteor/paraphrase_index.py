@@ -1,0 +1,136 @@
+"""The index of METEOR's paraphrase table: built once from pycocoevalcap's file, then read from the cache folder."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zlib
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+
+from lightning_idc.files import DIGEST_BYTES, atomic_write, digest
+from lightning_idc.metrics.meteor.hashing import line_hashes
+from lightning_idc.metrics.meteor.paraphrases import FILTER_BITS, ParaphraseTable
+
+VERSION = 1
+"""Raise it when the same file would give another index."""
+_PIECE = 1 << 18
+_DIGEST = 2 * DIGEST_BYTES
+_HEADER = _DIGEST + 16
+
+
+def load(source: Path, folder: Path) -> ParaphraseTable:
+    """The table of a file: read from the cache folder, or built and written there where it is absent or damaged.
+
+    Args:
+        source: pycocoevalcap's ``paraphrase-en.gz``.
+        folder: of the cache.
+
+    Raises:
+        ValueError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    path = folder / f"paraphrases-{_fingerprint(source)}-v{VERSION}.bin"
+    table = _read(path)
+    if table is None:
+        table = build(source)
+        try:
+            _write(path, table)
+        except OSError as error:
+            message = f"METEOR's index cannot be written to {folder} ({error}); every process builds it again"
+            warnings.warn(f"{message}; set LIGHTNING_IDC_CACHE to a folder that can be written", stacklevel=2)
+    return table
+
+
+def _fingerprint(source: Path) -> str:
+    """Check sum and size of a gzip file's contents, which its last eight bytes hold."""
+    with source.open("rb") as file:
+        file.seek(-8, os.SEEK_END)
+        return file.read(8).hex()
+
+
+def _pieces(source: Path) -> Iterator[bytes]:
+    """Text of a gzip file; the next piece is made in a thread while one is read."""
+    unpacker = zlib.decompressobj(zlib.MAX_WBITS | 16)
+    with source.open("rb") as file, ThreadPoolExecutor(1) as pool:
+
+        def unpack() -> bytes:
+            piece = b""
+            while not piece and not unpacker.eof:
+                packed = unpacker.unconsumed_tail or file.read(_PIECE)
+                if not packed:
+                    raise ValueError(f"{source.name} ends too early")
+                piece = unpacker.decompress(packed, _PIECE)
+            return piece
+
+        coming = pool.submit(unpack)
+        while piece := coming.result():
+            coming = pool.submit(unpack)
+            yield piece
+
+
+def build(source: Path) -> ParaphraseTable:
+    """The table of pycocoevalcap's file.
+
+    Raises:
+        ValueError: the file is damaged.
+        OSError: it cannot be read.
+    """
+    sources, targets, rest, lines = [], [], b"", 0
+    try:
+        for piece in _pieces(source):
+            end = piece.rfind(b"\n") + 1
+            text, rest = (rest + piece[:end], piece[end:]) if end else (b"", rest + piece)
+            if text:
+                hashes, _ = line_hashes(text)
+                # lines in threes: a probability, a phrase, a paraphrase of it
+                sources.append(hashes[(1 - lines) % 3 :: 3])
+                targets.append(hashes[(2 - lines) % 3 :: 3])
+                lines += len(hashes)
+    except zlib.error as error:
+        raise ValueError(f"{source.name} is damaged: {error}") from error
+    if rest or not lines or lines % 3:
+        raise ValueError(f"{source.name} has {lines} complete lines; expected a multiple of three")
+    source_of_line, target = np.concatenate(sources), np.concatenate(targets)
+    first = np.flatnonzero(np.concatenate([[True], source_of_line[1:] != source_of_line[:-1]]))
+    count = np.diff(first, append=len(source_of_line))
+    distinct = source_of_line[first]
+    order = np.argsort(distinct)
+    bloom = np.zeros(1 << FILTER_BITS, dtype=bool)
+    for hashes in (distinct, target):
+        bloom[(hashes >> np.uint64(64 - FILTER_BITS)).astype(np.int64)] = True
+    return ParaphraseTable(distinct[order], first[order], count[order], target, np.packbits(bloom, bitorder="little"))
+
+
+def _write(path: Path, table: ParaphraseTable) -> None:
+    sizes = np.array([len(table.sources), len(table.targets)])
+    parts = [np.ascontiguousarray(part).tobytes() for part in (sizes, *table)]
+
+    def write(target: Path) -> None:
+        with target.open("wb") as file:
+            file.writelines([digest(*parts).encode("ascii"), *parts])
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, write)
+
+
+def _read(path: Path) -> ParaphraseTable | None:
+    """A stored table; None where there is none, or a damaged one."""
+    try:
+        data = memoryview(path.read_bytes())
+    except OSError:
+        return None
+    if len(data) < _HEADER or digest(data[_DIGEST:]).encode("ascii") != data[:_DIGEST]:
+        return None
+    sources, targets = (int(size) for size in np.frombuffer(data, np.int64, 2, _DIGEST))
+    start = _HEADER + 8 * sources
+    return ParaphraseTable(
+        np.frombuffer(data, np.uint64, sources, _HEADER),
+        np.frombuffer(data, np.int64, sources, start),
+        np.frombuffer(data, np.int64, sources, start + 8 * sources),
+        np.frombuffer(data, np.uint64, targets, start + 16 * sources),
+        np.frombuffer(data, np.uint8, 1 << FILTER_BITS - 3, start + 16 * sources + 8 * targets),
+    )

@@ -1,0 +1,15 @@
+"""Where METEOR's tables come from and where what is made of them is kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+
+def pycocoevalcap_folder() -> Path | None:
+    """Folder of the installed pycocoevalcap; None where it is not installed."""
+    try:
+        import pycocoevalcap
+    except ImportError:
+        return None
+    # a namespace package: it has no __file__
+    return next((Path(folder) for folder in pycocoevalcap.__path__ if Path(folder).is_dir()), None)
