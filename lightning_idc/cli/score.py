@@ -48,6 +48,8 @@ def run(given: list[str]) -> int:
 
 
 def _add(arguments: argparse.ArgumentParser) -> None:
+    from lightning_idc.metrics.meteor import BACKENDS
+
     add = arguments.add_argument
     add("predictions", nargs="?", help="file of captions")
     add("--references", help="file of references; without it the predictions must hold them")
@@ -60,7 +62,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     add("--frequencies", help="references of another corpus, whose words weigh in CIDEr-D and CIDEr")
     add("--metrics", help="in place of the protocol's: of BLEU,METEOR,ROUGE-L,CIDEr-D,CIDEr,SPICE")
     add("--corenlp", help="folder with CoreNLP 3.6.0's two jars; adds SPICE")
-    add("--no-java", action="store_true", help="leave METEOR and SPICE out")
+    add("--meteor-backend", choices=BACKENDS, help="of METEOR (default: $LIGHTNING_IDC_METEOR, or python)")
     add(
         "--bootstrap",
         type=int,
@@ -118,7 +120,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     )
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
-    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None, listed)
+    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None, listed, options.meteor_backend)
     parts = evaluate(protocol, predictions.captions, truths, metrics, aids)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
@@ -166,7 +168,7 @@ def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
     asked = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
     if options.corenlp and "SPICE" not in asked:
         asked.append("SPICE")
-    return [name for name in asked if not (options.no_java and name in ("METEOR", "SPICE"))]
+    return asked
 
 
 def _digest(path: str) -> str:

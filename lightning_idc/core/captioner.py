@@ -298,10 +298,10 @@ class PairCaptioner(PairModule):
         return self.evaluation.scores
 
     def on_validation_epoch_start(self) -> None:
-        self.evaluation.start(test=False, first=self.global_rank == 0)
+        self.evaluation.start(test=False)
 
     def on_test_epoch_start(self) -> None:
-        self.evaluation.start(test=True, first=self.global_rank == 0)
+        self.evaluation.start(test=True)
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import Caption, PairBatch
-from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import FAST, USUAL
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.metric import CaptionScores
@@ -33,18 +32,14 @@ class CorpusEvaluation(nn.Module):
         self.predictions: list[dict[str, Any]] = []
         self.scores: Scores | None = None
 
-    def start(self, test: bool, first: bool) -> None:
+    def start(self, test: bool) -> None:
         """Forget what an interrupted evaluation left.
 
         Args:
             test: compute all usual scores, not only the fast ones.
-            first: this process is the one that scores.
         """
         self.caption_scores.reset()
         self.caption_scores.metrics = USUAL if test else FAST
-        if test and first:
-            # METEOR takes seconds to start; they pass while the test runs
-            meteor.start()
 
     def update(self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor) -> None:
         """Add a batch.

@@ -13,16 +13,16 @@ from lightning_idc.errors import PairError
 from lightning_idc.metrics import bleu, meteor
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
-from lightning_idc.metrics.meteor import NotComputed, meteor_scores
+from lightning_idc.metrics.meteor import Backend, NotComputed, backend_named, meteor_scores
 from lightning_idc.metrics.rouge import rouge_l
 from lightning_idc.metrics.spice import spice_scores
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 T = TypeVar("T")
 FAST = ("BLEU", "ROUGE-L", "CIDEr-D")
-"""Metrics that need no Java."""
+"""Metrics that need no tables."""
 USUAL = ("BLEU", "METEOR", "ROUGE-L", "CIDEr-D")
-"""What papers print; METEOR takes seconds to start."""
+"""What papers print."""
 
 
 @dataclass  # not frozen: torchmetrics copies what a Metric computes field by field
@@ -36,6 +36,7 @@ class Scores:
         references: number of references.
         missing: metrics that were asked for and could not be computed, with the reason.
         statistics: counts of each pair, for metrics whose corpus score is no mean over pairs, ``(S, P)``.
+        backends: what computed a metric, where there is a choice.
     """
 
     values: dict[str, float]
@@ -44,6 +45,7 @@ class Scores:
     references: int
     missing: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, Floats] = field(default_factory=dict)
+    backends: dict[str, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
@@ -99,11 +101,13 @@ class Aids:
             the references that are scored.
         corenlp: folder with Stanford CoreNLP's jars, for SPICE.
         judge: says which claims state which differences; see ``difference_list``.
+        meteor_backend: python or java; see :func:`~lightning_idc.metrics.meteor.backend_named`.
     """
 
     frequencies: References | None = None
     corenlp: Path | None = None
     judge: Callable[..., Any] | None = None
+    meteor_backend: Backend | None = None
 
     @property
     def counts(self) -> ReferenceCounts | None:
@@ -124,7 +128,7 @@ def score_captions(
     Args:
         candidates: caption by pair id, or (id, caption); an empty caption is one that says nothing.
         references: references by pair id; the same ids.
-        metrics: of BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; METEOR and SPICE need Java.
+        metrics: of BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; SPICE needs Java.
         aids: what some metrics need besides.
 
     Raises:
@@ -145,6 +149,8 @@ def score_captions(
             scores.missing[metric] = str(outcome)
             continue
         whole, each, statistics = outcome
+        if metric == "METEOR":
+            scores.backends[metric] = backend_named((aids or Aids()).meteor_backend)
         scores.values |= {name: 100 * value for name, value in whole.items()}
         scores.per_pair |= {name: 100 * values for name, values in each.items()}
         if statistics is not None:
@@ -163,10 +169,10 @@ def _bleu(corpus: Corpus, aids: Aids) -> Measured:
 
 
 def _meteor(corpus: Corpus, aids: Aids) -> Measured | NotComputed:
-    outcome = meteor_scores(corpus.candidates, corpus.references.tokens)
+    outcome = meteor_scores(corpus.candidates, corpus.references.tokens, aids.meteor_backend)
     if isinstance(outcome, NotComputed):
         return outcome
-    return {"METEOR": outcome.corpus}, {"METEOR": np.array(outcome.per_pair)}, np.array(outcome.statistics).T
+    return {"METEOR": outcome.corpus}, {"METEOR": outcome.per_pair}, outcome.statistics
 
 
 def _rouge_l(corpus: Corpus, aids: Aids) -> Measured:

@@ -24,7 +24,7 @@ from lightning_idc.metrics.protocols import Protocol
 SCHEMA = "lightning_idc.result/1"
 IMPLEMENTATIONS = {
     "BLEU": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
-    "METEOR": "METEOR 1.5 (Java) of pycocoevalcap, -l en -norm",
+    "METEOR": "METEOR 1.5, -l en -norm, with the tables of pycocoevalcap 1.2",
     "ROUGE-L": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
     "CIDEr-D": "lightning_idc, equal to what pycocoevalcap 1.2 calls Cider",
     "CIDEr": "lightning_idc, without the clipping and the length penalty of CIDEr-D",
@@ -91,7 +91,13 @@ def make_result(
     return {
         "schema": SCHEMA,
         "model": origin.model,
-        "protocol": {"name": protocol.name, "hash": protocol.hash, "about": protocol.about, **protocol.definition()},
+        "protocol": {
+            "name": protocol.name,
+            "hash": protocol.hash,
+            "about": protocol.about,
+            **protocol.definition(),
+            "backends": parts[headline].backends,
+        },
         "headline": headline,
         "scores": {name: {m: rounded(v) for m, v in scores.values.items()} for name, scores in parts.items()},
         "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},

@@ -21,8 +21,11 @@ import numpy as np
 
 from lightning_idc.metrics.corpus import Floats, Tokens
 from lightning_idc.metrics.meteor import NotComputed
+from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 
 MEMORY = "-Xmx8G"
+DEADLINE, DEADLINE_PER_TEXT = 600.0, 2.0
+"""Seconds for the program, whose parser takes about a tenth of the second for one text."""
 CORENLP = "LIGHTNING_IDC_CORENLP"
 """Environment variable that names the folder with CoreNLP's jars where no option does."""
 JARS = ("stanford-corenlp-3.6.0.jar", "stanford-corenlp-3.6.0-models.jar")
@@ -86,31 +89,31 @@ def spice_scores(
         return NotComputed("no Java")
     if program is None:
         return NotComputed("pycocoevalcap, which brings SPICE's jar, is not installed")
+    texts = sum(map(len, references), len(candidates))
     pairs = [
         {"image_id": number, "test": " ".join(candidate), "refs": [" ".join(tokens) for tokens in of_pair]}
         for number, (candidate, of_pair) in enumerate(zip(candidates, references, strict=True))
     ]
     try:
-        return _run(java, [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)], pairs, threads)
+        return _run(java, [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)], pairs, texts, threads)
+    except subprocess.TimeoutExpired as error:
+        return NotComputed(f"SPICE's program did not answer in {error.timeout:g} s")
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
         return NotComputed(f"SPICE's program failed ({error})")
 
 
 def _program() -> Path | None:
-    try:
-        import pycocoevalcap
-    except ImportError:
-        return None
-    # a namespace package: it has no __file__
-    jars = [Path(folder) / "spice" / "spice-1.0.jar" for folder in pycocoevalcap.__path__]
-    return next((jar for jar in jars if jar.is_file()), None)
+    folder = pycocoevalcap_folder()
+    return None if folder is None or not (jar := folder / "spice" / "spice-1.0.jar").is_file() else jar
 
 
 def _jars(folder: Path) -> list[Path]:
     return [folder / name for name in JARS]
 
 
-def _run(java: str, jars: Sequence[Path], pairs: Sequence[object], threads: int) -> tuple[float, Floats] | NotComputed:
+def _run(
+    java: str, jars: Sequence[Path], pairs: Sequence[object], texts: int, threads: int
+) -> tuple[float, Floats] | NotComputed:
     version = _version(java)
     if version < 11:
         return NotComputed(f"Java {version} cannot start a single source file; SPICE needs a JDK of Java 11 or later")
@@ -129,6 +132,7 @@ def _run(java: str, jars: Sequence[Path], pairs: Sequence[object], threads: int)
             stderr=subprocess.PIPE,
             encoding="utf-8",
             errors="replace",
+            timeout=DEADLINE + DEADLINE_PER_TEXT * texts,
         )
         if ended.returncode or not answered.is_file():
             return NotComputed(f"SPICE's program ended with code {ended.returncode}: {_reason(ended.stderr)}")
@@ -140,7 +144,8 @@ def _run(java: str, jars: Sequence[Path], pairs: Sequence[object], threads: int)
 
 def _version(java: str) -> int:
     """Major version; of "1.8" it is 8."""
-    said = subprocess.run([java, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL).stderr
+    asked = subprocess.run([java, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE)
+    said = asked.stderr
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0
 

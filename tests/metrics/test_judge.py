@@ -133,7 +133,8 @@ def test_the_verb_asks_a_judge(tmp_path: Path, capsys: pytest.CaptureFixture[str
     captions, references = tmp_path / "said.json", tmp_path / "truth.json"
     captions.write_text(json.dumps({"a": "the cube", "b": "score"}))
     references.write_text(json.dumps({"a": ["the cube"], "b": ["the cube"]}))
-    given = ["score", str(captions), "--references", str(references), "--no-java", "--judge", str(tmp_path / "judge")]
+    given = ["score", str(captions), "--references", str(references), "--metrics", "BLEU"]
+    given += ["--judge", str(tmp_path / "judge")]
     assert main([*given, "--json"]) == 0
     judged = json.loads(capsys.readouterr().out)["judge"]
     assert judged["model"] == "judge" and judged["scored"] + judged["unparsed"] == 2

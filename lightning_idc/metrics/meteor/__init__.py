@@ -6,6 +6,7 @@ the other backend.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Literal, get_args
 
@@ -18,10 +19,12 @@ from lightning_idc.metrics.meteor.statistics import from_statistics as from_stat
 
 Backend = Literal["python", "java"]
 BACKENDS: tuple[Backend, ...] = get_args(Backend)
+BACKEND = "LIGHTNING_IDC_METEOR"
+"""Environment variable that names the backend where no option does."""
 
 
 def meteor_scores(
-    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], backend: Backend = "python"
+    candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]], backend: Backend | None = None
 ) -> MeteorScores | NotComputed:
     """METEOR of a corpus and of every pair; why not, where it is not available.
 
@@ -30,32 +33,35 @@ def meteor_scores(
     Args:
         candidates: one token list per pair.
         references: token lists of every pair, at least one; the best counts.
-        backend: ``python``, or ``java`` for pycocoevalcap's program, which needs Java.
+        backend: see :func:`backend_named`.
 
     Raises:
         ConfigError: the backend is unknown.
 
     Example:
         >>> meteor_scores([["a", "red", "cube"]], [[["the", "red", "cube"], ["a", "ball"]]]).corpus
-        0.49...
+        0.7714285714285715
     """
-    _check(backend)
-    return (java if backend == "java" else scorer).score(candidates, references)
+    return (java if backend_named(backend) == "java" else scorer).score(candidates, references)
 
 
-def start(backend: Backend = "python") -> None:
-    """Begin to read the tables, which takes seconds when it happens first, before scores are needed.
+def backend_named(backend: str | None = None) -> Backend:
+    """The backend to use.
+
+    Args:
+        backend: ``python``, or ``java`` for pycocoevalcap's program, which needs Java; None takes the environment
+            variable ``LIGHTNING_IDC_METEOR``, and ``python`` where it is not set.
 
     Raises:
         ConfigError: the backend is unknown.
+
+    Example:
+        >>> backend_named("java")
+        'java'
     """
-    _check(backend)
-    if backend == "java":
-        java.running()
-    else:
-        scorer.prepare()
-
-
-def _check(backend: str) -> None:
-    if backend not in BACKENDS:
-        raise ConfigError(f"unknown METEOR backend {backend!r}; expected {' or '.join(BACKENDS)}")
+    name = backend or os.environ.get(BACKEND) or "python"
+    for known in BACKENDS:
+        if name == known:
+            return known
+    source = "" if backend else f" in {BACKEND}"
+    raise ConfigError(f"unknown METEOR backend {name!r}{source}; expected {' or '.join(BACKENDS)}")

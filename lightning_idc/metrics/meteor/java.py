@@ -8,7 +8,6 @@ import os
 import shutil
 import subprocess
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -22,8 +21,8 @@ from lightning_idc.metrics.meteor.statistics import unbroken_as_none
 
 MEMORY = "-Xmx2G"
 DEADLINE = 300.0
-"""Seconds for any one answer; the first one comes after the program has read its tables."""
-_POLL = 0.1
+"""Seconds for any hundred answers, which take a tenth of one; the first come after the program has read its tables."""
+_AT_ONCE = 100
 
 
 class Meteor:
@@ -32,7 +31,7 @@ class Meteor:
     Args:
         java: path of the program.
         jar: path of METEOR 1.5.
-        deadline: seconds for any one answer.
+        deadline: seconds for any hundred answers.
     """
 
     def __init__(self, java: str, jar: Path, deadline: float = DEADLINE) -> None:
@@ -49,7 +48,7 @@ class Meteor:
         self._lock = threading.Lock()
         self._owner = os.getpid()
         self._deadline = deadline
-        self._watch = _Watch(self._process)
+        self._expired = False
         atexit.register(self.close)
 
     def close(self) -> None:
@@ -57,7 +56,6 @@ class Meteor:
         atexit.unregister(self.close)
         if os.getpid() != self._owner:
             return
-        self._watch.stop()
         self._process.kill()
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
@@ -66,80 +64,64 @@ class Meteor:
                 if pipe is not None:
                     pipe.close()
 
+    def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores:
+        """Score a corpus of at least one pair.
+
+        Raises:
+            TimeoutError: the program does not answer in time; it is ended.
+            RuntimeError: the program has ended.
+            ValueError: an answer is not a number.
+        """
+        with self._lock:
+            statistics: list[str] = []
+            for start in range(0, len(candidates), _AT_ONCE):
+                block = slice(start, start + _AT_ONCE)
+                with self._limit():
+                    for candidate, of_pair in zip(candidates[block], references[block], strict=True):
+                        fields = ["SCORE", *(" ".join(tokens) for tokens in of_pair), " ".join(candidate)]
+                        statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
+            with self._limit():
+                first = self._ask(" ||| ".join(["EVAL", *statistics]))
+                each = np.array([float(first), *(float(self._answer()) for _ in statistics[1:])])
+                corpus = float(self._answer())
+        counts = np.array([[float(number) for number in line.split()] for line in statistics]).T
+        return MeteorScores(corpus, each, unbroken_as_none(counts))
+
+    @contextlib.contextmanager
+    def _limit(self) -> Iterator[None]:
+        """End the process where the block takes too long; whoever waits for it then reads an end of file."""
+        timer = threading.Timer(self._deadline, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._process.kill()
+
     def _ask(self, line: str) -> str:
         assert self._process.stdin is not None
-        with self._watch.limit(self._deadline):
-            # a program that has ended says so by its code, which the missing answer tells
-            with contextlib.suppress(BrokenPipeError):
-                self._process.stdin.write(line + "\n")
-                self._process.stdin.flush()
-            return self._answer()
+        # a program that has ended says so by its code, which the missing answer tells
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(line + "\n")
+            self._process.stdin.flush()
+        return self._answer()
 
     def _answer(self) -> str:
         assert self._process.stdout is not None
         line = self._process.stdout.readline()
-        if not line:
-            if self._watch.expired:
-                raise TimeoutError(f"did not answer in {self._deadline:g} s")
-            raise RuntimeError(f"ended with code {self._code()}; {MEMORY} of memory may be too much here")
-        return line.strip()
-
-    def _code(self) -> int:
-        # a program may close its output and go on
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            return self._process.wait(1)
-        self._process.kill()
-        return self._process.wait()
-
-    def score(self, candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores:
-        """Score a corpus of at least one pair."""
-        with self._lock:
-            statistics = []
-            for candidate, of_pair in zip(candidates, references, strict=True):
-                fields = ["SCORE", *(" ".join(tokens) for tokens in of_pair), " ".join(candidate)]
-                statistics.append(self._ask(" ||| ".join(field.replace("|||", "") for field in fields)))
-            first = self._ask(" ||| ".join(["EVAL", *statistics]))
-            with self._watch.limit(self._deadline):
-                each = np.array([float(first), *(float(self._answer()) for _ in statistics[1:])])
-                corpus = float(self._answer())
-            counts = np.array([[float(number) for number in line.split()] for line in statistics]).T
-            return MeteorScores(corpus, each, unbroken_as_none(counts))
-
-
-class _Watch:
-    """A thread that ends a process which takes too long; whoever waits for it then reads an end of file.
-
-    Args:
-        process: to end.
-    """
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.expired = False
-        self._process = process
-        self._due: float | None = None
-        self._stopped = threading.Event()
-        threading.Thread(target=self._run, daemon=True).start()
-
-    @contextlib.contextmanager
-    def limit(self, seconds: float) -> Iterator[None]:
-        """End the process where the block takes longer."""
-        self._due = time.monotonic() + seconds
+        if line:
+            return line.strip()
+        if self._expired:
+            raise TimeoutError(f"did not answer in {self._deadline:g} s")
         try:
-            yield
-        finally:
-            self._due = None
-
-    def stop(self) -> None:
-        """End the thread."""
-        self._stopped.set()
-
-    def _run(self) -> None:
-        while not self._stopped.wait(_POLL):
-            due = self._due
-            if due is not None and time.monotonic() > due:
-                self.expired = True
-                self._process.kill()
-                return
+            code = self._process.wait(1)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError("closed its output and goes on") from None
+        raise RuntimeError(f"ended with code {code}; {MEMORY} of memory may be too much here")
 
 
 @cache

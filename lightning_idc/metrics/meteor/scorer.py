@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -10,6 +9,7 @@ from zipfile import BadZipFile, ZipFile
 
 import numpy as np
 from numpy.typing import NDArray
+from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.files import default_cache_dir
 from lightning_idc.metrics.corpus import Floats, Ints, Tokens
@@ -20,7 +20,6 @@ from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.meteor.search import choose
 from lightning_idc.metrics.meteor.statistics import COUNTS, count, from_statistics, unbroken_as_none
-from lightning_idc.metrics.meteor.stemmer import stem
 from lightning_idc.metrics.meteor.wordnet import WordNet
 
 _COMPARISONS = 1 << 18
@@ -29,26 +28,13 @@ _WORDS_AT_ONCE = 1 << 19
 """Words of candidates and references that are in memory as numbers at once; a gigabyte for eight times as many."""
 
 
-def prepare() -> None:
-    """Read the tables in a thread, so that they are there when scores are needed."""
-    threading.Thread(target=_loaded, daemon=True).start()
-
-
 def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
     """METEOR of the corpus and of every pair; why not, where it is not available."""
-    loaded = _loaded()
+    loaded = _load()
     if isinstance(loaded, NotComputed):
         return loaded
     statistics = unbroken_as_none(loaded.statistics(candidates, references))
     return MeteorScores(float(from_statistics(statistics.sum(1))), from_statistics(statistics), statistics)
-
-
-_loading = threading.Lock()
-
-
-def _loaded() -> Scorer | NotComputed:
-    with _loading:
-        return _load()
 
 
 @cache
@@ -110,7 +96,8 @@ class Scorer:
         words = np.fromiter(map(numbers.__getitem__, row), dtype=np.int64, count=len(row))
         lengths = np.array([line.count(" ") + 1 if line else 0 for line in lines], dtype=np.int64)
         stems: dict[str, int] = {}
-        stem_of = [stems.setdefault(stem(word), len(stems)) for word in numbers]
+        # the class itself: snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
+        stem_of = [stems.setdefault(stem, len(stems)) for stem in EnglishStemmer().stemWords(numbers)]
         phrases = self._paraphrases.phrases(list(numbers), words, lengths)
         size = len(phrases.paraphrase_start) - 1
         source = np.repeat(np.arange(size), np.diff(phrases.paraphrase_start))

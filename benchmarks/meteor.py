@@ -1,0 +1,212 @@
+"""Does METEOR without Java equal the jar, set by set, and how fast is it?
+
+    python benchmarks/meteor.py FOLDER [--sets 100000] [--out benchmarks/results/meteor.json]
+
+FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a candidate
+with its references. Candidates are made of references: one held out against the others of its pair, one of another
+pair ("shuffled"), half of one ("truncated"), one with other words ("replaced"), several in a row against several
+("long"), one with signs, figures and repetitions thrown in ("odd"), and phrases of METEOR's own paraphrase table against
+their paraphrases ("paraphrased"). The jar runs once and answers all sets; both programs see the same tokens. The first
+call, the index and the table of scores (5,000 captions with five references each, as in `benchmarks/metrics.py`) are timed in
+processes of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import itertools
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"
+
+import numpy as np
+from environment import describe, report
+
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.grouping import grouped
+from lightning_idc.metrics.meteor import MeteorScores, meteor_scores
+from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
+from lightning_idc.metrics.reading import read_truths
+from lightning_idc.metrics.tokenizer import ptb_tokenize
+
+Sets = list[tuple[str, list[str], list[list[str]]]]
+ODD = [*"'\"-.,;:!?/()&%$#_*+=~^|<>[]{}@", "\u2019", "\u201c", "\u2013", "...", "--", "'s", "n't", "No.", "3.5", "1,000", "é", "ß", "я", "\U0001f600"]
+TIMED = """
+import sys, time
+began = time.perf_counter()
+sys.path.insert(0, {here!r})
+from metrics import corpus
+from lightning_idc.metrics.captions import USUAL, score_captions
+said, expected = corpus(5000, 5)
+loaded = time.perf_counter()
+print(score_captions(said, expected, USUAL).values["METEOR"])
+print(time.perf_counter() - loaded)
+"""
+FIRST = """
+import time
+began = time.perf_counter()
+from lightning_idc.metrics.meteor import meteor_scores
+print(meteor_scores([["a", "red", "cube"]], [[["the", "red", "cubes"]]]).corpus)
+print(time.perf_counter() - began)
+"""
+
+
+def pairs_of(folder: Path) -> Iterator[list[list[str]]]:
+    """Tokens of the references of every pair of every file."""
+    for path in sorted(folder.rglob("*.json*")):
+        try:
+            truths = grouped(read_truths(path))["all"]
+        except PairError:
+            continue
+        texts = [[ptb_tokenize(text) for text in truth.references] for truth in truths]
+        words = [len(tokens) for of_pair in texts for tokens in of_pair]
+        if sum(words) >= 2 * len(words):  # not a map of names, such as types of change
+            yield from ([tokens for tokens in of_pair if tokens] for of_pair in texts if any(of_pair))
+
+
+def paraphrases(generator: random.Random, count: int) -> list[tuple[list[str], list[str]]]:
+    """Lines of METEOR's table: a phrase and a paraphrase of it."""
+    folder = pycocoevalcap_folder()
+    assert folder is not None
+    with gzip.open(folder / "meteor" / "data" / "paraphrase-en.gz", "rt", encoding="utf-8") as file:
+        lines = itertools.islice(file, 6_000_000)
+        found = [(one.split(), two.split()) for _, one, two in zip(lines, lines, lines, strict=True) if generator.random() < 0.05]
+    return generator.choices(found, k=count)
+
+
+def make_sets(folder: Path, wanted: int) -> Sets:
+    """Candidates with their references, by kind."""
+    generator = random.Random(0)
+    pairs = list(pairs_of(folder))
+    words = sorted({word for of_pair in pairs for tokens in of_pair for word in tokens})
+    kinds = ("held out", "shuffled", "truncated", "replaced", "long", "odd", "paraphrased")
+    found: Sets = []
+    table = paraphrases(generator, 2 * wanted)
+    while len(found) < wanted:
+        kind, expected = kinds[len(found) % len(kinds)], generator.choice(pairs)
+        said = list(generator.choice(expected))
+        if kind == "held out":
+            expected = [tokens for tokens in expected if tokens != said] or [generator.choice(generator.choice(pairs))]
+        elif kind == "shuffled":
+            said = generator.choice(generator.choice(pairs))
+        elif kind == "truncated":
+            said = said[: (len(said) + 1) // 2]
+        elif kind == "replaced":
+            said = [generator.choice(words) if generator.random() < 0.2 else word for word in said]
+        elif kind == "long":
+            near = [*expected, *generator.choice(pairs)]
+            said = [word for tokens in generator.choices(near, k=3) for word in tokens]
+            expected = [[word for tokens in generator.choices(near, k=3) for word in tokens] for _ in range(2)]
+        elif kind == "odd":
+            said, expected = odd(said, generator), [odd(tokens, generator) for tokens in expected]
+        else:
+            chosen = generator.choices(table, k=3)
+            fill = [generator.choice(said) for _ in chosen]
+            expected = [[word for (one, _), more in zip(chosen, fill, strict=True) for word in (*one, more)]]
+            generator.shuffle(chosen)
+            said = [word for (_, two), more in zip(chosen, fill, strict=True) for word in (*two, more)]
+        found.append((kind, said, expected))
+    return found
+
+
+def odd(tokens: list[str], generator: random.Random) -> list[str]:
+    """Tokens with signs within and between them, capitals, repetitions, and sometimes none at all."""
+    found: list[str] = []
+    for word in tokens if generator.random() > 0.02 else []:
+        chance = generator.random()
+        if chance < 0.15:
+            place = generator.randint(0, len(word))
+            word = word[:place] + generator.choice(ODD) + word[place:]
+        elif chance < 0.25:
+            found.append(generator.choice(ODD))
+        elif chance < 0.3:
+            word = word.upper()
+        elif chance < 0.35:
+            found.append(word)
+        found.append(word)
+    return found
+
+
+def child(script: str, runs: int, **environment: str) -> float:
+    """Median of the seconds that a script prints last, each run in a new process."""
+    seconds = []
+    for _ in range(runs):
+        done = subprocess.run(
+            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300, env={**os.environ, **environment}
+        )
+        seconds.append(float(done.stdout.split()[-1]))
+    return round(statistics.median(seconds), 2)
+
+
+def timed(sets: Sets, backend: Any) -> tuple[MeteorScores, float]:
+    began = time.perf_counter()
+    outcome = meteor_scores([said for _, said, _ in sets], [expected for _, _, expected in sets], backend)
+    if not isinstance(outcome, MeteorScores):
+        sys.exit(f"{backend}: {outcome}")
+    return outcome, time.perf_counter() - began
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--sets", type=int, default=100_000)
+    parser.add_argument("--runs", type=int, default=3)
+    parser.add_argument("--differing", type=Path, help="also write the sets whose scores differ")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    sets = make_sets(options.folder, options.sets)
+    for backend in ("python", "java"):  # both read their tables before the clock starts
+        timed(sets[:1], backend)
+    ours, our_seconds = timed(sets, "python")
+    theirs, their_seconds = timed(sets, "java")
+    difference = np.abs(ours.per_pair - theirs.per_pair)
+    unequal = np.flatnonzero(difference > 1e-6).tolist()
+    if options.differing:
+        lines = [f"{sets[n][0]}\t{ours.per_pair[n]}\t{theirs.per_pair[n]}\t{sets[n][1]}\t{sets[n][2]}\n" for n in unequal]
+        options.differing.write_text("".join(lines), encoding="utf-8")
+    kinds = Counter(kind for kind, _, _ in sets)
+    wrong = Counter(sets[number][0] for number in unequal)
+    with tempfile.TemporaryDirectory() as empty:
+        build = child(FIRST, 1, LIGHTNING_IDC_CACHE=empty)
+        index = sum(path.stat().st_size for path in Path(empty).rglob("*.bin"))
+    here = str(Path(__file__).resolve().parent)
+    report(
+        {
+            "question": "Does METEOR without Java equal the jar, set by set, and how fast is it?",
+            "command": f"python benchmarks/meteor.py FOLDER --sets {options.sets} --runs {options.runs}",
+            "commit": commit(),
+            "sets": dict(kinds),
+            "references": sum(len(expected) for _, _, expected in sets),
+            "sets_equal_to_1e-6": {kind: 1 - wrong[kind] / count for kind, count in kinds.items()},
+            "share_equal_to_1e-6": 1 - len(unequal) / len(sets),
+            "largest_difference": float(difference.max()),
+            "corpus": {"python": ours.corpus, "java": theirs.corpus},
+            "seconds": {"python": round(our_seconds, 1), "java": round(their_seconds, 1)},
+            "times_faster": round(their_seconds / our_seconds, 1),
+            "first_call_seconds": {"without_index": build, "with_index": child(FIRST, options.runs)},
+            "index_bytes": index,
+            "score_table_5000x5_cold_seconds": child(TIMED.format(here=here), options.runs),
+            "environment": describe("pycocoevalcap", "snowballstemmer", java=True),
+        },
+        options.out,
+    )
+
+
+def commit() -> str:
+    asked = ["git", "rev-parse", "--short", "HEAD"]
+    return subprocess.run(asked, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=30).stdout.strip()
+
+
+if __name__ == "__main__":
+    main()
