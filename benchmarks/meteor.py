@@ -2,13 +2,13 @@
 
     python benchmarks/meteor.py FOLDER [--sets 100000] [--out benchmarks/results/meteor.json]
 
-FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a candidate
-with its references. Candidates are made of references: one held out against the others of its pair, one of another
-pair ("shuffled"), half of one ("truncated"), one with other words ("replaced"), several in a row against several
-("long"), one with signs, figures and repetitions thrown in ("odd"), and phrases of METEOR's own paraphrase table against
-their paraphrases ("paraphrased"). The jar runs once and answers all sets; both programs see the same tokens. The first
-call, the index and the table of scores (5,000 captions with five references each, as in `benchmarks/metrics.py`) are timed in
-processes of their own.
+FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a
+candidate with its references. Candidates are made of references: one held out against the others of its pair, one of
+another pair ("shuffled"), half of one ("truncated"), one with other words ("replaced"), several in a row against
+several ("long"), one with signs, figures and repetitions thrown in ("odd"), and phrases of METEOR's own paraphrase
+table against their paraphrases ("paraphrased"). The jar runs once and answers all sets; both programs see the same
+tokens. The first call, the index and the table of scores (5,000 captions with five references each, as in
+`benchmarks/metrics.py`) are timed in processes of their own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,23 @@ from lightning_idc.metrics.reading import read_truths
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 Sets = list[tuple[str, list[str], list[list[str]]]]
-ODD = [*"'\"-.,;:!?/()&%$#_*+=~^|<>[]{}@", "\u2019", "\u201c", "\u2013", "...", "--", "'s", "n't", "No.", "3.5", "1,000", "é", "ß", "я", "\U0001f600"]
+ODD = [
+    *"'\"-.,;:!?/()&%$#_*+=~^|<>[]{}@",
+    "\u2019",
+    "\u201c",
+    "\u2013",
+    "...",
+    "--",
+    "'s",
+    "n't",
+    "No.",
+    "3.5",
+    "1,000",
+    "é",
+    "ß",
+    "я",
+    "\U0001f600",
+]
 TIMED = """
 import sys, time
 began = time.perf_counter()
@@ -81,7 +97,11 @@ def paraphrases(generator: random.Random, count: int) -> list[tuple[list[str], l
     assert folder is not None
     with gzip.open(folder / "meteor" / "data" / "paraphrase-en.gz", "rt", encoding="utf-8") as file:
         lines = itertools.islice(file, 6_000_000)
-        found = [(one.split(), two.split()) for _, one, two in zip(lines, lines, lines, strict=True) if generator.random() < 0.05]
+        found = [
+            (one.split(), two.split())
+            for _, one, two in zip(lines, lines, lines, strict=True)
+            if generator.random() < 0.05
+        ]
     return generator.choices(found, k=count)
 
 
@@ -143,7 +163,12 @@ def child(script: str, runs: int, **environment: str) -> float:
     seconds = []
     for _ in range(runs):
         done = subprocess.run(
-            [sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=300, env={**os.environ, **environment}
+            [sys.executable, "-c", script],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+            env={**os.environ, **environment},
         )
         seconds.append(float(done.stdout.split()[-1]))
     return round(statistics.median(seconds), 2)
@@ -173,7 +198,9 @@ def main() -> None:
     difference = np.abs(ours.per_pair - theirs.per_pair)
     unequal = np.flatnonzero(difference > 1e-6).tolist()
     if options.differing:
-        lines = [f"{sets[n][0]}\t{ours.per_pair[n]}\t{theirs.per_pair[n]}\t{sets[n][1]}\t{sets[n][2]}\n" for n in unequal]
+        lines = [
+            f"{sets[n][0]}\t{ours.per_pair[n]}\t{theirs.per_pair[n]}\t{sets[n][1]}\t{sets[n][2]}\n" for n in unequal
+        ]
         options.differing.write_text("".join(lines), encoding="utf-8")
     kinds = Counter(kind for kind, _, _ in sets)
     wrong = Counter(sets[number][0] for number in unequal)

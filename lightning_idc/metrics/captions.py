@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import bleu, meteor
 from lightning_idc.metrics.cider import cider, cider_d

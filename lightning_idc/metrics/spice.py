@@ -95,7 +95,9 @@ def spice_scores(
         for number, (candidate, of_pair) in enumerate(zip(candidates, references, strict=True))
     ]
     try:
-        return _run(java, [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)], pairs, texts, threads)
+        return _run(
+            java, [program, *sorted((program.parent / "lib").glob("*.jar")), *_jars(folder)], pairs, texts, threads
+        )
     except subprocess.TimeoutExpired as error:
         return NotComputed(f"SPICE's program did not answer in {error.timeout:g} s")
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError) as error:
@@ -144,7 +146,9 @@ def _run(
 
 def _version(java: str) -> int:
     """Major version; of "1.8" it is 8."""
-    asked = subprocess.run([java, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE)
+    asked = subprocess.run(
+        [java, "-version"], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=DEADLINE
+    )
     said = asked.stderr
     found = re.search(r'version "(?:1\.)?(\d+)', said)
     return int(found.group(1)) if found else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-import shutil
 from collections import Counter
 
 import numpy as np
@@ -12,7 +11,6 @@ import pytest
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import bootstrap as resampling
-from lightning_idc.metrics import meteor
 from lightning_idc.metrics.bootstrap import bootstrap, compare
 from lightning_idc.metrics.captions import FAST, Aids, References, score_captions
 from lightning_idc.metrics.cider import cider, cider_d
@@ -20,7 +18,6 @@ from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
 
 WORDS = ["a", "the", "small", "red", "cube", "sphere", "moved", "left", "gone", "now"]
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 
 
 def corpus_of(pairs: int, seed: int) -> tuple[list[list[str]], list[list[list[str]]]]:
@@ -91,7 +88,6 @@ def texts(pairs: int, seed: int) -> tuple[dict[str, str], dict[str, list[str]]]:
     )
 
 
-@needs_java
 def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
     """A draw with repeats, scored as a corpus in which pairs stand several times, with the weights of the whole."""
     said, expected = texts(12, seed=4)
@@ -108,17 +104,6 @@ def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
     found = resampling._drawn(scores, weights)
     for name, value in drawn.values.items():
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
-
-
-@needs_java
-def test_meteor_from_counts_equals_its_program() -> None:
-    for seed in range(4):
-        said, expected = corpus_of(15, seed)
-        outcome = meteor.meteor_scores(said, expected)
-        assert not isinstance(outcome, meteor.NotComputed)
-        counts = outcome.statistics
-        np.testing.assert_allclose(meteor.from_statistics(counts), outcome.per_pair, atol=1e-14)
-        assert float(meteor.from_statistics(counts.sum(1))) == pytest.approx(outcome.corpus, abs=1e-14)
 
 
 def test_intervals_hold_the_score_and_come_again() -> None:

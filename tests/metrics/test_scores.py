@@ -1,4 +1,4 @@
-"""BLEU, ROUGE-L and CIDEr-D against pycocoevalcap on the same tokens, METEOR against its own Java process."""
+"""BLEU, ROUGE-L and CIDEr-D against pycocoevalcap on the same tokens."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import io
 import random
 import shutil
 from collections.abc import Sequence
-from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +15,6 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.core.types import PairError
-from lightning_idc.metrics import meteor
 from lightning_idc.metrics.bleu import bleu
 from lightning_idc.metrics.captions import References, score_captions
 from lightning_idc.metrics.cider import cider_d
@@ -25,7 +23,6 @@ from lightning_idc.metrics.metric import CaptionScores
 from lightning_idc.metrics.rouge import rouge_l
 
 WORDS = ["a", "the", "small", "red", "blue", "cube", "sphere", "moved", "left", "of", "is", "gone", "now", "there"]
-needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 
 
 def corpus_of(pairs: int, references: int, seed: int) -> tuple[list[list[str]], list[list[list[str]]]]:
@@ -151,51 +148,6 @@ def test_pairs_come_in_the_order_of_the_references() -> None:
     assert scores.of_pair("a")["BLEU-1"] == pytest.approx(100, abs=1e-4)
     assert scores.of_pair("b")["BLEU-1"] == pytest.approx(0, abs=1e-4)
     assert (scores.pairs, scores.references) == (2, 2)
-
-
-@needs_java
-def test_meteor_equals_its_java_program_and_is_reused() -> None:
-    from pycocoevalcap.meteor.meteor import Meteor
-
-    candidates, references = corpus_of(5, 3, seed=1)
-    candidates[1] = []  # one that says nothing
-    program = Meteor()  # both load their tables, for seconds, at the same time
-    found = meteor.meteor_scores(candidates, references)
-    assert not isinstance(found, meteor.NotComputed)
-    said = {n: [" ".join(tokens)] for n, tokens in enumerate(candidates)}
-    expected = {n: [" ".join(tokens) for tokens in of_pair] for n, of_pair in enumerate(references)}
-    score, each = program.compute_score(expected, said)
-    assert found[0] == score
-    assert found[1] == each
-    running = meteor._running()
-    assert meteor.meteor_scores(candidates, references) == found
-    assert meteor._running() is running
-
-
-def test_meteor_without_java_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meteor.shutil, "which", lambda name: None)
-    # the program that other tests have started goes on
-    monkeypatch.setattr(meteor, "_running", cache(meteor._running.__wrapped__))
-    scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, metrics=["METEOR"])
-    assert scores.missing == {"METEOR": "not computed: no Java"}
-    assert "METEOR" not in scores.values
-
-
-def test_meteor_that_answers_nonsense_is_ended_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """A program in Java's place that answers every question with words; then one that ends at once."""
-    for script, message in (
-        ("while read line; do echo nonsense; done", "not computed: METEOR's program failed (could not"),
-        ("exit 3", "code 3"),
-    ):
-        java = tmp_path / "java"
-        java.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
-        java.chmod(0o755)
-        running = meteor.Meteor(str(java), tmp_path / "meteor.jar")
-        monkeypatch.setattr(meteor, "_running", cache(lambda running=running: running))
-        outcome = meteor.meteor_scores([["a"]], [[["a"]]])
-        assert isinstance(outcome, meteor.NotComputed)
-        assert message in str(outcome)
-        assert running._process.returncode is not None
 
 
 def test_the_metric_scores_once_and_resets() -> None:

@@ -140,6 +140,16 @@ def test_a_program_that_fails_is_told_and_never_a_number(
     assert isinstance(outcome, NotComputed) and told in str(outcome)
 
 
+@pytest.mark.parametrize("body", ["exec sleep 60", 'if [ "$1" = -version ]; then exec sleep 60; fi'])
+def test_a_program_that_hangs_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> None:
+    fake_java(tmp_path, monkeypatch, body)
+    if "-version" in body:
+        (tmp_path / "java").write_text(f"#!/bin/sh\n{body}\n", encoding="utf-8")
+    monkeypatch.setattr(spice, "DEADLINE", 0.5)
+    monkeypatch.setattr(spice, "DEADLINE_PER_TEXT", 0.0)
+    assert spice_scores(CANDIDATES, REFERENCES, tmp_path) == NotComputed("SPICE's program did not answer in 0.5 s")
+
+
 def test_the_command_line_says_why_there_is_no_spice(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     captions, references = tmp_path / "said.json", tmp_path / "truth.json"
     captions.write_text(json.dumps({"a": "the cube", "b": "score"}))

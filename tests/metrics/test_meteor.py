@@ -1,0 +1,267 @@
+"""METEOR: what each matcher matches, the aligner against all alignments, the index of paraphrases, and the jar."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import random
+import shutil
+import time
+import zipfile
+from collections.abc import Iterator
+from functools import cache
+from itertools import pairwise, product
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lightning_idc.cli import main
+from lightning_idc.errors import ConfigError
+from lightning_idc.metrics import meteor
+from lightning_idc.metrics.captions import USUAL, Aids, score_captions
+from lightning_idc.metrics.meteor import MeteorScores, NotComputed, java, meteor_scores, paraphrase_index
+from lightning_idc.metrics.meteor.normalizer import normalize
+from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
+from lightning_idc.metrics.results import IMPLEMENTATIONS
+
+needs_java = pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
+KINDS = ("exact", "stem", "synonym", "paraphrase")
+FOLDER = pycocoevalcap_folder()
+
+
+def scored(said: list[str], expected: list[list[str]], backend: meteor.Backend = "python") -> MeteorScores:
+    outcome = meteor_scores([text.split() for text in said], [[t.split() for t in of] for of in expected], backend)
+    assert isinstance(outcome, MeteorScores), outcome
+    return outcome
+
+
+def matched(said: str, expected: str) -> dict[str, tuple[int, int]]:
+    """Matched words of the candidate and of the reference by kind."""
+    counts = scored([said], [[expected]]).statistics[4:20, 0].reshape(4, 4).astype(int)
+    found = {kind: (int(row[0] + row[2]), int(row[1] + row[3])) for kind, row in zip(KINDS, counts, strict=True)}
+    return {kind: words for kind, words in found.items() if any(words)}
+
+
+@pytest.mark.parametrize(
+    ("said", "expected", "found"),
+    [
+        ("red cube", "red cube", {"exact": (2, 2)}),
+        ("Red CUBE.", "red cube .", {"exact": (3, 3)}),
+        ("moving cubes", "moved cube", {"stem": (2, 2)}),
+        ("buses", "bus", {"stem": (1, 1)}),
+        ("an automobile", "a car", {"synonym": (1, 1)}),
+        ("mice", "mouse", {"synonym": (1, 1)}),  # through the list of irregular forms
+        ("a lot of", "much", {"paraphrase": (3, 1)}),
+        ("much", "a lot of", {"paraphrase": (1, 3)}),  # the table is read in both directions
+        ("red cube there is no", "red cube there are no", {"exact": (2, 2), "paraphrase": (3, 3)}),
+        ("red", "blue", {}),
+        ("", "blue", {}),
+    ],
+)
+def test_each_matcher(said: str, expected: str, found: dict[str, tuple[int, int]]) -> None:
+    assert matched(said, expected) == found
+
+
+def test_scores_of_the_ends() -> None:
+    same, nothing = scored(["the red cube moved", "zzz"], [["the red cube moved"], ["the cube"]]).per_pair
+    assert same == pytest.approx(1) and nothing == 0
+    best = scored(["a red cube"], [["one ball", "a red cube"]])
+    assert best.per_pair[0] == scored(["a red cube"], [["a red cube", "one ball"]]).per_pair[0] == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("line", "words"),
+    [
+        ("The dog's red-brown ball, No. 5.", "the dog 's red brown ball , no. 5 ."),
+        ("Mr. A. said: 1,000 (or 3.5)!", "mr. a. said : 1,000 ( or 3.5 ) !"),
+        ("u.s.a. a...b", "usa a ... b"),
+        ("\u201cquoted\u201d \u2013 it\u2019s", '" quoted " - it \'s'),
+    ],
+)
+def test_words_of_a_line(line: str, words: str) -> None:
+    assert " ".join(normalize(line)) == words
+
+
+def alignments(said: str, expected: str) -> Iterator[tuple[int, int]]:
+    """Matched words and chunks of every alignment of equal words."""
+    choices = [[None, *(place for place, word in enumerate(said) if word == wanted)] for wanted in expected]
+    for places in product(*choices):
+        taken = [place for place in places if place is not None]
+        if len(taken) == len(set(taken)):
+            goes_on = sum(one is not None and two == one + 1 for one, two in pairwise(places))
+            yield len(taken), len(taken) - goes_on
+
+
+def test_the_alignment_is_the_best_of_all() -> None:
+    """Most words, then fewest chunks, over all alignments of sentences of a few words without relatives."""
+    generator = random.Random(0)
+    texts = [["".join(generator.choices("qxz", k=generator.randint(1, 6))) for _ in range(2)] for _ in range(150)]
+    counts = scored([" ".join(said) for said, _ in texts], [[" ".join(expected)] for _, expected in texts]).statistics
+    for column, (said, expected) in enumerate(texts):
+        words, chunks = max(alignments(said, expected), key=lambda found: (found[0], -found[1]))
+        if (chunks, words, words) == (1, len(said), len(expected)):
+            chunks = 0  # the program counts no chunk of a candidate that matches from end to end
+        assert counts[[21, 22, 20], column].tolist() == [words, words, chunks], (said, expected)
+
+
+def table(folder: Path) -> Path:
+    """A file of the paraphrase table's form."""
+    source = folder / "paraphrase-en.gz"
+    lines = ["0.5", "in front of", "before", "0.25", "in front of", "facing", "0.5", "red", "crimson"]
+    source.write_bytes(gzip.compress("".join(f"{line}\n" for line in lines).encode()))
+    return source
+
+
+def related(found: paraphrase_index.ParaphraseTable) -> list[tuple[int, int]]:
+    """Pairs of numbers of phrases of a caption that holds them all."""
+    words = ["it", "in", "front", "of", "before", "facing", "red", "crimson"]
+    phrases = found.phrases(words, np.arange(len(words)), np.array([len(words)]))
+    place = dict(zip(phrases.phrase.tolist(), phrases.position.tolist(), strict=True))
+    source = np.repeat(np.arange(len(phrases.paraphrase_start) - 1), np.diff(phrases.paraphrase_start))
+    return sorted((place[a], place[b]) for a, b in zip(source.tolist(), phrases.paraphrase.tolist(), strict=True))
+
+
+def test_a_damaged_index_is_built_again(tmp_path: Path) -> None:
+    source, folder = table(tmp_path), tmp_path / "cache"
+    assert related(paraphrase_index.load(source, folder)) == [(1, 4), (1, 5), (6, 7)]
+    (index,) = folder.iterdir()
+    sound = index.read_bytes()
+    for damaged in (b"", sound[:-9], sound[:200], sound[:100] + bytes([sound[100] ^ 1]) + sound[101:], sound + b"0"):
+        index.write_bytes(damaged)
+        assert related(paraphrase_index.load(source, folder)) == [(1, 4), (1, 5), (6, 7)]
+        assert index.read_bytes() == sound and list(folder.iterdir()) == [index]
+
+
+def test_an_index_that_cannot_be_written_is_no_failure(tmp_path: Path) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be", encoding="utf-8")
+    with pytest.warns(UserWarning, match="set LIGHTNING_IDC_CACHE to a folder that can be written"):
+        found = paraphrase_index.load(table(tmp_path), tmp_path / "cache")
+    assert related(found) == [(1, 4), (1, 5), (6, 7)]
+
+
+def test_a_damaged_table_is_named(tmp_path: Path) -> None:
+    source = table(tmp_path)
+    sound = source.read_bytes()
+    for damaged, reason in (
+        (sound[:-20], "ends too early"),
+        (sound[:30] + b"\xff\xff\xff" + sound[33:], "is damaged"),
+        (gzip.compress(b"0.5\nred\n"), "expected a multiple of three"),
+    ):
+        source.write_bytes(damaged)
+        with pytest.raises(ValueError, match=reason):
+            paraphrase_index.load(source, tmp_path / "cache")
+    assert not (tmp_path / "cache").exists()
+
+
+def test_meteor_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    scores = score_captions({"a": "red cube"}, {"a": ["red cubes"]}, USUAL)
+    assert not scores.missing and 30 < scores.values["METEOR"] < 100
+    assert scores.backends == {"METEOR": "python"}
+    java.running.cache_clear()
+    scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, ["METEOR"], Aids(meteor_backend="java"))
+    java.running.cache_clear()
+    assert scores.missing == {"METEOR": "not computed: no Java"} and "METEOR" not in scores.values
+
+
+def test_the_backend_has_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert meteor.backend_named() == "python"
+    monkeypatch.setenv("LIGHTNING_IDC_METEOR", "java")
+    assert meteor.backend_named() == "java" and meteor.backend_named("python") == "python"
+    monkeypatch.setenv("LIGHTNING_IDC_METEOR", "jar")
+    with pytest.raises(ConfigError, match="unknown METEOR backend 'jar' in LIGHTNING_IDC_METEOR; expected python or j"):
+        score_captions({"a": "red"}, {"a": ["red"]}, ["METEOR"])
+
+
+def test_a_result_names_the_backend(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "said.json").write_text(json.dumps({"a": "the cube moved"}), encoding="utf-8")
+    (tmp_path / "truth.json").write_text(json.dumps({"a": ["the cubes move"]}), encoding="utf-8")
+    given = ["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "truth.json"), "--json"]
+    assert main([*given, "--meteor-backend", "python"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["protocol"]["backends"] == {"METEOR": "python"}
+    assert result["metrics"]["METEOR"] == IMPLEMENTATIONS["METEOR"] and result["scores"]["all"]["METEOR"] > 0
+
+
+def fake(folder: Path, script: str, deadline: float = 300) -> java.Meteor:
+    """A program in Java's place."""
+    program = folder / "java"
+    program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+    program.chmod(0o755)
+    return java.Meteor(str(program), folder / "meteor.jar", deadline)
+
+
+@pytest.mark.parametrize(
+    ("script", "reason"),
+    [
+        ("while read line; do echo nonsense; done", "not computed: METEOR's program failed (could not convert"),
+        ("exit 3", "not computed: METEOR's program failed (ended with code 3; -Xmx2G of memory may be too much here)"),
+        ("exec >&-; exec sleep 60", "not computed: METEOR's program failed (closed its output and goes on)"),
+        # it hangs before it reads, within the answers, and where more is asked than a pipe holds
+        ("exec sleep 60", "not computed: METEOR's program did not answer in 0.5 s"),
+        ("read line; echo 1; exec sleep 60", "not computed: METEOR's program did not answer in 0.5 s"),
+    ],
+)
+@pytest.mark.parametrize("words", [1, 100_000])
+def test_a_program_that_fails_or_hangs_is_ended_and_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str, words: int
+) -> None:
+    running = fake(tmp_path, script, 0.5)
+    monkeypatch.setattr(java, "running", cache(lambda: running))
+    began = time.monotonic()
+    outcome = meteor_scores([["word"] * words] * 2, [[["word"]]] * 2, "java")
+    assert isinstance(outcome, NotComputed) and str(outcome).startswith(reason)
+    assert running._process.poll() is not None and time.monotonic() - began < 20
+
+
+def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
+    """Real captions of COCO against others of the image, cut, with signs thrown in, repeated and in a row."""
+    assert FOLDER is not None
+    with zipfile.ZipFile(FOLDER / "spice" / "spice-1.0.jar") as archive:
+        records = json.loads(archive.read("coco/annotations/captions_val2014.json"))["annotations"]
+    by_image: dict[int, list[list[str]]] = {}
+    for record in records:
+        by_image.setdefault(record["image_id"], []).append(record["caption"].split())
+    generator = random.Random(0)
+    signs = [*"'\"-.,;:!?/()&%$#*|", "\u2019", "\u2013", "...", "--", "No.", "3.5", "1,000", "\u00e9", "|||"]
+    candidates, references = [], []
+    for number, image in enumerate(generator.sample(sorted(by_image), pairs)):
+        said, *expected = [list(tokens) for tokens in by_image[image]]
+        if number % 4 == 1:
+            said = said[: len(said) // 2] if number % 8 == 1 else []
+        elif number % 4 == 2:
+            for tokens in (said, *expected):
+                for _ in range(3):
+                    place = generator.randrange(len(tokens))
+                    tokens[place] += generator.choice(signs) + generator.choice(["", tokens[place]])
+        elif number % 4 == 3:
+            said, expected = [*said, *said[:7], *expected[0]], [[*expected[1], *expected[2], *said], expected[3]]
+        candidates.append(said)
+        references.append(expected)
+    return candidates, references
+
+
+@needs_java
+def test_the_python_backend_equals_the_jar() -> None:
+    candidates, references = odd_sets(240)
+    oracle = java.running()  # it reads its tables while ours are read
+    ours = meteor_scores(candidates, references, "python")
+    theirs = meteor_scores(candidates, references, "java")
+    assert isinstance(ours, MeteorScores) and isinstance(theirs, MeteorScores)
+    np.testing.assert_array_equal(ours.statistics, theirs.statistics)
+    np.testing.assert_allclose(ours.per_pair, theirs.per_pair, atol=1e-12)
+    assert ours.corpus == pytest.approx(theirs.corpus, abs=1e-12)
+    assert 0 < ours.per_pair.mean() < 1 and (ours.statistics[4:20].sum(1).reshape(4, 4).sum(1) > 20).all()
+    assert java.running() is oracle  # and is used again
+
+
+@needs_java
+def test_the_java_backend_equals_pycocoevalcap() -> None:
+    from pycocoevalcap.meteor.meteor import Meteor
+
+    program = Meteor()
+    said, expected = {0: ["a red cube moved"], 1: [""]}, {0: ["the cubes move", "a ball"], 1: ["no change"]}
+    corpus, each = program.compute_score(expected, said)
+    found = scored([text for (text,) in said.values()], list(expected.values()), "java")
+    assert (found.corpus, found.per_pair.tolist()) == (corpus, each)
