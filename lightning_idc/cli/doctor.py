@@ -11,7 +11,7 @@ from pathlib import Path
 
 PACKAGES = (
     "lightning", "torch", "torchvision", "torchmetrics", "transformers", "peft", "timm", "open_clip_torch",
-    "pycocoevalcap", "datasets", "jsonargparse", "numba", "pillow", "rich", "safetensors", "numpy",
+    "pycocoevalcap", "snowballstemmer", "datasets", "jsonargparse", "numba", "pillow", "rich", "safetensors", "numpy",
 )  # fmt: skip
 LEAST_DISK = 2.0
 """GiB that rendered data and the checkpoints of a recipe may take."""
@@ -25,8 +25,8 @@ def run(given: list[str]) -> int:
     parser("doctor", "Look at this installation.").parse_args(given[1:])
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     problems = [*_packages(), *_devices(), *_scripts(), *_folders()]
-    java = "found: METEOR can be computed" if shutil.which("java") else "not found: METEOR is not computed"
-    _line("Java", java)
+    java = "found" if shutil.which("java") else "not found"
+    _line("Java", f"{java}; needed only for SPICE and for LIGHTNING_IDC_METEOR=java")
     for problem in problems:
         print(f"problem: {problem}")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")

@@ -69,6 +69,13 @@ def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, see
 
     Raises:
         PairError: there are fewer than two pairs, or the arguments make no interval.
+
+    Example:
+        >>> from lightning_idc.metrics import score_captions
+        >>> references = {str(n): ["the cube moved"] for n in range(20)}
+        >>> scores = score_captions({id: "the cube moved" for id in references}, references, ["ROUGE-L"])
+        >>> bootstrap(scores)["ROUGE-L"].low == scores.values["ROUGE-L"]
+        True
     """
     _check(scores, samples, confidence)
     drawn = _concatenated(_drawn(scores, weights) for weights in _weights(scores.pairs, samples, seed))
@@ -90,6 +97,15 @@ def compare(
 
     Raises:
         PairError: the two were scored on different pairs.
+
+    Example:
+        >>> from lightning_idc.metrics import score_captions
+        >>> references = {str(n): ["the cube moved"] for n in range(20)}
+        >>> first = score_captions({id: "a ball" for id in references}, references, ["ROUGE-L"])
+        >>> second = score_captions({id: "the cube" for id in references}, references, ["ROUGE-L"])
+        >>> found = compare(first, second)["ROUGE-L"]
+        >>> found.wins, found.losses, found.p < 0.01
+        (20, 0, True)
     """
     _check(first, samples, confidence)
     if first.ids != second.ids or first.references != second.references:

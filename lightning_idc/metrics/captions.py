@@ -132,6 +132,11 @@ def score_captions(
     Raises:
         PairError: ids differ or come twice, a pair has no reference, there is nothing to score, or a metric is
             unknown.
+
+    Example:
+        >>> scores = score_captions({"1": "The cube moved."}, {"1": ["the red cube moved", "the cube moved"]})
+        >>> round(scores.values["ROUGE-L"], 1), scores.pairs, scores.references
+        (100.0, 1, 2)
     """
     unknown = [metric for metric in metrics if metric not in _MEASURES]
     if unknown:

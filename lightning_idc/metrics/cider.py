@@ -22,6 +22,12 @@ def cider_d(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple
     Args:
         corpus: candidates and references.
         frequencies: references of another corpus, one document per pair, which say how rare an n-gram is.
+
+    Example:
+        >>> texts = ["the red cube moved", "the small ball is gone"]
+        >>> corpus = Corpus([text.split() for text in texts], ReferenceCounts([[text.split()] for text in texts]))
+        >>> round(cider_d(corpus)[0], 4)
+        10.0
     """
     references = corpus.references
     # the penalty compares lengths counted in bigrams, as pycocoevalcap does
@@ -36,6 +42,12 @@ def cider(corpus: Corpus, frequencies: ReferenceCounts | None = None) -> tuple[f
     Args:
         corpus: candidates and references.
         frequencies: as in :func:`cider_d`.
+
+    Example:
+        >>> texts = ["the red cube moved", "the small ball is gone"]
+        >>> corpus = Corpus([text.split() for text in texts], ReferenceCounts([[text.split()] for text in texts]))
+        >>> round(cider(corpus)[0], 4)
+        10.0
     """
     return _mean_similarity(corpus, frequencies, np.ones(len(corpus.references.owner)), clipped=False)
 

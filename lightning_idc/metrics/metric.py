@@ -23,6 +23,13 @@ class CaptionScores(Metric):
 
     Args:
         metrics: as in :func:`~lightning_idc.metrics.captions.score_captions`.
+
+    Example:
+        >>> metric = CaptionScores(["ROUGE-L"])
+        >>> metric.update([{"id": "1", "caption": "the cube moved", "references": ["the cube moved"]}])
+        >>> records, scores = metric.compute()
+        >>> len(records), round(scores.values["ROUGE-L"], 1)
+        (1, 100.0)
     """
 
     full_state_update = False
@@ -67,7 +74,7 @@ class CaptionScores(Metric):
             return records, None
         if not self._is_synced:
             return records, self._score(scored)
-        # the first process scores for all: METEOR's program takes a processor and a gigabyte, and once is enough
+        # the first process scores for all: once is enough
         outcome: list[Any] = [None]
         first = 0 if self.process_group is None else dist.get_global_rank(self.process_group, 0)
         if dist.get_rank() == first:

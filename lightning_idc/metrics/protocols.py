@@ -233,6 +233,10 @@ def protocol_named(name: str) -> Protocol:
 
     Raises:
         PairError: there is none.
+
+    Example:
+        >>> protocol_named("coco").metrics
+        ('BLEU', 'METEOR', 'ROUGE-L', 'CIDEr-D')
     """
     if name not in PROTOCOLS:
         near = difflib.get_close_matches(name, PROTOCOLS, 1, 0.4)
@@ -273,6 +277,11 @@ def evaluate(
 
     Raises:
         PairError: captions and references name different pairs, or something that the protocol needs is missing.
+
+    Example:
+        >>> truths = [Truth("1", ("the cube moved", "the red cube has moved"))]
+        >>> evaluate(protocol_named("coco"), {"1": "the cube moved"}, truths, ["ROUGE-L"])["all"].references
+        2
     """
     if "vocabulary" in protocol.needs:
         raise PairError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")

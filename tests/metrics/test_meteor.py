@@ -48,13 +48,15 @@ def matched(said: str, expected: str) -> dict[str, tuple[int, int]]:
     [
         ("red cube", "red cube", {"exact": (2, 2)}),
         ("Red CUBE.", "red cube .", {"exact": (3, 3)}),
-        ("moving cubes", "moved cube", {"stem": (2, 2)}),
-        ("buses", "bus", {"stem": (1, 1)}),
-        ("an automobile", "a car", {"synonym": (1, 1)}),
+        ("the cubes", "the cube", {"exact": (1, 1), "stem": (1, 1)}),
+        ("a big sofa", "a large couch", {"exact": (1, 1), "synonym": (2, 2)}),
         ("mice", "mouse", {"synonym": (1, 1)}),  # through the list of irregular forms
-        ("a lot of", "much", {"paraphrase": (3, 1)}),
+        ("a lot of", "much", {"paraphrase": (2, 1)}),  # of which "lot of" suffices
         ("much", "a lot of", {"paraphrase": (1, 3)}),  # the table is read in both directions
-        ("red cube there is no", "red cube there are no", {"exact": (2, 2), "paraphrase": (3, 3)}),
+        ("red cube there is no", "red cube there are no", {"exact": (3, 3), "paraphrase": (2, 2)}),
+        # as the jar has it: where two matchers find the same words, a stem or a synonym is worth nothing to the search
+        ("buses", "bus", {}),
+        ("an automobile", "a car", {}),
         ("red", "blue", {}),
         ("", "blue", {}),
     ],
@@ -192,20 +194,22 @@ def fake(folder: Path, script: str, deadline: float = 300) -> java.Meteor:
     return java.Meteor(str(program), folder / "meteor.jar", deadline)
 
 
+FAILED, HANGS = "not computed: METEOR's program failed (", "not computed: METEOR's program did not answer in 0.5 s"
+
+
 @pytest.mark.parametrize(
-    ("script", "reason"),
+    ("script", "words", "reason"),
     [
-        ("while read line; do echo nonsense; done", "not computed: METEOR's program failed (could not convert"),
-        ("exit 3", "not computed: METEOR's program failed (ended with code 3; -Xmx2G of memory may be too much here)"),
-        ("exec >&-; exec sleep 60", "not computed: METEOR's program failed (closed its output and goes on)"),
-        # it hangs before it reads, within the answers, and where more is asked than a pipe holds
-        ("exec sleep 60", "not computed: METEOR's program did not answer in 0.5 s"),
-        ("read line; echo 1; exec sleep 60", "not computed: METEOR's program did not answer in 0.5 s"),
+        ("while read line; do echo nonsense; done", 1, f"{FAILED}could not convert"),
+        ("exit 3", 1, f"{FAILED}ended with code 3; -Xmx2G of memory may be too much here)"),
+        ("exec >&-; exec sleep 60", 1, HANGS),
+        ("exec sleep 60", 1, HANGS),
+        ("read line; echo 1; exec sleep 60", 1, HANGS),
+        ("exec sleep 60", 100_000, HANGS),  # more is asked than a pipe holds
     ],
 )
-@pytest.mark.parametrize("words", [1, 100_000])
 def test_a_program_that_fails_or_hangs_is_ended_and_named(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, reason: str, words: int
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, script: str, words: int, reason: str
 ) -> None:
     running = fake(tmp_path, script, 0.5)
     monkeypatch.setattr(java, "running", cache(lambda: running))

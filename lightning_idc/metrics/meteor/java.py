@@ -115,12 +115,10 @@ class Meteor:
         line = self._process.stdout.readline()
         if line:
             return line.strip()
+        # a program that has closed its output and goes on is ended at the deadline, too
+        code = self._process.wait()
         if self._expired:
             raise TimeoutError(f"did not answer in {self._deadline:g} s")
-        try:
-            code = self._process.wait(1)
-        except subprocess.TimeoutExpired:
-            raise RuntimeError("closed its output and goes on") from None
         raise RuntimeError(f"ended with code {code}; {MEMORY} of memory may be too much here")
 
 

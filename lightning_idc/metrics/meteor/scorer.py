@@ -48,6 +48,12 @@ def _load() -> Scorer | NotComputed:
         return NotComputed(f"METEOR's tables in pycocoevalcap cannot be read ({error})")
 
 
+@lru_cache(1 << 17)
+def _stem(word: str) -> str:
+    # the class itself: snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
+    return str(EnglishStemmer().stemWord(word))
+
+
 class Scorer:
     """METEOR with its tables.
 
@@ -96,8 +102,7 @@ class Scorer:
         words = np.fromiter(map(numbers.__getitem__, row), dtype=np.int64, count=len(row))
         lengths = np.array([line.count(" ") + 1 if line else 0 for line in lines], dtype=np.int64)
         stems: dict[str, int] = {}
-        # the class itself: snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
-        stem_of = [stems.setdefault(stem, len(stems)) for stem in EnglishStemmer().stemWords(numbers)]
+        stem_of = [stems.setdefault(_stem(word), len(stems)) for word in numbers]
         phrases = self._paraphrases.phrases(list(numbers), words, lengths)
         size = len(phrases.paraphrase_start) - 1
         source = np.repeat(np.arange(size), np.diff(phrases.paraphrase_start))
