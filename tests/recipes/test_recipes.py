@@ -13,6 +13,7 @@ import pytest
 
 from lightning_idc.cli.recipe import check_recipe, choices, load, override
 from lightning_idc.cli.recipes import shipped
+from lightning_idc.files import default_cache_dir
 from lightning_idc.synthesis.web.browser import Chromium
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +63,11 @@ def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.F
             pytest.skip(f"{root.name} is not in the shared folder")
         arguments = ["--data.root", str(root)]
     command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--run_dir", "out", *arguments]
+    # METEOR's index, which takes seconds to build, is shared by the recipes
+    index = default_cache_dir() / "meteor"
+    index.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache" / "meteor").symlink_to(index)
     done = subprocess.run(
         command,
         cwd=tmp_path,
