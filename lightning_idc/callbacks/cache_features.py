@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.files import default_cache_dir
 
 
 class CacheFeatures(Callback):
@@ -39,8 +40,6 @@ class CacheFeatures(Callback):
         always: bool = False,
         most_gb: float = 20.0,
     ) -> None:
-        from lightning_idc.data.synthetic.cache import default_cache_dir
-
         self.folder = default_cache_dir() / "features" if folder is None else Path(folder)
         self.module, self.half, self.always, self.most_gb = module, half, always, most_gb
         self.cache: FeatureCache | None = None

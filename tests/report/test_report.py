@@ -80,7 +80,7 @@ def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) ->
         "easiest quarter": 1,
     }
     assert json.loads((tmp_path / "scores.json").read_text())["pairs"]["hardest quarter"] == 1
-    given = ["score", str(tmp_path / "predictions.json"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU,ROUGE-L,CIDEr-D", "--json"]
+    given = ["score", str(tmp_path / "predictions.json"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
     assert main(given) == 0, "the file alone is enough to score it so again"
 
 

@@ -27,7 +27,6 @@ from lightning_idc.core.store import (
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
-from lightning_idc.files import default_cache_dir as default_cache_dir
 
 VERSION = 1
 """Raise it when the same key would give other pictures, captions or truth."""

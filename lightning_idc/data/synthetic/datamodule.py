@@ -8,10 +8,11 @@ from typing import Any
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
-from lightning_idc.data.synthetic.cache import Key, default_cache_dir, ensure
+from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.source import SyntheticSource
+from lightning_idc.files import default_cache_dir
 
 
 class SyntheticPairs(PairDataModule):
