@@ -20,7 +20,7 @@ from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import USUAL, Aids, score_captions
-from lightning_idc.metrics.meteor import MeteorScores, NotComputed, java, meteor_scores, paraphrase_index
+from lightning_idc.metrics.meteor import MeteorScores, NotComputed, java, meteor_scores, paraphrase_index, scorer
 from lightning_idc.metrics.meteor.normalizer import normalize
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.results import IMPLEMENTATIONS
@@ -154,6 +154,23 @@ def test_a_damaged_table_is_named(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=reason):
             paraphrase_index.load(source, tmp_path / "cache")
     assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("damage", ["absent", "cut", "flipped", "not a jar"])
+def test_damaged_tables_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, damage: str) -> None:
+    assert FOLDER is not None
+    jar = tmp_path / "meteor" / "meteor-1.5.jar"
+    jar.parent.mkdir()
+    content = bytearray((FOLDER / "meteor" / jar.name).read_bytes())
+    with zipfile.ZipFile(FOLDER / "meteor" / jar.name) as sound:
+        place = sound.getinfo("synonym/english.synsets").header_offset + 1000
+    content[place : place + 100] = bytes(100)
+    if damage != "absent":
+        jar.write_bytes({"cut": content[:-5000], "flipped": content, "not a jar": b"PK"}[damage])
+    monkeypatch.setattr(scorer, "pycocoevalcap_folder", lambda: tmp_path)
+    monkeypatch.setattr(scorer, "_load", cache(scorer._load.__wrapped__))
+    outcome = meteor_scores([["a"]], [[["a"]]])
+    assert str(outcome).startswith("not computed: METEOR's tables in pycocoevalcap cannot be read (")
 
 
 def test_meteor_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

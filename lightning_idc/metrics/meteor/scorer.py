@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -44,7 +45,7 @@ def _load() -> Scorer | NotComputed:
         return NotComputed("pycocoevalcap, which brings METEOR's tables, is not installed")
     try:
         return Scorer(folder / "meteor", default_cache_dir() / "meteor")
-    except (OSError, ValueError, KeyError, BadZipFile) as error:
+    except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error) as error:
         return NotComputed(f"METEOR's tables in pycocoevalcap cannot be read ({error})")
 
 
