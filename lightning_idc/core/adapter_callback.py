@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 
 from lightning_idc.core.adapter import Adapter
+from lightning_idc.core.addon_callback import check_place, check_processes
 from lightning_idc.core.module import PairModule
 from lightning_idc.errors import ConfigError
 
@@ -34,9 +34,7 @@ class AdapterCallback(Callback):
                 f"{type(self).__name__} goes onto a PairCaptioner or another PairModule; "
                 f"{type(pl_module).__name__} is neither"
             )
-        if stage == "fit" and isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise ConfigError(
-                f"{type(self).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
-                "main process; use strategy=ddp"
-            )
+        check_place(trainer, self, "adapter")
+        if stage == "fit":
+            check_processes(trainer, self)
         pl_module.add_adapter(self.name, self.kind, **self.options)

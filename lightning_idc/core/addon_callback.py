@@ -44,6 +44,9 @@ class AddonCallback(Callback):
     def build(self, host: LightningModule) -> Addon:
         """Make the add-on; the host's layers exist when this is called."""
 
+    def adopt(self, host: LightningModule, addon: Addon) -> None:
+        """Take over parts of an add-on that an earlier run attached; only callbacks that work with them need it."""
+
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._check(trainer, pl_module, stage)
         cooperative = isinstance(pl_module, AddonHost)
@@ -52,7 +55,10 @@ class AddonCallback(Callback):
         elif self.at is not None:
             # the tapped layers may be made there only; Lightning asks that it be idempotent
             pl_module.configure_model()
-        if self.name not in addons_of(pl_module):
+        attached = addons_of(pl_module)
+        if self.name in attached:
+            self.adopt(pl_module, attached[self.name])
+        else:
             self._register(pl_module)
             if not cooperative and pl_module.device_mesh is not None:
                 addon = addons_of(pl_module)[self.name]
@@ -88,20 +94,44 @@ class AddonCallback(Callback):
         names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
         if names.count(self.name) > 1:
             raise ConfigError(f"two add-ons are called {self.name!r}; give each a `name` of its own")
-        earlier = callbacks[: callbacks.index(self)] if self in callbacks else []
-        if any(isinstance(callback, WeightAveraging) for callback in earlier):
-            raise ConfigError(
-                f"{type(self).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
-                "the add-on's weights; list the add-on first"
-            )
+        check_place(trainer, self, "add-on")
         if stage != "fit":
             return
         if not host.automatic_optimization:
             raise ConfigError(
                 f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
             )
-        if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
-            raise ConfigError(
-                f"{type(self).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
-                "main process; use strategy=ddp"
-            )
+        check_processes(trainer, self)
+
+
+def check_place(trainer: Trainer, callback: Callback, brings: str) -> None:
+    """Refuse a callback that brings weights after one that has copied the model.
+
+    Args:
+        trainer: with all callbacks.
+        callback: whose place among them counts.
+        brings: what the weights belong to, for the message.
+
+    Raises:
+        ConfigError: a WeightAveraging callback stands before it.
+    """
+    callbacks: list[Callback] = cast(Any, trainer).callbacks
+    earlier = callbacks[: callbacks.index(callback)] if callback in callbacks else []
+    if any(isinstance(other, WeightAveraging) for other in earlier):
+        raise ConfigError(
+            f"{type(callback).__name__} stands after a WeightAveraging callback, whose copy of the model would lack "
+            f"the {brings}'s weights; list the {brings} first"
+        )
+
+
+def check_processes(trainer: Trainer, callback: Callback) -> None:
+    """Refuse processes that are spawned or forked, in which weights that a callback brings would get lost.
+
+    Raises:
+        ConfigError: the strategy starts such processes.
+    """
+    if isinstance(trainer.strategy.launcher, _MultiProcessingLauncher):
+        raise ConfigError(
+            f"{type(callback).__name__} cannot join a spawned or forked run: its parameters would be lost in the "
+            "main process; use strategy=ddp"
+        )

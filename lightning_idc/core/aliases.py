@@ -107,6 +107,12 @@ RENAMED_CLASSES = {
     "methods.img_diff.painting.PairPainter": "synthesis.slots.base.PairPainter",
 }
 
+# public name of a class that an option split in two or more -> the option, and the class for each of its values
+SPLIT_CLASSES = {
+    "lightning_idc.methods.ProCap": ("variant", {"official": "lightning_idc.methods.OfficialProCap"}),
+    "lightning_idc.methods.ProcedureModel": ("variant", {"official": "lightning_idc.methods.OfficialProcedureModel"}),
+}
+
 
 def current_path(class_path: str) -> str:
     """Class path of today for one that an earlier edition stored.

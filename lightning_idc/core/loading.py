@@ -12,6 +12,7 @@ from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.checkpoint_io import write_checkpoint
 from lightning_idc.core.io import PIECES, class_named, plain_hparams, read_checkpoint
+from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.errors import CheckpointError, reads_file
 
 M = TypeVar("M", bound=LightningModule)
@@ -28,7 +29,8 @@ def load_module(kind: type[M], path: str | Path) -> M:
         CheckpointError: the file cannot be read, or does not hold a module of this class.
     """
     checkpoint = read_checkpoint(path)
-    plain = plain_hparams(checkpoint, path)
+    name, plain = class_and_options(public_name(kind), plain_hparams(checkpoint, path))
+    kind = class_named(name, kind)
     known = accepted_arguments(kind)
     module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
     module.on_load_checkpoint(checkpoint)

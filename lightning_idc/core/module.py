@@ -22,7 +22,7 @@ from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
-from lightning_idc.core.names import public_name
+from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError, reading, reads_file
 from lightning_idc.files import atomic_write
@@ -398,9 +398,9 @@ class PairModule(AddonHost):
             if not (folder / name).is_file():
                 raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
         config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
-        model: Self = class_named(config["class_path"], cls)(
-            **plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
-        )
+        options = plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
+        name, options = class_and_options(config["class_path"], options)
+        model: Self = class_named(name, cls)(**options)
         model.build_from(folder)
         state = load_file(folder / WEIGHTS)
         refuse_nan(state, folder / WEIGHTS)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lightning_idc._lazy import public_names
-from lightning_idc.core.aliases import current_path
+from lightning_idc.core.aliases import SPLIT_CLASSES, current_path
 from lightning_idc.errors import ConfigError
 
 PACKAGES = ("methods", "callbacks", "data", "synthesis", "nn")
@@ -116,6 +116,22 @@ def known_name(name: str) -> str:
         return name
 
 
+def class_and_options(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Class of today and its options, where an option of an earlier edition chose the class.
+
+    Example:
+        >>> class_and_options("ProCap", {"variant": "official", "queries": 2})
+        ('lightning_idc.methods.OfficialProCap', {'queries': 2})
+    """
+    name = known_name(name)
+    option, classes = SPLIT_CLASSES.get(name, ("", {}))
+    if option not in options:
+        return name, dict(options)
+    chosen = options[option]
+    kept = {key: value for key, value in options.items() if key != option}
+    return classes.get(chosen, name) if isinstance(chosen, str) else name, kept
+
+
 def _classes(module: str) -> set[str]:
     found = importlib.import_module(module)
     return {name for name, value in vars(found).items() if isinstance(value, type) and not name.startswith("_")}
@@ -171,4 +187,6 @@ def with_full_names(config: Any) -> Any:
     path = found.get("class_path")
     if isinstance(path, str) and "${" not in path:
         found["class_path"] = full_name(path)
+        if isinstance(options := found.get("init_args"), dict):
+            found["class_path"], found["init_args"] = class_and_options(found["class_path"], options)
     return found

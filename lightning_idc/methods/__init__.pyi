@@ -51,6 +51,8 @@ from lightning_idc.methods.procap.keyframes import VisualSimilarity as VisualSim
 from lightning_idc.methods.procap.keyframes import VisualTextSimilarity as VisualTextSimilarity
 from lightning_idc.methods.procap.module import ProCap as ProCap
 from lightning_idc.methods.procap.official.bert_adam import BertAdam as BertAdam
+from lightning_idc.methods.procap.official.module import OfficialProCap as OfficialProCap
+from lightning_idc.methods.procap.official.module import OfficialProcedureModel as OfficialProcedureModel
 from lightning_idc.methods.procap.official.procedure import LogarithmicWarmup as LogarithmicWarmup
 from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureModel
 from lightning_idc.methods.procap.procedure import WarmupHold as WarmupHold

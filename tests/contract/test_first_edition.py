@@ -10,9 +10,10 @@ import pytest
 import torch
 
 from lightning_idc.core.loading import load_captioner, load_module
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods import OfficialProCap, OfficialProcedureModel, ProCap, ProcedureModel
 from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder
-from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.nn.backbones import SmallCNN, load_backbone
 from lightning_idc.nn.image_tokenizer import load_image_tokenizer
 
@@ -48,6 +49,26 @@ def test_a_retrieval_encoder_embeds_the_same() -> None:
 def test_a_first_stage_of_procap_loads(variant: str) -> None:
     module = load_module(ProcedureModel, HERE / f"procedure_{variant}.ckpt")
     assert sum(p.numel() for p in module.built_net.parameters()) > 1000
+    assert type(module) is {"paper": ProcedureModel, "official": OfficialProcedureModel}[variant]
+    assert "variant" not in module.hparams
+
+
+def test_what_was_a_variant_is_a_class() -> None:
+    assert type(load_captioner(HERE / "procap_official.ckpt")) is OfficialProCap
+    assert type(load_captioner(HERE / "procap_paper.ckpt")) is ProCap
+    assert "variant" not in OfficialProCap(variant="official", tokenizer={}).hparams
+    with pytest.raises(ConfigError, match="OfficialProCap"):
+        ProCap(variant="official")
+
+
+def test_a_checkpoint_stores_the_public_name(tmp_path: Path) -> None:
+    module = load_captioner(HERE / "vlm.ckpt")
+    module.save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    assert config["class_path"] == "lightning_idc.methods.VLMCaptioner"
+    assert {entry["class_path"] for entry in config["init_args"]["adapters"].values()} == {
+        "lightning_idc.methods.LoraAdapter"
+    }
 
 
 def test_pretrained_parts_load() -> None:

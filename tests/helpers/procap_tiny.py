@@ -9,10 +9,9 @@ import torch
 from lightning.pytorch import Trainer
 
 from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.methods import OfficialProCap, OfficialProcedureModel, ProCap, ProcedureModel
 from lightning_idc.methods.procap.flow import CrossFade
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
-from lightning_idc.methods.procap.module import ProCap
-from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
 
 QUIET: dict[str, Any] = {
@@ -53,12 +52,14 @@ def procedures(folder: Path) -> str:
 
 def first_stage(folder: Path, **options: Any) -> ProcedureModel:
     settings = {**SIZES, "dropout": 0.1, **options}
-    return ProcedureModel(procedures=str(folder / "procedures"), tokenizer=str(folder / "tokenizer.ckpt"), **settings)
+    kind = OfficialProcedureModel if settings.pop("variant", "paper") == "official" else ProcedureModel
+    return kind(procedures=str(folder / "procedures"), tokenizer=str(folder / "tokenizer.ckpt"), **settings)
 
 
 def second_stage(folder: Path, **options: Any) -> ProCap:
     settings = {"tokenizer": str(folder / "tokenizer.ckpt"), **SIZES, **DECODER, **options}
-    return ProCap(**settings)
+    kind = OfficialProCap if settings.pop("variant", "paper") == "official" else ProCap
+    return kind(**settings)
 
 
 def prepared(folder: Path) -> Path:

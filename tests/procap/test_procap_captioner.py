@@ -100,7 +100,7 @@ def test_what_is_missing_is_named(folder: Path) -> None:
         built(folder, tokenizer=None)
     with pytest.raises(PairError, match="size of the images"):
         built(folder, image_size=None)
-    with pytest.raises(PairError, match="of the variant 'paper'"):
+    with pytest.raises(PairError, match="of the edition 'paper'"):
         built(folder, variant="official", procedure=str(folder / "first.ckpt"))
     with pytest.raises(PairError, match="queries is -1"):
         second_stage(folder, queries=-1)

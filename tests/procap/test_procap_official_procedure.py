@@ -151,7 +151,7 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
     trainer = Trainer(**QUIET, max_epochs=1, enable_checkpointing=False)
     trainer.fit(model, data(folder, train_pairs=9))
     trainer.save_checkpoint(tmp_path / "first.ckpt")
-    again = ProcedureModel.load_from_checkpoint(tmp_path / "first.ckpt", weights_only=True)
+    again = type(model).load_from_checkpoint(tmp_path / "first.ckpt", weights_only=True)
     assert all(torch.equal(value, model.state_dict()[name]) for name, value in again.state_dict().items())
     second = second_stage(folder, variant="official", procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS)
     second.build()
@@ -160,7 +160,7 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
     # empty captions are the words 0 to 23, and the alignment token is left out
     assert torch.equal(encoder.control_words, torch.cat([first.words.weight[:24], first.special[1:]]))
     assert torch.equal(encoder.control_places, torch.cat([first.word_places, first.special_places[1:]]))
-    with pytest.raises(PairError, match="of the variant 'official'"):
+    with pytest.raises(PairError, match="of the edition 'official'"):
         second_stage(folder, procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS).build()
 
 

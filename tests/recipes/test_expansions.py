@@ -14,6 +14,7 @@ import pytest
 
 from lightning_idc.cli.recipe import Recipe, Stage, choices, load
 from lightning_idc.core.io import TRAINING_ONLY
+from lightning_idc.core.names import with_full_names
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = sorted((ROOT / "recipes").rglob("*.yaml"))
@@ -51,11 +52,11 @@ CHANGED = {
 
 
 def renamed(value: Any) -> Any:
-    """The stage ``look`` is called ``pretrain_backbone`` now."""
+    """The stage ``look`` is called ``pretrain_backbone`` now, and classes have the names of today."""
     text = (
         json.dumps(value).replace("stages.look.", "stages.pretrain_backbone.").replace('"look"', '"pretrain_backbone"')
     )
-    return json.loads(text)
+    return with_full_names(json.loads(text))
 
 
 def effective(stages: list[Stage]) -> list[dict[str, Any]]:

@@ -84,6 +84,12 @@ class PreferenceOptimization(AddonCallback):
             self.falling,
         )
 
+    def adopt(self, host: LightningModule, addon: Addon) -> None:
+        assert isinstance(addon, Preference)
+        self.negatives, self.reference = addon.negatives, addon.reference
+        if self.rivals is not None:
+            self.rivals.connect(train_data(host))
+
     def addon(self, host: LightningModule) -> Preference:
         """The add-on that this callback attached."""
         found = addons_of(host)[self.name]

@@ -115,9 +115,11 @@ class MaskedReconstructionAddon(Addon):
         return replace(batch, model_inputs={**batch.model_inputs, NOISE_MASK: bernoulli(chances)})
 
     def losses(self, step: TrainingStep) -> dict[str, Tensor]:
-        """L_MIR, as a mean over masked cells: its size must not follow their number.
+        """L_MIR, as a mean over pairs of the mean over masked cells: its size must not follow their number.
 
         NAMC Eq. 18
+
+        A mean of means, so that accumulated and distributed steps equal one big step.
         """
         if not self.weight:
             return {}
@@ -140,7 +142,8 @@ class MaskedReconstructionAddon(Addon):
             # without a description, the other image of the pair is what can tell of masked cells
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
         per_cell = self.target(encoder(tokens, partner, valid), batch.images.flatten(0, 1), grids)
-        return {"rebuild": (per_cell * masked).sum() / masked.sum().clamp(min=1)}
+        of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
+        return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
 
     def _encoder(self, host: LightningModule) -> MaskedImageEncoder:
         if self.own is not None:

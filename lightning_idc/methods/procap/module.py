@@ -3,57 +3,39 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.names import class_and_options
 from lightning_idc.core.schedules import Constant, Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import (
-    OfficialDecoder,
-    OfficialEncoder,
-    OfficialNet,
-    control_tables,
-    smoothed_divergence,
-)
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.nn.transformer import Decoder
+
+if TYPE_CHECKING:
+    from lightning_idc.methods.procap.procedure import ProcedureModel
 
 Tokenizer = str | dict[str, Any] | None
 
 
-@dataclass(frozen=True)
-class Variant:
-    """The networks of one reading of ProCap."""
-
-    encoder: type[ProcedureEncoder]
-    decoder: type[nn.Module]
-    net: type[ProCapNet]
-
-
-VARIANTS = {
-    "paper": Variant(ProcedureEncoder, Decoder, ProCapNet),
-    "official": Variant(OfficialEncoder, OfficialDecoder, OfficialNet),
-}
-
-
 class ProCap(PairCaptioner):
     """Captions a pair from its two images and k frames' worth of procedure queries between them.
+
+    :class:`~lightning_idc.methods.procap.official.module.OfficialProCap` is what the authors' code computes.
 
     Args:
         tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; that of ``procedure`` when None.
         procedure: checkpoint of ``ProcedureModel``, whose encoder training starts from; fresh weights when None.
         queries: k, frames of procedure queries; 0 is the static pair.
         explicit: folder of procedures; when given, k frames of them are encoded instead of queries (Table 14).
-        variant: ``paper``, or ``official`` for what the authors' code computes.
         width: of the encoder.
         layers: of the encoder.
         heads: of the encoder.
@@ -66,6 +48,11 @@ class ProCap(PairCaptioner):
     """
 
     vision_modules = ("net.encoder",)
+    edition: ClassVar[str] = "paper"
+    """Whose ProCap it is; both stages must agree."""
+    encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
+    decoder_class: ClassVar[type[nn.Module]] = Decoder
+    net_class: ClassVar[type[ProCapNet]] = ProCapNet
 
     def __init__(
         self,
@@ -73,7 +60,6 @@ class ProCap(PairCaptioner):
         procedure: str | None = None,
         queries: int = 2,
         explicit: str | None = None,
-        variant: Literal["paper", "official"] = "paper",
         width: int = 768,
         layers: int = 12,
         heads: int = 12,
@@ -84,20 +70,20 @@ class ProCap(PairCaptioner):
         encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
-        super().__init__(**options)
+        super().__init__(**without_variant(self, options))
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
-        for name in ("procedure", "encoder_schedule"):
+        for name in ("procedure", "encoder_schedule", "variant"):
             self.hparams.pop(name, None)
         self._procedure, self.encoder_schedule = procedure, encoder_schedule
         self.hparams["tokenizer"] = tokenizer if tokenizer is not None else procedure
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
-        options, variant = self.hparams, VARIANTS[self.hparams["variant"]]
+        options = self.hparams
         tokenizer = self.hparams_tokenizer()
-        encoder = variant.encoder(
+        encoder = self.encoder_class(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
             options["queries"] + 2,
@@ -106,12 +92,12 @@ class ProCap(PairCaptioner):
             options["heads"],
         )
         if self._procedure is not None:
-            start_from_procedure(encoder, self._procedure, options["variant"])
+            self.start_from_procedure(encoder, self._procedure)
         width, dropout = options["decoder_width"], options["dropout"]
-        decoder = variant.decoder(
+        decoder = self.decoder_class(
             len(vocabulary), width, options["decoder_layers"], options["decoder_heads"], 4 * width, dropout
         )
-        return variant.net(tokenizer, encoder, decoder, width)
+        return self.net_class(tokenizer, encoder, decoder, width)
 
     def hparams_tokenizer(self) -> ImageTokenizer:
         """Tokenizer that the hyper-parameters name, or, with weights to come, describe."""
@@ -136,11 +122,40 @@ class ProCap(PairCaptioner):
             batch.model_inputs["frames"] = torch.stack([self._keyframes.of(sample) for sample in samples])
         return batch
 
-    def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
-        if self.hparams["variant"] == "paper":
-            return super().caption_loss(features, batch)
-        logits = self.built_net.logits(features, batch.tokens[..., :-1])
-        return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
+    @reads_file("checkpoint")
+    def start_from_procedure(self, encoder: ProcedureEncoder, checkpoint: str) -> None:
+        """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, its encoder has another shape, or it is of the other edition.
+        """
+        found = read_checkpoint(checkpoint)
+        state, theirs = found["state_dict"], edition_of(found)
+        own = {
+            key.removeprefix("net.encoder."): value for key, value in state.items() if key.startswith("net.encoder.")
+        }
+        if not own:
+            raise CheckpointError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
+        if theirs != self.edition:
+            raise CheckpointError(
+                f"the first stage in {checkpoint!r} is of the edition {theirs!r} and {type(self).__name__} of "
+                f"{self.edition!r}; both stages must agree: ProcedureModel with ProCap, OfficialProcedureModel with "
+                "OfficialProCap"
+            )
+        own |= self.beside_encoder(state)
+        if encoder.frames == 2:
+            own["frame_place"] = own["frame_place"][[0, -1]]
+        try:
+            encoder.load_state_dict(own)
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of "
+                "both stages must agree"
+            ) from error
+
+    def beside_encoder(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Weights of the encoder that a first stage keeps elsewhere."""
+        return {}
 
     def schedule_of(self, group: str) -> Schedule:
         return self.encoder_schedule if group == "vision" else self.schedule
@@ -173,29 +188,23 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-@reads_file("checkpoint")
-def start_from_procedure(encoder: ProcedureEncoder, checkpoint: str, variant: str = "paper") -> None:
-    """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
+def without_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> dict[str, Any]:
+    """Options of a stage without ``variant``, by which one class was two in earlier versions.
 
     Raises:
-        PairError: there is no such checkpoint, its encoder has another shape, or it is of the other variant.
+        ConfigError: the variant is another class now.
     """
-    found = read_checkpoint(checkpoint)
-    state, theirs = found["state_dict"], found.get("hyper_parameters", {}).get("variant", "paper")
-    own = {key.removeprefix("net.encoder."): value for key, value in state.items() if key.startswith("net.encoder.")}
-    if not own:
-        raise PairError(f"{checkpoint!r} holds no procedure encoder; expected a checkpoint of ProcedureModel")
-    if theirs != variant:
-        raise PairError(f"the first stage in {checkpoint!r} is of the variant {theirs!r}; both stages must agree")
-    if isinstance(encoder, OfficialEncoder):
-        tables = (state[f"net.{name}"] for name in ("words.weight", "special", "word_places", "special_places"))
-        own["control_words"], own["control_places"] = control_tables(*tables)
-    if encoder.frames == 2:
-        own["frame_place"] = own["frame_place"][[0, -1]]
-    try:
-        encoder.load_state_dict(own)
-    except RuntimeError as error:
-        raise PairError(
-            f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of "
-            "both stages must agree"
-        ) from error
+    options = dict(options)
+    if (variant := options.pop("variant", module.edition)) != module.edition:
+        raise ConfigError(
+            f"variant {variant!r} is a class of its own now: OfficialProCap and OfficialProcedureModel compute what "
+            "the authors' code does, ProCap and ProcedureModel what the paper says"
+        )
+    return options
+
+
+def edition_of(checkpoint: Mapping[str, Any]) -> str:
+    """Whose first stage a checkpoint holds; one without a class, of an older version, is of the paper."""
+    options = checkpoint.get("hyper_parameters") or {}
+    name, _ = class_and_options(str(checkpoint.get("class_path", "ProcedureModel")), options)
+    return "official" if name.endswith(".OfficialProcedureModel") else str(options.get("variant", "paper"))

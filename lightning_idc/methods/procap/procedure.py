@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -16,19 +16,16 @@ from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSam
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.methods.procap.module import image_size_of, tokenizer_of
+from lightning_idc.methods.procap.module import image_size_of, tokenizer_of, without_variant
 from lightning_idc.methods.procap.net import ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import OfficialTrunk, read_weights, trunk_state
-from lightning_idc.methods.procap.official.procedure import (
-    LOSS_WEIGHTS,
-    MASK_RULES,
-    OfficialProcedureNet,
-    shifted_frame,
-    summed_consistency_loss,
-    swapped_halves,
+from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
+from lightning_idc.methods.procap.procedure_net import (
+    ProcedureNet,
+    ProcedureReader,
+    discrimination_loss,
+    masked_sequence_loss,
 )
-from lightning_idc.methods.procap.procedure_net import ProcedureNet, discrimination_loss, masked_sequence_loss
-from lightning_idc.methods.procap.warps import ColorShift, shifted_color, warp
+from lightning_idc.methods.procap.warps import shifted_color, warp
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
 
 
@@ -63,79 +60,42 @@ def captions_of_others(said: Sequence[list[int]], own: Sequence[list[list[int]]]
     return found
 
 
-@dataclass(frozen=True)
-class Reading:
-    """What one reading of the first stage is made of.
-
-    Args:
-        encoder: its encoder.
-        net: its network.
-        loss_weights: of masked sequence modelling, alignment and consistency.
-        masks: entire, random patch, in-block and out-of-block masking.
-        color: the warp of colors.
-        wrong_captions: chooses them within a batch.
-        consistency: loss of eq. 8 of right and wrong logits and who of them is not fully masked.
-    """
-
-    encoder: type[ProcedureEncoder]
-    net: Callable[..., ProcedureNet | OfficialProcedureNet]
-    loss_weights: tuple[float, float, float]
-    masks: tuple[MaskRule, ...]
-    color: ColorShift
-    wrong_captions: Callable[[Sequence[list[int]], Sequence[list[list[int]]]], list[int]]
-    consistency: Callable[[Tensor, Tensor, Tensor], Tensor]
-
-
 def mean_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tensor:
     """Eq. 8, a mean over the procedures that are not fully masked."""
     return discrimination_loss(whole, broken, seen, seen)
-
-
-READINGS = {
-    "paper": Reading(
-        ProcedureEncoder,
-        ProcedureNet,
-        (1.0, 1.0, 1.0),
-        RULES,
-        shifted_color,
-        captions_of_others,
-        mean_consistency_loss,
-    ),
-    "official": Reading(
-        OfficialTrunk,
-        OfficialProcedureNet,
-        LOSS_WEIGHTS,
-        MASK_RULES,
-        shifted_frame,
-        swapped_halves,
-        summed_consistency_loss,
-    ),
-}
 
 
 class ProcedureModel(PairCaptioner):
     """Reconstructs masked frames of procedures given their caption, and tells whole procedures from broken ones.
 
     It reads captions and writes none; its encoder is what the second stage begins with.
+    :class:`~lightning_idc.methods.procap.official.module.OfficialProcedureModel` is what the authors' code computes.
 
     Args:
         procedures: folder that ``FrameInterpolator`` wrote, with all pairs of the splits in use.
         tokenizer: checkpoint of ``TokenizerTraining``.
         keyframes: k, frames drawn of each procedure and visit.
         scale: of the similarities in eq. 2.
-        variant: ``paper``, or ``official`` for what the authors' code computes.
         trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the layers begin.
         width: of the encoder.
         layers: of the encoder.
         heads: of the encoder.
         dropout: share of activations dropped.
-        loss_weights: of masked sequence modelling, alignment and consistency; those of the variant when None.
+        loss_weights: of masked sequence modelling, alignment and consistency; those of the class when None.
         mask_probabilities: of entire, random patch, in-block and out-of-block masking.
         first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
     vision_modules = ("net.encoder",)
+    edition: ClassVar[str] = "paper"
+    encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
+    net_class: ClassVar[type[ProcedureReader]] = ProcedureNet
+    default_loss_weights: ClassVar[tuple[float, float, float]] = (1.0, 1.0, 1.0)
+    mask_rules: ClassVar[tuple[MaskRule, ...]] = RULES
+    color_shift = staticmethod(shifted_color)
+    captions_of_others = staticmethod(captions_of_others)
+    consistency_loss = staticmethod(mean_consistency_loss)
 
     def __init__(
         self,
@@ -143,7 +103,6 @@ class ProcedureModel(PairCaptioner):
         tokenizer: str | dict[str, Any] | None = None,
         keyframes: int = 2,
         scale: float = CLIP_SCALE,
-        variant: Literal["paper", "official"] = "paper",
         trunk: str | None = None,
         width: int = 768,
         layers: int = 12,
@@ -155,20 +114,20 @@ class ProcedureModel(PairCaptioner):
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(captions_per_pair=captions_per_pair, **options)
+        super().__init__(captions_per_pair=captions_per_pair, **without_variant(self, options))
         if captions_per_pair != 1:
             raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
-        self.reading = READINGS[variant]
+        self.hparams.pop("variant", None)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
-        self.hparams["loss_weights"] = list(loss_weights or self.reading.loss_weights)
+        self.hparams["loss_weights"] = list(loss_weights or self.default_loss_weights)
         self.hparams["mask_probabilities"] = list(mask_probabilities)
         self._trunk: str | None = self.hparams.pop("trunk")
         self._keyframes: Keyframes | None = None
 
-    def build_net(self, vocabulary: Vocabulary) -> ProcedureNet | OfficialProcedureNet:
+    def build_net(self, vocabulary: Vocabulary) -> ProcedureReader:
         options = self.hparams
         tokenizer, options["tokenizer"] = tokenizer_of(options["tokenizer"])
-        encoder = self.reading.encoder(
+        encoder = self.encoder_class(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
             options["keyframes"] + 2,
@@ -179,7 +138,7 @@ class ProcedureModel(PairCaptioner):
         )
         if self._trunk is not None:
             start_from_clip(encoder, self._trunk)
-        return self.reading.net(tokenizer, encoder, len(vocabulary))
+        return self.net_class(tokenizer, encoder, len(vocabulary))
 
     def adopt(self, hparams: dict[str, Any]) -> None:
         super().adopt(hparams)
@@ -218,9 +177,9 @@ class ProcedureModel(PairCaptioner):
         for row, sample in enumerate(samples):
             generator = torch.Generator().manual_seed(_seed(sample))
             chances = tuple(self.hparams["mask_probabilities"])
-            masked.append(multi_granularity_mask(grid, generator, chances, self.reading.masks))
+            masked.append(multi_granularity_mask(grid, generator, chances, self.mask_rules))
             others = torch.cat([frames[:row], frames[row + 1 :]]).flatten(0, 1)
-            warped.append(warp(frames[row], others, generator, self.reading.color))
+            warped.append(warp(frames[row], others, generator, self.color_shift))
         batch.model_inputs |= {
             "frames": frames,
             "warped": torch.stack(warped),
@@ -237,7 +196,7 @@ class ProcedureModel(PairCaptioner):
         lengths = 1 + batch.caption_mask[:, 0].sum(1)
         said = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
         own = [self.tokenize(sample.captions) for sample in samples]
-        return torch.tensor(self.reading.wrong_captions(said, own))
+        return torch.tensor(self.captions_of_others(said, own))
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         """Hidden states of the masked procedures; ``extras`` has the logits of both tokens and the targets.
@@ -281,7 +240,7 @@ class ProcedureModel(PairCaptioner):
         return {
             "msm": masked_sequence_loss(logits, targets),
             "align": discrimination_loss(aligned, misaligned, seen, known),
-            "consistency": self.reading.consistency(whole, broken, seen),
+            "consistency": self.consistency_loss(whole, broken, seen),
             "patches_right": _percent(logits.argmax(-1) == targets),
             "alignment_right": _percent(torch.cat([aligned[seen] > 0, misaligned[known] <= 0])),
             "consistency_right": _percent(torch.cat([whole[seen] > 0, broken[seen] <= 0])),

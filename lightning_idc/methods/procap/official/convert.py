@@ -22,6 +22,7 @@ from lightning_idc.methods.procap.official.encoder import (
     renamed,
     trunk_state,
 )
+from lightning_idc.methods.procap.official.module import OfficialProCap, OfficialProcedureModel
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining
 
@@ -230,10 +231,9 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     for name in ("words.weight", "words.bias"):
         decoder[name] = decoder[name][rows]
     width, stride = encoder["mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
-    model = ProCap(
+    model = OfficialProCap(
         tokenizer=config,
         queries=len(encoder["frame_place"]) - 2,
-        variant="official",
         width=width,
         layers=_layers(encoder),
         heads=max(1, width // 64),
@@ -277,10 +277,9 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     config, tokenizer = tokenizer_state(below(state, "vae.model."))
     own = procedure_state(state)
     width, stride = own["encoder.mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
-    model = ProcedureModel(
+    model = OfficialProcedureModel(
         procedures,
         tokenizer=config,
-        variant="official",
         keyframes=len(own["encoder.frame_place"]) - 2,
         width=width,
         layers=_layers(below(own, "encoder.")),

@@ -1,6 +1,6 @@
 """What the authors' code does otherwise than their paper says, so that their weights give their numbers.
 
-Used with ``variant: official``. README.md lists every difference; here stands how each is computed.
+README.md lists every difference; here stands how each is computed.
 """
 
 from __future__ import annotations

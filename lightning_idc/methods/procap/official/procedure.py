@@ -1,4 +1,4 @@
-"""The first stage as the authors' code computes it, for ``variant: official``; README.md lists every difference."""
+"""The first stage as the authors' code computes it; README.md lists every difference."""
 
 from __future__ import annotations
 

@@ -1,0 +1,34 @@
+"""Run by test_plugins.py as two gloo processes: trains every plug-in of the table and writes the weights."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from helpers.plugins import PLUGINS, train
+from helpers.processes import gloo
+from torch import distributed
+
+
+def main(out: Path) -> None:
+    torch.set_num_threads(1)
+    found: dict[str, Any] = {}
+    for name, plugin in PLUGINS.items():
+        model = train(name, out.parent, plugin.callbacks(), batch_size=2, strategy=gloo("ddp"), devices=2)
+        state = {key: value.clone() for key, value in model.state_dict().items()}
+        equal = True
+        for value in state.values():
+            other = value.clone()
+            distributed.broadcast(other, 0)
+            equal &= torch.equal(other, value)
+        agreed = torch.tensor(int(equal))
+        distributed.all_reduce(agreed, distributed.ReduceOp.MIN)
+        found[name] = {"state": state, "replicas_equal": bool(agreed)}
+    if distributed.get_rank() == 0:
+        torch.save(found, out)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
