@@ -66,6 +66,8 @@ class PairModule(AddonHost):
     """Paths of the sub-modules whose parameters form the group ``vision``."""
     word_hparams: tuple[str, ...] = ()
     """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    renamed_weights: tuple[tuple[str, str], ...] = (("adapter.", "adapters."),)
+    """Beginnings of names of weights in checkpoints of earlier editions, and what they are now."""
     sharded_methods: tuple[str, ...] = ()
     """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
 
@@ -89,7 +91,7 @@ class PairModule(AddonHost):
         self.adapters = AdapterSet(self.hparams)
         self._unchecked: tuple[Tensor, list[str]] | None = None
         self._rng: list[dict[str, Tensor]] | None = None
-        cast(Any, self).register_load_state_dict_pre_hook(rename_adapters)
+        cast(Any, self).register_load_state_dict_pre_hook(rename_weights)
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
     # ---- what a subclass writes -------------------------------------------------------------------------
@@ -412,11 +414,13 @@ class PairModule(AddonHost):
         self.build()
 
 
-def rename_adapters(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Rename the weights of adapters in checkpoints of the first edition: a ``load_state_dict`` pre-hook."""
-    old = f"{prefix}adapter."
-    for key in [key for key in state_dict if key.startswith(old)]:
-        state_dict[f"{prefix}adapters.{key[len(old) :]}"] = state_dict.pop(key)
+def rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Rename the weights of checkpoints of earlier editions: a ``load_state_dict`` pre-hook."""
+    assert isinstance(module, PairModule)
+    for before, now in module.renamed_weights:
+        old = f"{prefix}{before}"
+        for key in [key for key in state_dict if key.startswith(old)]:
+            state_dict[f"{prefix}{now}{key[len(old) :]}"] = state_dict.pop(key)
 
 
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:

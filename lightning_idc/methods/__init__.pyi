@@ -39,6 +39,7 @@ from lightning_idc.methods.namc.mining import SimilarPairs as SimilarPairs
 from lightning_idc.methods.namc.module import NAMC as NAMC
 from lightning_idc.methods.namc.relevance import RelevancePretraining as RelevancePretraining
 from lightning_idc.methods.pair_transformer.module import PairTransformer as PairTransformer
+from lightning_idc.methods.pretraining.cell_classification import CellNaming as CellNaming
 from lightning_idc.methods.pretraining.cell_classification import ChangeNaming as ChangeNaming
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming as ObjectNaming
 from lightning_idc.methods.procap.flow import CrossFade as CrossFade

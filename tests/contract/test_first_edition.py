@@ -10,15 +10,30 @@ import pytest
 import torch
 
 from lightning_idc.core.loading import load_captioner, load_module
+from lightning_idc.core.module import PairModule
 from lightning_idc.errors import ConfigError
-from lightning_idc.methods import OfficialProCap, OfficialProcedureModel, ProCap, ProcedureModel
-from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
+from lightning_idc.methods import (
+    ObjectNaming,
+    OfficialProCap,
+    OfficialProcedureModel,
+    PairNaming,
+    ProCap,
+    ProcedureModel,
+    RelevancePretraining,
+    TokenizerTraining,
+)
+from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval, load_tower
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder
 from lightning_idc.nn.backbones import SmallCNN, load_backbone
 from lightning_idc.nn.image_tokenizer import load_image_tokenizer
 
 HERE = Path(__file__).parents[1] / "fixtures" / "first_edition"
 EXPECTED: dict[str, dict[str, Any]] = json.loads((HERE / "expected.json").read_text(encoding="utf-8"))
+CLIP = {
+    "embed_dim": 8,
+    "vision_cfg": {"image_size": 16, "layers": 2, "width": 16, "head_width": 8, "patch_size": 8},
+    "text_cfg": {"context_length": 8, "vocab_size": 8, "width": 8, "heads": 2, "layers": 1},
+}
 CAPTIONERS = ["pair_transformer", "namc", "clip4idc", "procap_paper", "procap_official", "vlm"]
 
 
@@ -51,6 +66,33 @@ def test_a_first_stage_of_procap_loads(variant: str) -> None:
     assert sum(p.numel() for p in module.built_net.parameters()) > 1000
     assert type(module) is {"paper": ProcedureModel, "official": OfficialProcedureModel}[variant]
     assert "variant" not in module.hparams
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("object_naming", ObjectNaming), ("tokenizer", TokenizerTraining), ("relevance", RelevancePretraining)],
+)
+def test_a_pre_training_loads_all_of_its_weights(name: str, kind: type[PairModule]) -> None:
+    stored = torch.load(HERE / f"{name}.ckpt", weights_only=True)["state_dict"]
+    found = load_module(kind, HERE / f"{name}.ckpt").state_dict()
+    assert len(found) == len(stored)
+    for key, value in stored.items():
+        assert any(key.split(".", 1)[-1] in new and torch.equal(found[new], value) for new in found), key
+
+
+def test_a_tower_that_named_cells_with_a_matrix_loads(tmp_path: Path) -> None:
+    naming = PairNaming(CLIP, 1, classes=[3])
+    state = {key.replace("net.backbone.", "").replace("net.", ""): value for key, value in naming.state_dict().items()}
+    state["head.weight"] = state["head.weight"][..., 0, 0]
+    assert "tower.side" in state
+    torch.save({"state_dict": state, "hyper_parameters": dict(naming.hparams)}, tmp_path / "tower.ckpt")
+    again = load_module(PairNaming, tmp_path / "tower.ckpt")
+    assert all(torch.equal(value, naming.state_dict()[key]) for key, value in again.state_dict().items())
+    other = PairNaming(CLIP, 1, classes=[3]).tower
+    load_tower(other, tmp_path / "tower.ckpt")
+    assert torch.equal(other.side, naming.tower.side) and torch.equal(
+        other.clip.visual.proj, naming.tower.clip.visual.proj
+    )
 
 
 def test_what_was_a_variant_is_a_class() -> None:

@@ -249,7 +249,8 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
         PairError: the checkpoint is missing or holds another tower.
     """
     state = read_checkpoint(checkpoint)["state_dict"]
-    own = {key.removeprefix("tower."): value for key, value in state.items() if key.startswith("tower.")}
+    prefix = "tower." if any(key.startswith("tower.") for key in state) else "net.backbone.tower."
+    own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
     if not seen:
         raise PairError(f"{str(checkpoint)!r} holds no image tower; expected a checkpoint of PairNaming")

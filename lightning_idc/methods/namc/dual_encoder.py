@@ -175,8 +175,8 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     if options is None:
         raise PairError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
     encoder = SmallDualEncoder(**options)
-    prefix = "encoder."
     state = checkpoint["state_dict"]
+    prefix = "encoder." if any(key.startswith("encoder.") for key in state) else "net."
     encoder.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
     return encoder.eval()
 

@@ -10,23 +10,21 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.core.module import ProvidesCaptions
-from lightning_idc.core.schedules import Schedule, WarmupCosine, scheduled
-from lightning_idc.core.types import PairError
+from lightning_idc.core.module import PairModule, ProvidesCaptions
+from lightning_idc.core.schedules import Schedule, WarmupCosine
 from lightning_idc.core.vocabulary import Vocabulary, words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction
 from lightning_idc.methods.namc.noise import per_word, relevance, token_similarity
 from lightning_idc.nn.backbones import build_backbone, load_backbone
 
 
-class RelevancePretraining(LightningModule):
+class RelevancePretraining(PairModule):
     """Trains a `SmallDualEncoder` to match each image of a pair with its object description.
 
     The loss is CLIP's (InfoNCE), on whole images with whole texts and once more on the late interaction of words and
@@ -43,11 +41,12 @@ class RelevancePretraining(LightningModule):
         backbone_weights: checkpoint that the backbone starts from.
         freeze_backbone: train everything else only.
         scale: 1 / temperature.
-        optimizer: makes the optimizer.
         schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
-    encoder: SmallDualEncoder | None
+    vision_modules = ("net",)
+    renamed_weights = (("encoder.", "net."),)
 
     def __init__(
         self,
@@ -58,51 +57,51 @@ class RelevancePretraining(LightningModule):
         backbone_weights: str | None = None,
         freeze_backbone: bool = False,
         scale: float = 20.0,
-        optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "schedule", "backbone_weights"])
-        self.optimizer, self.schedule, self.weights = optimizer, schedule, backbone_weights
-        self.encoder = None
+        super().__init__(schedule=schedule, **options)
+        # a checkpoint brings all weights, so it must not ask for the file again
+        self._weights: str | None = self.hparams.pop("backbone_weights")
         self._options: dict[str, Any] = {}
         self._judged: list[tuple[float, bool, bool]] = []
 
-    def configure_model(self) -> None:
-        if self.encoder is not None or self._trainer is None:
-            return  # made already, or about to be made from a checkpoint
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
+    def make_net(self) -> SmallDualEncoder | None:
+        if not self._options and self.data is None:
+            return None  # about to be made from a checkpoint
+        options = self._options = self._options or self._options_from_data()
+        encoder = SmallDualEncoder(**options)
+        if self._weights is not None:
+            load_backbone(encoder.backbone, self._weights)
+        return encoder
+
+    def _options_from_data(self) -> dict[str, Any]:
+        data = self.data
         if not isinstance(data, ProvidesCaptions):
-            raise PairError(f"{type(self).__name__} learns its words from a data module with train_captions()")
-        words = Vocabulary.build(data.train_captions()).words
+            raise ConfigError(f"{type(self).__name__} learns its words from a data module with train_captions()")
         size = data.image_size or (64, 64)
         with torch.no_grad():
             found = build_backbone(self.hparams["backbone"]).eval()(torch.zeros(1, 3, *size, dtype=torch.uint8))
-        self._build(
-            {
-                "vocabulary": vocabulary_with_mask(words),
-                "grid": (int(found.shape[-2]), int(found.shape[-1])),
-                "size": size,
-                **{name: self.hparams[name] for name in ("width", "layers", "heads", "backbone", "freeze_backbone")},
-            }
-        )
-        if self.weights is not None:
-            load_backbone(self._encoder.backbone, self.weights)
-
-    def _build(self, options: dict[str, Any]) -> None:
-        self._options = options
-        self.encoder = SmallDualEncoder(**options)
+        return {
+            "vocabulary": vocabulary_with_mask(Vocabulary.build(data.train_captions()).words),
+            "grid": (int(found.shape[-2]), int(found.shape[-1])),
+            "size": size,
+            **{name: self.hparams[name] for name in ("width", "layers", "heads", "backbone", "freeze_backbone")},
+        }
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         checkpoint["dual_encoder"] = self._options
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self._build(checkpoint["dual_encoder"])
+        self._options, self._weights, self.net = checkpoint["dual_encoder"], None, None
+        super().on_load_checkpoint(checkpoint)
 
     @property
-    def _encoder(self) -> SmallDualEncoder:
-        assert self.encoder is not None
-        return self.encoder
+    def encoder(self) -> SmallDualEncoder:
+        """The pair of encoders."""
+        found: SmallDualEncoder = self.built_net
+        return found
 
     def _texts(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
         """Object descriptions of both sides, as words."""
@@ -111,32 +110,31 @@ class RelevancePretraining(LightningModule):
             words = words_of(texts[0])
             spans = component_spans(words)
             if spans is None:
-                raise PairError(
+                raise DataError(
                     f"pair {name!r}: {texts[0]!r} does not follow the template of implicit-change descriptions"
                 )
             for side, span in zip(sides, spans, strict=True):
                 side.append(words[span.start : span.stop])
         return sides
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
         images: Tensor = batch["images"]
         texts = self._texts(batch["captions"], batch["ids"])
-        seen, read = self._encoder.look(images.transpose(0, 1).flatten(0, 1)), self._encoder.read(texts[0] + texts[1])
+        seen, read = self.encoder.look(images.transpose(0, 1).flatten(0, 1)), self.encoder.read(texts[0] + texts[1])
         loss = torch.zeros((), device=images.device)
         for side in range(2):
             rows = slice(side * len(images), (side + 1) * len(images))
             similarity = late_interaction(seen.patches[rows], read.tokens[rows], read.word_of[rows] >= 0)
             loss = loss + info_nce_of_similarity(similarity, scale=self.hparams["scale"])
             loss = loss + info_nce(seen.whole[rows], read.whole[rows], scale=self.hparams["scale"])
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
         return loss
 
     def validation_step(self, batch: dict[str, Any], batch_idx: int) -> None:
         images: Tensor = batch["images"]
         texts = self._texts(batch["captions"], batch["ids"])
-        data = self.trainer.datamodule  # type: ignore[attr-defined]
+        data = self.data
         for side in range(2):
-            scores = word_relevance(self._encoder, images[:, side], texts[side])
+            scores = word_relevance(self.encoder, images[:, side], texts[side])
             if isinstance(data, SyntheticDescriptions):
                 for name, row in zip(batch["ids"], scores, strict=True):
                     planted = data.planted("val", name)
@@ -153,10 +151,6 @@ class RelevancePretraining(LightningModule):
             if any(wrong for _, wrong, _ in kept) and not all(wrong for _, wrong, _ in kept):
                 auc = 100 * noise_auc([score for score, _, _ in kept], [wrong for _, wrong, _ in kept])
                 self.log(f"val/{name}", auc, prog_bar=True, sync_dist=True)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer([p for p in self.parameters() if p.requires_grad])
-        return scheduled(optimizer, self.schedule, self.trainer)
 
 
 @torch.no_grad()

@@ -1,4 +1,4 @@
-"""Teach a backbone to name what stands, or what has changed, in each cell of the grid, before any caption is read.
+"""Pre-train an encoder by naming what is, or what has changed, in each cell of its grid.
 
 Recognising objects through the caption loss alone is slow; with labels of the objects (a renderer's, or a
 detector's) it takes seconds, and the captioner then only has to learn what changed and how to say it.
@@ -6,16 +6,16 @@ detector's) it takes seconds, and the captioner then only has to learn what chan
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 
-from lightning_idc.core.schedules import Schedule, WarmupLinear, scheduled
-from lightning_idc.core.types import PairError
+from lightning_idc.core.module import PairModule
+from lightning_idc.core.schedules import Schedule, WarmupLinear
+from lightning_idc.errors import DataError
 from lightning_idc.nn.backbones import GridBackbone, build_backbone
 
 IGNORED = -100
@@ -46,87 +46,137 @@ def cells_named(logits: Sequence[Tensor], cells: Tensor) -> tuple[Tensor, int]:
     return 100 * named.float().sum() / max(1, len(named)), len(named)
 
 
-class ObjectNaming(LightningModule):
-    """Names attributes per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
+class CellNet(nn.Module):
+    """A grid of features with one linear layer that names what is in each cell.
 
-    Label 0 says that nothing stands in the cell, -100 that nobody knows.
+    Args:
+        backbone: maps images to a grid of features ``(M, width, h, w)``.
+        width: channels of the features.
+        outputs: number of logits per cell.
+        compares: read before, after and their difference of the grids of pairs, as a captioner's fusion does.
+    """
+
+    def __init__(self, backbone: nn.Module, width: int, outputs: int, compares: bool = False) -> None:
+        super().__init__()
+        self.backbone, self.compares = backbone, compares
+        self.head = nn.Conv2d(3 * width if compares else width, outputs, 1)
+        self.register_load_state_dict_pre_hook(_head_as_convolution)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Logits ``(M, outputs, h, w)``."""
+        if not self.compares:
+            return self.head(self.backbone(images))
+        before, after = self.backbone(images.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
+        return self.head(torch.cat([before, after, after - before], 1))
+
+
+def _head_as_convolution(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Some heads of earlier checkpoints are matrices."""
+    weight = state_dict.get(f"{prefix}head.weight")
+    if weight is not None and weight.ndim == 2:
+        state_dict[f"{prefix}head.weight"] = weight[..., None, None]
+
+
+class CellNaming(PairModule):
+    """Trains an encoder by naming attributes of the cells of its grid; subclasses say which encoder.
+
+    Label 0 means an empty cell, -100 an unknown one. Validation reports in which share of the cells with a label above
+    0 all attributes are right.
+
+    Args:
+        classes: number of classes of each of the A attributes, "nothing here" included.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
+    """
+
+    vision_modules = ("net",)
+    renamed_weights = (("backbone.", "net.backbone."), ("tower.", "net.backbone.tower."), ("head.", "net.head."))
+
+    def __init__(self, classes: Sequence[int], **options: Any) -> None:
+        super().__init__(**options)
+        self.classes = list(classes)
+        self.build()
+
+    @abstractmethod
+    def make_net(self) -> CellNet:
+        """The encoder, with a head for ``sum(self.classes)`` logits."""
+
+    def targets(self, cells: Tensor) -> Tensor:
+        """Labels ``(M, A, h, w)`` of the encoder's grids."""
+        return cells
+
+    @property
+    def backbone(self) -> Any:
+        """The encoder."""
+        return self.built_net.backbone
+
+    def forward(self, images: Tensor) -> list[Tensor]:
+        """Logits per attribute, ``(M, classes, h, w)``."""
+        return list(self.built_net(images).split(self.classes, 1))
+
+    def judged(self, batch: tuple[Tensor, Tensor]) -> tuple[list[Tensor], Tensor]:
+        """Logits and labels of a batch.
+
+        Raises:
+            DataError: the labels are of another grid or of other attributes.
+        """
+        images, cells = batch
+        logits, labels = self(images), self.targets(cells)
+        found, expected = tuple(labels.shape[1:]), (len(logits), *logits[0].shape[-2:])
+        if found != expected:
+            raise DataError(
+                f"the labels are {found[0]} attributes on a {found[1]}x{found[2]} grid; {type(self).__name__} names "
+                f"{expected[0]} on {expected[1]}x{expected[2]} for images of {images.shape[-2]}x{images.shape[-1]}; "
+                "set the data module's `grid`, or `classes`"
+            )
+        return logits, labels
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        return naming_loss(*self.judged(batch))
+
+    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
+        logits, cells = self.judged(batch)
+        right, count = cells_named(logits, cells)
+        self.log("val/loss", naming_loss(logits, cells), sync_dist=True, batch_size=len(cells))
+        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
+
+
+class ObjectNaming(CellNaming):
+    """Names objects per cell; batches are ``(images uint8 (N, 3, H, W), cells int64 (N, A, g, g))``.
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.
         backbone: ``cnn`` for the small one, or the name of a timm model.
         pretrained_backbone: load timm's weights.
-        optimizer: makes the optimizer.
         schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
+
+    compares: ClassVar[bool] = False
 
     def __init__(
         self,
         classes: Sequence[int] = (3, 9, 3, 4),
         backbone: str = "cnn",
         pretrained_backbone: bool = False,
-        optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "schedule"])
-        self.optimizer, self.schedule = optimizer, schedule
-        self.classes = list(classes)
-        self.backbone = self.make_backbone()
-        self.head = self.build_head()
+        super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:
         """What turns an image into a grid of features with ``width`` channels; subclasses may take another."""
         return build_backbone(self.hparams["backbone"], self.hparams["pretrained_backbone"])
 
-    def build_head(self) -> nn.Module:
-        """What turns the grid into logits; subclasses may look at more than one image."""
-        return nn.Conv2d(self.backbone.width, sum(self.classes), 1)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits per attribute, ``(N, classes, g, g)``."""
-        return list(self.head(self.backbone(images)).split(self.classes, 1))
-
-    def _logits(self, images: Tensor, cells: Tensor) -> list[Tensor]:
-        logits = self(images)
-        found, expected = tuple(cells.shape[-2:]), tuple(logits[0].shape[-2:])
-        if cells.shape[1] != len(logits):
-            raise PairError(f"the labels name {cells.shape[1]} attributes; `classes` names {len(logits)}")
-        if found != expected:
-            raise PairError(
-                f"the labels of a {found[0]}x{found[1]} grid meet a backbone that gives {expected[0]}x{expected[1]} "
-                f"for images of {images.shape[-2]}x{images.shape[-1]}; set the data module's `grid`"
-            )
-        return logits
-
-    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
-        images, cells = batch
-        loss = naming_loss(self._logits(images, cells), cells)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
-        return loss
-
-    def validation_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> None:
-        images, cells = batch
-        logits = self._logits(images, cells)
-        right, count = cells_named(logits, cells)
-        self.log("val/loss", naming_loss(logits, cells), sync_dist=True, batch_size=len(images))
-        self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
-
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
-        return scheduled(optimizer, self.schedule, self.trainer)
+    def make_net(self) -> CellNet:
+        backbone = self.make_backbone()
+        return CellNet(backbone, backbone.width, sum(self.classes), self.compares)
 
 
 class ChangeNaming(ObjectNaming):
     """Names what changed per cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
 
-    One linear layer reads before, after and their difference, as the captioner's fusion will: what it can name lies
-    open in the backbone's features. Label 0 says that nothing changed in the cell, -100 that nobody knows.
+    One linear layer reads before, after and their difference: what it can name, a captioner can read from the
+    backbone's features. Label 0 means that nothing changed in the cell, -100 an unknown one.
     """
 
-    def build_head(self) -> nn.Module:
-        return nn.Conv2d(3 * self.backbone.width, sum(self.classes), 1)
-
-    def forward(self, images: Tensor) -> list[Tensor]:
-        """Logits per attribute, ``(B, classes, g, g)``."""
-        before, after = self.backbone(images.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
-        return list(self.head(torch.cat([before, after, after - before], 1)).split(self.classes, 1))
+    compares = True

@@ -6,19 +6,25 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningModule
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, distributed, nn
 from torch.nn import functional as F
 
 from lightning_idc.core.distributed import is_distributed
-from lightning_idc.core.schedules import Constant, Schedule, scheduled
-from lightning_idc.core.types import PairError
+from lightning_idc.core.module import PairModule
+from lightning_idc.errors import DataError
 from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
 
 
-class TokenizerTraining(LightningModule):
+class TokenizerNet(nn.Module):
+    """An image tokenizer that is trained, with what else is trained beside it."""
+
+    def __init__(self, tokenizer: ImageTokenizer) -> None:
+        super().__init__()
+        self.tokenizer = tokenizer
+
+
+class TokenizerTraining(PairModule):
     """Trains an :class:`~lightning_idc.nn.image_tokenizer.ImageTokenizer` to give images back from their ids.
 
     The loss is L1 on pixels plus the codebook's and the commitment loss (Esser et al. 2021, eq. 4, without its
@@ -36,10 +42,11 @@ class TokenizerTraining(LightningModule):
         squared: weight of the squared error of pixels beside the absolute one, which may leave out what is small.
         start: checkpoint with a tokenizer to go on from, whose sizes count instead of those above.
         revive_every: steps after which entries that nothing chose meanwhile move to cells of the batch; 0 leaves them.
-        optimizer: makes the optimizer.
-        schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
+    vision_modules = ("net",)
+    renamed_weights = (("tokenizer.", "net.tokenizer."), ("head.", "net.head."))
     chosen: Tensor
     val_chosen: Tensor
 
@@ -56,29 +63,35 @@ class TokenizerTraining(LightningModule):
         squared: float = 0.0,
         start: str | None = None,
         revive_every: int = 50,
-        optimizer: OptimizerCallable = torch.optim.AdamW,
-        schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__()
-        self.save_hyperparameters(ignore=["optimizer", "schedule"])
-        self.optimizer, self.schedule = optimizer, schedule
-        if start is None:
-            self.tokenizer = ImageTokenizer(codebook_size, latent, width, multipliers, blocks, fold, attention)
-        else:
-            self.tokenizer = load_image_tokenizer(start).requires_grad_(True).train()
+        super().__init__(**options)
         # what was loaded describes itself, and a checkpoint must not ask for the file again
-        self.hparams.pop("start")
-        self.hparams.update(self.tokenizer.config)
+        self._start: str | None = self.hparams.pop("start")
+        self.build()
         self.commitment, self.squared, self.revive_every = commitment, squared, revive_every
         self.register_buffer("chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long))
         self.register_buffer(
             "val_chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long), persistent=False
         )
 
-    def training_step(self, batch: dict[str, Any], batch_idx: int) -> Tensor:
-        loss, _ = self.reconstruct(batch["images"].flatten(0, 1))
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(batch["images"]))
-        return loss
+    def make_net(self) -> TokenizerNet:
+        if self._start is not None:
+            tokenizer = load_image_tokenizer(self._start).requires_grad_(True).train()
+        else:
+            names = ("codebook_size", "latent", "width", "multipliers", "blocks", "fold", "attention")
+            tokenizer = ImageTokenizer(**{name: self.hparams[name] for name in names})
+        self.hparams.update(tokenizer.config)
+        return TokenizerNet(tokenizer)
+
+    @property
+    def tokenizer(self) -> ImageTokenizer:
+        """The tokenizer."""
+        found: ImageTokenizer = self.built_net.tokenizer
+        return found
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        return self.reconstruct(batch["images"].flatten(0, 1))[0]
 
     def reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of uint8 images ``(N, 3, H, W)``, and the encoder's features of them."""
@@ -135,11 +148,8 @@ class TokenizerTraining(LightningModule):
         self.log("val/codes_used", (share > 0).float().mean(), sync_dist=True)
         self.log("val/code_perplexity", torch.special.entr(share).sum().exp().float(), sync_dist=True)
 
-    def configure_optimizers(self) -> Any:
-        optimizer = self.optimizer(self.parameters())
-        return scheduled(optimizer, self.schedule, self.trainer)
-
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_save_checkpoint(checkpoint)
         checkpoint[CONFIG_KEY] = self.tokenizer.config
 
 
@@ -161,25 +171,33 @@ class NamingTokenizer(TokenizerTraining):
     def __init__(self, classes: Sequence[int] = (3, 9, 3, 4), naming: float = 1.0, **options: Any) -> None:
         super().__init__(**options)
         self.classes, self.naming = list(classes), naming
-        self.head = nn.Conv2d(self.tokenizer.latent, sum(self.classes), 1)
+
+    def make_net(self) -> TokenizerNet:
+        net = super().make_net()
+        net.head = nn.Conv2d(net.tokenizer.latent, sum(self.hparams["classes"]), 1)
+        return net
+
+    @property
+    def head(self) -> nn.Module:
+        """What names cells."""
+        found: nn.Module = self.built_net.head
+        return found
 
     def names(self, features: Tensor) -> list[Tensor]:
         """Logits per attribute, ``(N, classes, h, w)``, of the encoder's features."""
         return list(self.head(features).split(self.classes, 1))
 
-    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
         images, cells = batch
         loss, features = self.reconstruct(images)
         logits = self.names(features)
         if cells.shape[1] != len(logits) or cells.shape[-2:] != features.shape[-2:]:
-            raise PairError(
+            raise DataError(
                 f"the labels name {cells.shape[1]} attributes of {cells.shape[-2]}x{cells.shape[-1]} cells; the "
                 f"tokenizer has {len(logits)} and {features.shape[-2]}x{features.shape[-1]}; set `classes`, and the "
                 "data module's `grid`"
             )
-        loss = loss + self.naming * naming_loss(logits, cells)
-        self.log("train/loss", loss.detach(), prog_bar=True, batch_size=len(images))
-        return loss
+        return loss + self.naming * naming_loss(logits, cells)
 
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         images, cells = batch

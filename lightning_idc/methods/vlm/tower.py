@@ -10,8 +10,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor
 
 from lightning_idc.core.schedules import Schedule, WarmupLinear
@@ -63,18 +61,18 @@ class TowerNaming(ObjectNaming):
     Args:
         architecture: as of :class:`~lightning_idc.methods.vlm.module.VLMCaptioner`.
         classes: number of classes of each of the attributes, "nothing here" included.
-        optimizer: makes the optimizer.
         schedule: multiplier of the learning rate over the run.
+        options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
     def __init__(
         self,
         architecture: dict[str, Any],
         classes: Sequence[int] = (3, 9, 3, 4),
-        optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
+        **options: Any,
     ) -> None:
-        super().__init__(classes, optimizer=optimizer, schedule=schedule)
+        super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:
         return VisionTower(self.hparams["architecture"])
