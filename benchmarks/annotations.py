@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from environment import describe
+from _harness import report
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import FAST, score_captions
@@ -107,17 +107,13 @@ def main() -> None:
             for metric, value in part.items() if isinstance(part, dict) else ():
                 largest[metric] = max(largest.get(metric, 0.0), value)
     result = {
-        "question": "largest differences from pycocoevalcap on real references, scores x100",
-        "command": f"python benchmarks/annotations.py FOLDER --most {options.most}" + " --meteor" * options.meteor,
         "seconds": round(time.perf_counter() - began, 1),
         "largest_difference_x100": largest,
         "files": files,
-        "environment": describe("pycocoevalcap", java=True),
     }
-    text = json.dumps(result, indent=1)
-    print(text if options.out is None else json.dumps(largest))
     if options.out is not None:
-        options.out.write_text(text + "\n", encoding="utf-8")
+        print(json.dumps(largest))
+    report(result, options.out, "pycocoevalcap", seeds=[], java=True, quiet=options.out is not None)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import re
@@ -59,17 +58,3 @@ def describe(*packages: str, java: bool = False) -> dict[str, Any]:
     if java:
         facts["java"] = _java()
     return facts
-
-
-def report(result: dict[str, Any], out: Path | None) -> None:
-    """Print a result, and keep it where one asked for that.
-
-    Args:
-        result: plain values.
-        out: JSON file; None to print alone.
-    """
-    text = json.dumps(result, indent=1, ensure_ascii=False)
-    print(text)
-    if out:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(text + "\n", encoding="utf-8")

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, report
+from _harness import report
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from training import quiet_trainer
@@ -78,9 +78,7 @@ def main() -> None:
             "last_loss": {"computed": plain.loss, "cached": cached.loss},
             "bytes_per_image": kept / (2 * given.pairs),
         }
-    command = f"python benchmarks/features.py --pairs {given.pairs} --epochs {given.epochs}"
-    command += f" --backbones {' '.join(given.backbones)}"
-    report({"command": command, "environment": describe("timm"), "backbones": found}, given.out)
+    report({"backbones": found}, given.out, "timm", seeds=[1])
 
 
 if __name__ == "__main__":

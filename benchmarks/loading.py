@@ -8,14 +8,13 @@ Writes noise-free synthetic pictures as files of CLEVR-Change's size (480 x 320)
 from __future__ import annotations
 
 import argparse
-import json
 import tempfile
 import time
 from pathlib import Path
 
 import numpy as np
 import torch
-from environment import describe
+from _harness import report
 from PIL import Image
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
@@ -83,15 +82,8 @@ def main() -> None:
     for name, rates in results.items():
         print(f"{name:<45} {rates['median']:8,.0f} pairs/s")
     print(f"writing the shard took {seconds:.1f} s for {given.pairs} pairs")
-    if given.out:
-        told = {
-            "command": f"python benchmarks/loading.py --pairs {given.pairs} --size {given.size}",
-            "environment": describe(),
-            "pairs": given.pairs,
-            "shard_seconds": seconds,
-            "pairs_per_second": results,
-        }
-        given.out.write_text(json.dumps(told, indent=1) + "\n")
+    result = {"pairs": given.pairs, "shard_seconds": seconds, "pairs_per_second": results}
+    report(result, given.out, seeds=[], quiet=True)
 
 
 if __name__ == "__main__":

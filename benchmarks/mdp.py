@@ -15,7 +15,6 @@ parameters and time, which `cost` and the seconds here tell.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -26,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from environment import describe
+from _harness import report
 from training import quiet_trainer
 
 from lightning_idc.methods.m3diff.mdp import MultiScaleDifferentialPerception
@@ -193,11 +192,9 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     result = {"cost": cost, "gain": gain}[given.what](given)
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: value for name, value in vars(given).items() if name != "out"}
-        facts = describe("transformers", "lightning")
-        given.out.write_text(json.dumps({"settings": settings, "environment": facts, "result": result}, indent=2))
+    settings = {name: value for name, value in vars(given).items() if name != "out"}
+    seeds = given.seeds if given.what == "gain" else [0]
+    report({"settings": settings, "result": result}, given.out, "transformers", "lightning", seeds=seeds, quiet=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from environment import describe, report
+from _harness import report
 
 from lightning_idc.metrics import tokenizer
 from lightning_idc.metrics.captions import References, score_captions
@@ -104,8 +104,6 @@ def main() -> None:
 
     result = {
         "question": "seconds for BLEU-1..4, ROUGE-L and CIDEr-D with tokenisation; medians of runs in turn",
-        "command": f"python benchmarks/metrics.py --pairs {options.pairs} --references {options.references} "
-        f"--runs {options.runs}",
         "pairs": options.pairs,
         "references_per_pair": options.references,
         "wall_s": {name: round(statistics.median(seconds), 3) for name, seconds in wall.items()},
@@ -118,9 +116,8 @@ def main() -> None:
             for metric, value in scores["pycocoevalcap"].items()
         ),
         "scores": {metric: round(value, 3) for metric, value in scores["ours"].items()},
-        "environment": describe("pycocoevalcap", java=True),
     }
-    report(result, options.out)
+    report(result, options.out, "pycocoevalcap", seeds=[], java=True)
 
 
 if __name__ == "__main__":

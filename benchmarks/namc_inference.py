@@ -167,7 +167,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe, report
+    from _harness import report
 
     known = columns(options.device)
     wanted = {name: known[name] for name in options.columns or known}
@@ -179,9 +179,8 @@ def main() -> None:
         "batches": {
             batch: compare(wanted, batch, options.tokens, options.runs, options.device) for batch in options.batches
         },
-        "environment": describe("open_clip_torch"),
     }
-    report(result, options.out)
+    report(result, options.out, "open_clip_torch", seeds=[0, 1])
 
 
 if __name__ == "__main__":

@@ -306,7 +306,7 @@ def main() -> None:
         options.seeds = options.seeds[:1]
     if options.host != "namc" and "noise+reconstruction" in options.arms:
         parser.error("reconstruction needs --host namc: the other host's backbone is frozen here")
-    from environment import describe
+    from _harness import report
 
     torch.set_num_threads(1)
     result: dict[str, Any] = {
@@ -328,10 +328,8 @@ def main() -> None:
                 result["runs"][arm][seed] = study.arm(arm, seed, (found["image_share"], found["word_share"]))
                 result["summary"] = summary(result["runs"])
                 print(json.dumps({"seed": seed, "arm": arm, **result["runs"][arm][seed]}), flush=True)
-                if options.out:
-                    result["environment"] = describe("lightning")
-                    options.out.parent.mkdir(parents=True, exist_ok=True)
-                    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                # after each run, so that a benchmark that is stopped leaves what it has
+                report(result, options.out, "lightning", seeds=options.seeds, quiet=True)
     print(json.dumps({"relevance": result["relevance"], "summary": result["summary"]}, indent=1))
 
 

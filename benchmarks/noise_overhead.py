@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the paper's sizes; minutes per step on a CPU")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe, report
+    from _harness import report
 
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}
@@ -153,9 +153,8 @@ def main() -> None:
         "times_slower": {way: least[way] / least["neither"] for way in WAYS},
         "saved_for_backward_mb": {way: found[way][0]["saved_bytes"] / 1e6 for way in WAYS},
         "parameters_mb": {way: found[way][0]["parameter_bytes"] / 1e6 for way in WAYS},
-        "environment": describe("lightning", "open_clip_torch"),
     }
-    report(result, options.out)
+    report(result, options.out, "lightning", "open_clip_torch", seeds=[0, 1])
 
 
 if __name__ == "__main__":

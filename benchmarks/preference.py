@@ -155,14 +155,9 @@ def main() -> None:
         f"ADPO / DPO: time {ratios['time']:.3f} (at most {ADPO_TIME}), "
         f"memory {ratios['memory']:.3f} (at most {ADPO_MEMORY})"
     )
-    if given.out:
-        from environment import describe
+    from _harness import report
 
-        result = {
-            "command": f"python benchmarks/preference.py {' '.join(sys.argv[1:])}",
-            "environment": describe("lightning"),
-        }
-        given.out.write_text(json.dumps({**result, "ways": table, "adpo_over_dpo": ratios}, indent=1) + "\n")
+    report({"ways": table, "adpo_over_dpo": ratios}, given.out, "lightning", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

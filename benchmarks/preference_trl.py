@@ -436,12 +436,10 @@ def main() -> None:
         f"{ratios['faster']:.2f} times as fast (asked: {size.faster}), {ratios['memory']:.2f} of the memory "
         f"(asked: {SMALLER})"
     )
-    if given.out:
-        from environment import describe
+    from _harness import report
 
-        about = {"command": f"python benchmarks/preference_trl.py {' '.join(sys.argv[1:])}"}
-        about["environment"] = describe("lightning", "transformers", "trl", "accelerate")
-        given.out.write_text(json.dumps({**about, "sides": found, "ours_beside_trl": ratios}, indent=1) + "\n")
+    packages = ("lightning", "transformers", "trl", "accelerate")
+    report({"sides": found, "ours_beside_trl": ratios}, given.out, *packages, seeds=[0, 1], quiet=True)
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help="folder that keeps what was made; a temporary one when left out")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe, report
+    from _harness import report
 
     warnings.filterwarnings("ignore")
     with tempfile.TemporaryDirectory() as made:
@@ -191,9 +191,8 @@ def main() -> None:
         "scores": kept["scores"],
         **summary(kept["scores"]),
         "cpu_minutes": kept["seconds"] / 60,
-        "environment": describe("lightning"),
     }
-    report(result, options.out)
+    report(result, options.out, "lightning", seeds=options.seeds)
 
 
 if __name__ == "__main__":

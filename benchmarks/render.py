@@ -77,7 +77,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import describe, report
+    from _harness import report
 
     drawn = scenes(options.pairs)
     cold, warm = first_call()
@@ -89,9 +89,8 @@ def main() -> None:
         "numba": {str(size): speed(drawn, size, options.runs) for size in TARGETS},
         "targets": {str(size): target for size, target in TARGETS.items()},
         "first_call_s": {"compiling": cold, "cached": warm},
-        "environment": describe("numba"),
     }
-    report(result, options.out)
+    report(result, options.out, "numba", seeds=[])
 
 
 if __name__ == "__main__":

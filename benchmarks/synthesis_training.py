@@ -151,7 +151,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from environment import report
+    from _harness import report
 
     warnings.filterwarnings("ignore")
     began = time.monotonic()
@@ -179,15 +179,13 @@ def main() -> None:
             found["longer"].append({**captioned(options, None, epochs + more, seed), "epochs": epochs + more})
             print(f"seed {seed}, longer: {found['longer'][-1]}", flush=True)
             # after each seed, so that a run that is stopped leaves what it has
-            report(result(options, about, found, began), options.out)
+            done = options.seeds[: len(found["real"])]
+            report(result(options, about, found, began), options.out, "lightning", seeds=done)
 
 
 def result(
     options: argparse.Namespace, produced: dict[str, Any], found: dict[str, list[dict[str, float]]], began: float
 ) -> dict[str, Any]:
-    from environment import describe
-
-    runs = len(found["real"])
     return {
         "question": "Does a backbone that learned on produced pairs help a captioner on few real ones?",
         "real pairs": options.pairs,
@@ -195,14 +193,12 @@ def result(
         "epochs": options.epochs,
         "size": options.size,
         "test pairs": options.test_pairs,
-        "seeds": options.seeds[:runs],
         "scores": found,
         "mean": {
             name: {metric: statistics.fmean(run[metric] for run in scores) for metric in METRICS}
             for name, scores in found.items()
         },
         "minutes": round((time.monotonic() - began) / 60, 1),
-        "environment": describe("lightning"),
     }
 
 

@@ -17,7 +17,7 @@ import zipfile
 from pathlib import Path
 
 import pycocoevalcap
-from environment import describe, report
+from _harness import report
 from pycocoevalcap.tokenizer.ptbtokenizer import PUNCTUATIONS
 
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -64,15 +64,13 @@ def main() -> None:
         if ours != java
     ]
     result = {
-        "command": "python benchmarks/tokens.py",
         "captions": len(texts),
         "different": len(different),
         "equal_percent": round(100 * (1 - len(different) / len(texts)), 4),
         "cpu_s": round(seconds, 2),
         "examples": different[:40],
-        "environment": describe("pycocoevalcap", java=True),
     }
-    report(result, options.out)
+    report(result, options.out, "pycocoevalcap", seeds=[], java=True)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from environment import describe
+from _harness import report
 from torch import Tensor
 
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
@@ -227,11 +227,8 @@ def main() -> None:
             f"{way:<8}{row['median_s']:9.3f} s  {row['times_faster']:5.2f} x  {row['peak_mib']:9.0f} MiB  "
             f"off by {row['largest_difference']:.1e}"
         )
-    if given.out:
-        given.out.parent.mkdir(parents=True, exist_ok=True)
-        settings = {name: value for name, value in vars(given).items() if name not in ("out", "way")}
-        result = {"settings": settings, "environment": describe("transformers"), "ways": found}
-        given.out.write_text(json.dumps(result, indent=2))
+    settings = {name: value for name, value in vars(given).items() if name not in ("out", "way")}
+    report({"settings": settings, "ways": found}, given.out, "transformers", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

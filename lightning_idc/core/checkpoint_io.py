@@ -8,7 +8,7 @@ import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -64,7 +64,7 @@ def _save(content: dict[str, Any], path: Path) -> None:
     with path.open("wb") as file:
         recorder = _Recorder(file)
         try:
-            torch.save(content, recorder)  # type: ignore[arg-type]
+            torch.save(content, cast(Any, recorder))
         except Exception as error:
             raise recorder.error or error from None
 

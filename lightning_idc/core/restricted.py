@@ -52,8 +52,9 @@ class Inert(dict[Any, Any]):
     def add(self, item: Any) -> None:
         """Drop an item of something set-like."""
 
-    def __hash__(self) -> int:  # type: ignore[override]
-        return id(self)
+
+# dictionaries have no hash, but what is read may be a key or in a set
+cast(Any, Inert).__hash__ = object.__hash__
 
 
 class _Unpickler(pickle.Unpickler):
