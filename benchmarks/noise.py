@@ -45,7 +45,7 @@ from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstructio
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
 from lightning_idc.methods.namc.noise import (  # noqa: E402
     noise_probabilities,
-    per_word,
+    pool_subwords,
     random_probabilities,
     relevance,
     token_similarity,
@@ -221,9 +221,9 @@ def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
         spans = component_spans(words)
         assert spans is not None
         texts = [words[span.start : span.stop] for span in spans]
-        seen, read = encoder.look(torch.stack([sample.before, sample.after])), encoder.read(texts)
+        seen, read = encoder.encode_image(torch.stack([sample.before, sample.after])), encoder.encode_text(texts)
         patches, tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-        found = per_word(tokens, read.word_of, max(map(len, texts)))
+        found = pool_subwords(tokens, read.word_of, max(map(len, texts)))
         image_shares.append(float(noise_probabilities(patches, torch.ones_like(patches).bool(), IMAGE_SHARE).mean()))
         for side, span in enumerate(spans):
             of_words = found[side, : len(span)]

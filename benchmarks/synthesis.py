@@ -33,14 +33,14 @@ def scenes(count: int, size: int, light: bool, jitter: float, seed: int) -> list
     """Records of rendered pairs; without light both pictures have the same lights and the same camera."""
     from lightning_idc.data.synthetic.modes import clevr_change
     from lightning_idc.data.synthetic.render import render
-    from lightning_idc.data.synthetic.sampling import Dice
+    from lightning_idc.data.synthetic.sampling import Rng
     from lightning_idc.data.synthetic.truth import measure
     from lightning_idc.synthesis.records import Record
 
     records = []
     world = replace(clevr_change.WORLD, no_change=0.0, camera_jitter=jitter)
     for index in range(count):
-        pair = clevr_change.draw(Dice(np.random.default_rng([seed, index])), world)
+        pair = clevr_change.draw(Rng(np.random.default_rng([seed, index])), world)
         if not light:
             pair = replace(pair, after=replace(pair.after, lights=pair.before.lights, camera=pair.before.camera))
         images, seen = render([pair.before, pair.after], size, size)

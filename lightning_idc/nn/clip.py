@@ -82,6 +82,6 @@ def pad_texts(captions: Sequence[str], vocabulary: Vocabulary, longest: int) -> 
     return padded
 
 
-def at_end(x: Tensor, tokens: Tensor, end: int) -> Tensor:
+def eot_pooling(x: Tensor, tokens: Tensor, end: int) -> Tensor:
     """What stands at the first end token: ``(N, T, D)`` to ``(N, D)``."""
     return x[torch.arange(len(x), device=x.device), (tokens == end).int().argmax(1)]

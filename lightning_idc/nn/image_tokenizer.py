@@ -57,7 +57,7 @@ class CellAttention(nn.Module):
         return x + self.out(attended.mT.unflatten(2, x.shape[2:]))
 
 
-class Halve(nn.Module):
+class Downsample(nn.Module):
     """Half the resolution; padded on the right and below only, as the public weights expect."""
 
     def __init__(self, width: int) -> None:
@@ -68,7 +68,7 @@ class Halve(nn.Module):
         return self.conv(F.pad(x, (0, 1, 0, 1)))
 
 
-class Double(nn.Module):
+class Upsample(nn.Module):
     """Twice the resolution."""
 
     def __init__(self, width: int) -> None:
@@ -101,7 +101,7 @@ class ConvEncoder(nn.Sequential):
                 steps += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level + 1 < len(widths):
-                steps.append(Halve(width))
+                steps.append(Downsample(width))
             levels.append(nn.Sequential(*steps))
         super().__init__(
             nn.Conv2d(channels, widths[0], 3, padding=1),
@@ -125,7 +125,7 @@ class ConvDecoder(nn.Sequential):
                 steps += _block(width, outputs, attention and level + 1 == len(widths))
                 width = outputs
             if level:
-                steps.append(Double(width))
+                steps.append(Upsample(width))
             levels.append(nn.Sequential(*steps))
         super().__init__(
             nn.Conv2d(latent, widths[-1], 3, padding=1),

@@ -36,7 +36,7 @@ class FeedForward(nn.Sequential):
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.Dropout(dropout))
 
 
-class GridBias(nn.Module):
+class RelativePositionBias(nn.Module):
     """Learned attention bias by relative position of two cells of a grid, per head.
 
     Saying where one object stands to another needs relative places; a table of offsets gives them to the first

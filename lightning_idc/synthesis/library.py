@@ -68,7 +68,7 @@ def library_identity(library: str | Path | None) -> str:
 def rendered_things() -> tuple[Cutout, ...]:
     """CLEVR's shapes in all materials and colours, rendered one by one: 48 cut-outs."""
     from lightning_idc.data.synthetic.render import DEFAULT_LIGHTS, render
-    from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, Camera, Scene, Thing
+    from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, Camera, Scene, SceneObject
 
     camera = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.6), 11.5)
     names, scenes = [], []
@@ -76,7 +76,9 @@ def rendered_things() -> tuple[Cutout, ...]:
         for material in MATERIALS:
             for color in COLORS:
                 names.append(f"{color} {material} {shape}")
-                scenes.append(Scene((Thing(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS))
+                scenes.append(
+                    Scene((SceneObject(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS)
+                )
     pictures, seen = render(scenes, _SIDE, _SIDE)
     return tuple(_cut(name, picture, here == 0) for name, picture, here in zip(names, pictures, seen, strict=True))
 

@@ -12,7 +12,7 @@ from helpers import render_oracle
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
 
 BACKENDS = ["product", "oracle"]
 FRONT = Camera((8.0, 0.0, 0.7), (0.0, 0.0, 0.7), 40.0)  # level, looks along -x: right is +y, up is +z
@@ -23,12 +23,12 @@ def drawn(scenes: Sequence[Scene], height: int, width: int, backend: str) -> tup
     return {"product": render, "oracle": render_oracle.render}[backend](scenes, height, width)
 
 
-def scene(*things: Thing, camera: Camera = DEFAULT_CAMERA, lights: tuple[Light, ...] = DEFAULT_LIGHTS) -> Scene:
+def scene(*things: SceneObject, camera: Camera = DEFAULT_CAMERA, lights: tuple[Light, ...] = DEFAULT_LIGHTS) -> Scene:
     return Scene(things, camera, lights)
 
 
-def thing(shape: str = "sphere", x: float = 0.0, y: float = 0.0, **more: object) -> Thing:
-    return replace(Thing(shape, "large", "red", "rubber", x, y), **more)
+def thing(shape: str = "sphere", x: float = 0.0, y: float = 0.0, **more: object) -> SceneObject:
+    return replace(SceneObject(shape, "large", "red", "rubber", x, y), **more)
 
 
 def random_scenes(count: int, seed: int = 0) -> list[Scene]:
@@ -36,7 +36,7 @@ def random_scenes(count: int, seed: int = 0) -> list[Scene]:
     scenes = []
     for _ in range(count):
         things = [
-            Thing(
+            SceneObject(
                 str(rng.choice(SHAPES)), str(rng.choice(list(SIZES))), str(rng.choice(list(COLORS))),
                 str(rng.choice(MATERIALS)), *map(float, rng.uniform(-3, 3, 2)), float(rng.uniform(0, 6)),
             )

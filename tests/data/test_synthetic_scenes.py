@@ -15,7 +15,7 @@ from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, footprint, of
 from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
 from lightning_idc.data.synthetic.sampling import ScenePair
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, SceneObject
 
 
 def draw_many(mode: str, count: int, seed: int = 3) -> list[ScenePair]:
@@ -134,7 +134,7 @@ def test_exactly_the_named_change_happened(pairs: list[ScenePair]) -> None:
         else:
             assert (tuple(differing), gone, came) == (change.before, set(), set())
             old, new = before[change.before[0]], after[change.after[0]]
-            fields = {name for name in Thing.__slots__ if getattr(old, name) != getattr(new, name)}
+            fields = {name for name in SceneObject.__slots__ if getattr(old, name) != getattr(new, name)}
             expected = {"color": {"color"}, "texture": {"material"}, "move": {"x", "y"}}[pair.change_type]
             assert fields == expected
             if pair.change_type == "move":
@@ -169,10 +169,10 @@ def test_extreme_viewpoints_are_extreme() -> None:
 def test_relations_follow_the_camera() -> None:
     # a camera that looks along +y: right is +x, behind is +y
     view = view_of(Camera((0.0, -9.0, 5.0), (0.0, 0.0, 0.0)))
-    centre = Thing("cube", "small", "red", "metal", 0.0, 0.0)
+    centre = SceneObject("cube", "small", "red", "metal", 0.0, 0.0)
     places = {"right": (1.0, 0.0), "left": (-1.0, 0.0), "behind": (0.0, 1.0), "front": (0.0, -1.0)}
     for relation, (x, y) in places.items():
-        thing = Thing("cube", "small", "red", "metal", x, y)
+        thing = SceneObject("cube", "small", "red", "metal", x, y)
         assert [name for name in places if related(view, thing, name, centre)] == [relation]
 
 
@@ -224,8 +224,8 @@ def _brighter(scenes) -> float:
     return total[1] / total[0]
 
 
-def _differ(old: Thing, new: Thing) -> set[str]:
-    return {name for name in Thing.__slots__ if getattr(old, name) != getattr(new, name)}
+def _differ(old: SceneObject, new: SceneObject) -> set[str]:
+    return {name for name in SceneObject.__slots__ if getattr(old, name) != getattr(new, name)}
 
 
 TRUE_OF = {
@@ -267,7 +267,7 @@ FONT = {
 }  # fmt: skip
 
 
-def _spelled(dots: list[Thing], camera: Camera) -> str | None:
+def _spelled(dots: list[SceneObject], camera: Camera) -> str | None:
     """Read dots as the camera does: rows from far to near, columns from left to right."""
     view = view_of(camera)
     places = [

@@ -121,7 +121,7 @@ def imported(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: 
 @torch.no_grad()
 def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], dict[str, Tensor], int]) -> None:
     net, io = imported(official, "caption").net, official[1]
-    tokens = net.encoder.look(torch.cat([io["batch.3"], io["batch.4"]], 1))
+    tokens = net.encoder.encode_pair(torch.cat([io["batch.3"], io["batch.4"]], 1))
     torch.testing.assert_close(tokens, io["visual"], atol=1e-4, rtol=0)
     torch.testing.assert_close(net.encoder.pooled(tokens), io["pair_embedding"][:, 0], atol=1e-4, rtol=0)
     logits = net.logits(PairFeatures(tokens), io["batch.6"])
@@ -138,7 +138,7 @@ def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], 
 def test_retrieval_equals_the_official_code(official: tuple[dict[str, Tensor], dict[str, Tensor], int]) -> None:
     net, io, words = imported(official, "retrieval").net, official[1], official[2]
     net.vocabulary.special = SpecialIds(pad=0, bos=words - 2, eos=words - 1)
-    pairs = net.pooled(net.look(torch.cat([io["batch.3"], io["batch.4"]], 1)))
+    pairs = net.pooled(net.encode_pair(torch.cat([io["batch.3"], io["batch.4"]], 1)))
     # the recorded run read the decoder's input, which has no end token: its highest id, at which the official code
     # reads the text, is the begin token, and without an end token ours reads there, too
     texts = net.embed_tokens(io["batch.6"][:, 0])
@@ -209,13 +209,13 @@ def test_masked_tokens_of_a_pair_are_never_read() -> None:
 def test_which_image_came_first_matters_and_each_image_is_seen_with_the_other() -> None:
     net = tiny_net().encoder
     pairs = images(1)
-    tokens = net.look(net.normalized(pairs))
-    swapped = net.look(net.normalized(pairs.flip(1)))
+    tokens = net.encode_pair(net.normalized(pairs))
+    swapped = net.encode_pair(net.normalized(pairs.flip(1)))
     count = net.tokens_per_image
     assert not torch.allclose(tokens[:, :count], swapped[:, count:], atol=1e-3)
     changed = pairs.clone()
     changed[:, 1] = 255 - changed[:, 1]
-    assert not torch.allclose(net.look(net.normalized(changed))[:, :count], tokens[:, :count], atol=1e-4)
+    assert not torch.allclose(net.encode_pair(net.normalized(changed))[:, :count], tokens[:, :count], atol=1e-4)
 
 
 def test_every_parameter_that_trains_gets_a_gradient() -> None:

@@ -43,11 +43,11 @@ def test_unmasked_clip_is_clip(clip: ClipDualEncoder) -> None:
 
     images = torch.randint(0, 256, (3, 3, 32, 32), dtype=torch.uint8)
     normal = (images.float() - clip.mean) / clip.std
-    seen = clip.look(images)
+    seen = clip.encode_image(images)
     assert clip.grid == (4, 4) and seen.patches.shape == (3, 16, 24)
     torch.testing.assert_close(seen.whole, clip.model.encode_image(normal), rtol=1e-4, atol=1e-5)
     texts = ["a red cube, left of it", "bald eagle"]
-    read = clip.read([text.replace(",", " ,").split() for text in texts])
+    read = clip.encode_text([text.replace(",", " ,").split() for text in texts])
     ids = open_clip.tokenizer.SimpleTokenizer()(texts, context_length=20)
     torch.testing.assert_close(read.whole, clip.model.encode_text(ids), rtol=1e-4, atol=1e-5)
 
@@ -59,9 +59,9 @@ def test_clips_sub_words_belong_to_their_words(clip: ClipDualEncoder) -> None:
     counts = [len(SimpleTokenizer().encode(word)) for word in words]
     assert counts[1] > 1 and counts[2] == 3, "the test needs words of several pieces"
     expected = [-1, *(i for i, count in enumerate(counts) for _ in range(count)), -1]
-    found = clip.read([words]).word_of[0].tolist()
+    found = clip.encode_text([words]).word_of[0].tolist()
     assert found == expected
-    long = clip.read([["eagle"] * 40]).word_of[0].tolist()
+    long = clip.encode_text([["eagle"] * 40]).word_of[0].tolist()
     assert long == [-1, *range(18), -1], "what does not fit belongs to no token"
 
 
@@ -73,12 +73,14 @@ def small() -> SmallDualEncoder:
 
 
 def test_padding_and_other_texts_change_nothing(small: SmallDualEncoder) -> None:
-    alone = small.read([["a", "red", "cube"]])
-    among = small.read([["a", "red", "cube"], ["a", "small", "red", "cube", "and", "a", "large", "sphere"]])
+    alone = small.encode_text([["a", "red", "cube"]])
+    among = small.encode_text([["a", "red", "cube"], ["a", "small", "red", "cube", "and", "a", "large", "sphere"]])
     torch.testing.assert_close(among.tokens[0, :5], alone.tokens[0])
     torch.testing.assert_close(among.whole[0], alone.whole[0])
     assert among.word_of[0].tolist() == [-1, 0, 1, 2, -1, -1, -1, -1, -1, -1]
-    assert not torch.equal(small.read([["a", MASK_WORD, "cube"]]).tokens, small.read([["a", "gnu", "cube"]]).tokens)
+    assert not torch.equal(
+        small.encode_text([["a", MASK_WORD, "cube"]]).tokens, small.encode_text([["a", "gnu", "cube"]]).tokens
+    )
 
 
 @pytest.mark.parametrize("which", ["small", "clip"])
@@ -89,10 +91,10 @@ def test_a_masked_patch_is_not_seen(which: str, request: pytest.FixtureRequest) 
     one, cells = torch.randint(0, 256, (1, 3, size, size), dtype=torch.uint8), encoder.grid[0] * encoder.grid[1]
     masked = torch.ones(1, cells, dtype=torch.bool)
     other = 255 - one
-    torch.testing.assert_close(encoder.look(one, masked).patches, encoder.look(other, masked).patches)
+    torch.testing.assert_close(encoder.encode_image(one, masked).patches, encoder.encode_image(other, masked).patches)
     none = torch.zeros(1, cells, dtype=torch.bool)
-    torch.testing.assert_close(encoder.look(one, none).patches, encoder.look(one).patches)
-    assert not torch.equal(encoder.look(one).patches, encoder.look(other).patches)
+    torch.testing.assert_close(encoder.encode_image(one, none).patches, encoder.encode_image(one).patches)
+    assert not torch.equal(encoder.encode_image(one).patches, encoder.encode_image(other).patches)
 
 
 def test_auc_counts_the_pairs_in_the_right_order() -> None:

@@ -34,7 +34,7 @@ from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction, MaskedReconstructionAddon
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
-from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, paint, random_probabilities
+from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, fill_masked_patches, random_probabilities
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.procap.module import ProCap
@@ -190,7 +190,7 @@ def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Pa
             data.loader("train").dataset.transforms[0](data.source("train").load(i), torch.Generator()) for i in index
         ]
         true = torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
-        assert torch.equal(batch.images, paint(true, grid) if painted else true)
+        assert torch.equal(batch.images, fill_masked_patches(true, grid) if painted else true)
     assert torch.stack(shares).mean().item() == pytest.approx(0.2, abs=0.04)
 
 
@@ -224,13 +224,13 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
         images = torch.stack([torch.stack([s.before, s.after]) for s in samples])
         total = torch.zeros(())
         for side in range(2):
-            seen = addon.encoder.look(images[:, side], grid[:, side].flatten(1))
+            seen = addon.encoder.encode_image(images[:, side], grid[:, side].flatten(1))
             words = []
             for b, row in enumerate(step.batch.tokens[:, 0].tolist()):
                 kept = [model.vocabulary.words[i] for i in row[1 : step.batch.tokens.shape[-1]]]
                 spans = _spans(data, samples[b].id)
                 words.append(["[MASK]" if kept[i] == "<unk>" else kept[i] for i in spans[side]])
-            total = total + matching(seen.whole, addon.encoder.read(words).whole)
+            total = total + matching(seen.whole, addon.encoder.encode_text(words).whole)
         torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
         assert addon.losses(step) == {}, "what a step kept is forgotten after it"
 

@@ -11,11 +11,10 @@ from torch.nn import functional as F
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction, sdm
 from lightning_idc.methods.namc.noise import (
     noise_probabilities,
-    on_grid,
-    paint,
-    per_word,
+    pool_subwords,
     random_probabilities,
     relevance,
+    resize_mask,
     token_similarity,
 )
 
@@ -100,7 +99,7 @@ def test_relevance_ignores_special_tokens() -> None:
 def test_sub_words_count_as_one_word() -> None:
     values = torch.tensor([[9.0, 0.2, 0.4, 0.6, 9.0, 9.0]])
     word_of = torch.tensor([[-1, 0, 1, 1, -1, -1]])
-    torch.testing.assert_close(per_word(values, word_of, 3), torch.tensor([[0.2, 0.5, 0.0]]))
+    torch.testing.assert_close(pool_subwords(values, word_of, 3), torch.tensor([[0.2, 0.5, 0.0]]))
 
 
 def test_probability_of_masking_follows_the_paper() -> None:
@@ -119,10 +118,10 @@ def test_probability_of_masking_follows_the_paper() -> None:
 def test_masks_line_up_on_other_grids() -> None:
     mask = torch.zeros(1, 2, 2, dtype=torch.bool)
     mask[0, 0, 1] = True
-    assert on_grid(mask, (4, 4))[0].int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
-    assert torch.equal(on_grid(on_grid(mask, (6, 6)), (2, 2)), mask)
+    assert resize_mask(mask, (4, 4))[0].int().tolist() == [[0, 0, 1, 1], [0, 0, 1, 1], [0, 0, 0, 0], [0, 0, 0, 0]]
+    assert torch.equal(resize_mask(resize_mask(mask, (6, 6)), (2, 2)), mask)
     images = torch.arange(48, dtype=torch.uint8).view(1, 3, 4, 4)
-    painted = paint(images, mask)
-    hidden = on_grid(mask, (4, 4))[:, None].expand(1, 3, 4, 4)
+    painted = fill_masked_patches(images, mask)
+    hidden = resize_mask(mask, (4, 4))[:, None].expand(1, 3, 4, 4)
     assert torch.equal(painted[~hidden], images[~hidden])
     assert painted[0, 1, 0, 2:].tolist() == [round(sum(range(16, 32)) / 16)] * 2

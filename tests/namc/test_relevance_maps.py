@@ -46,7 +46,10 @@ def test_a_judgement_is_the_best_cosine(encoder: SmallDualEncoder, images: torch
     found = judge(encoder, images, CAPTION)
     for side, words in enumerate((["a", "small", "red", "cube"], ["a", "large", "sphere", "left", "of", "it"])):
         assert found[side].words == words
-        patches, tokens = encoder.look(images[side : side + 1]).patches[0], encoder.read([words]).tokens[0]
+        patches, tokens = (
+            encoder.encode_image(images[side : side + 1]).patches[0],
+            encoder.encode_text([words]).tokens[0],
+        )
         cosines = torch.stack(
             [torch.stack([F.cosine_similarity(p, tokens[1 + i], dim=0) for i in range(len(words))]) for p in patches]
         )

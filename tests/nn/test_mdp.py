@@ -8,7 +8,12 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import SPECIALS
-from lightning_idc.methods.m3diff.mdp import MDP, Differential, MultiScaleDifferentialPerception, matching_layers
+from lightning_idc.methods.m3diff.mdp import (
+    MDP,
+    DifferentialPerception,
+    MultiScaleDifferentialPerception,
+    matching_layers,
+)
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
 
@@ -18,7 +23,7 @@ def features(scales: int = 3, width: int = 12, places: int = 5) -> list[Tensor]:
 
 
 def test_difference_is_equations_1_to_3() -> None:
-    part = Differential(12, 3, 24, 1).double()
+    part = DifferentialPerception(12, 3, 24, 1).double()
     images = features()[0].double()
     first, second = images[:, 0], images[:, 1]
     w_m, w_p = part.gate.weight, part.combine.weight
@@ -50,9 +55,9 @@ def test_the_whole_is_equations_4_to_8() -> None:
         one, two = images[:, 0], images[:, 1]
         for layer in part.layers:
             n = layer.norm_delta(delta)
-            delta = delta + _attend(layer.look_at_difference, n, n)
+            delta = delta + _attend(layer.self_attn, n, n)
             a, b, q = layer.norm_images(one), layer.norm_images(two), layer.norm_query(delta)
-            delta = delta + _attend(layer.look_at_images, q, torch.cat([a, b, q], 1))
+            delta = delta + _attend(layer.cross_attn, q, torch.cat([a, b, q], 1))
             delta = delta + layer.feed(layer.norm_feed(delta))
             told = layer.norm_refined(delta)
             one = one + _attend(layer.refine, a, torch.cat([a, told], 1))
@@ -65,7 +70,7 @@ def test_the_whole_is_equations_4_to_8() -> None:
 
 
 def test_swapping_the_images_swaps_the_gates() -> None:
-    part = Differential(12, 3, 24, 1)
+    part = DifferentialPerception(12, 3, 24, 1)
     images = features()[0]
     part.combine.weight.data = torch.cat([torch.eye(12), torch.eye(12), torch.zeros(12, 12)], 1)
     torch.testing.assert_close(part.difference(images), part.difference(images.flip(1)))

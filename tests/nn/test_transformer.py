@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError
-from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer, GridBias
+from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer, RelativePositionBias
 
 
 def test_encoder_layer_equals_attention_written_out() -> None:
@@ -38,7 +38,7 @@ def test_decoder_layer_sees_only_the_past_and_the_memory_that_counts() -> None:
 
 @pytest.mark.parametrize("groups", [1, 2])
 def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
-    bias = GridBias(heads=2, grid=(3, 4), groups=groups)
+    bias = RelativePositionBias(heads=2, grid=(3, 4), groups=groups)
     torch.nn.init.normal_(bias.table)
     table = bias()
     cells = [(g, y, x) for g in range(groups) for y in range(3) for x in range(4)]

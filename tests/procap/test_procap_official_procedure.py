@@ -114,7 +114,7 @@ def test_the_consistency_token_never_sees_the_caption_and_the_alignment_token_do
     with torch.no_grad():
         hidden = []
         for batch in (one, other):
-            features = model.net.look(one.model_inputs["frames"])
+            features = model.net.tokenizer_features(one.model_inputs["frames"])
             hidden.append(
                 model.net(features, one.model_inputs["masked"], batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
             )
@@ -130,8 +130,8 @@ def test_input_and_target_are_of_differently_scaled_pixels(folder: Path) -> None
     with torch.no_grad():
         found = model.encode(batch).extras["targets"]
     assert torch.equal(found.view(-1, 4, 4), net.tokenizer.encode(flat))
-    assert torch.equal(net.look(frames).flatten(0, 1), net.tokenizer.features(flat.float() / 255))
-    assert not torch.allclose(net.look(frames).flatten(0, 1), net.tokenizer.features(as_pixels(flat)))
+    assert torch.equal(net.tokenizer_features(frames).flatten(0, 1), net.tokenizer.features(flat.float() / 255))
+    assert not torch.allclose(net.tokenizer_features(frames).flatten(0, 1), net.tokenizer.features(as_pixels(flat)))
 
 
 def test_its_loss_weights_and_the_first_caption(folder: Path) -> None:
@@ -182,7 +182,9 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
     frames = torch.randint(0, 256, (1, 4, 3, 224, 224), generator=dice(), dtype=torch.uint8)
     words = torch.tensor([model.tokenize(["a cube"])[0][1:]])
     with torch.no_grad():
-        hidden = model.net(model.net.look(frames), torch.zeros(1, 784).bool(), words, torch.ones_like(words).bool())
+        hidden = model.net(
+            model.net.tokenizer_features(frames), torch.zeros(1, 784).bool(), words, torch.ones_like(words).bool()
+        )
     assert hidden.visual.shape == (1, 784, 64) and bool(torch.isfinite(hidden.align).all())
     del state["text_emb.weight"]
     torch.save(state, tmp_path / "other.pt")

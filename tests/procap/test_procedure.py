@@ -57,7 +57,9 @@ def test_losses_by_hand_in_float64(folder: Path) -> None:
         msm, align, order = [], [], []
         net = model.net
         for row in range(3):
-            frames, warped = (net.look(batch.model_inputs[name][row : row + 1]) for name in ("frames", "warped"))
+            frames, warped = (
+                net.tokenizer_features(batch.model_inputs[name][row : row + 1]) for name in ("frames", "warped")
+            )
             own, other = words_of(batch, row), words_of(batch, int(batch.model_inputs["wrong_caption"][row]))
             true, swapped, broken = (
                 net(visual, masked[row : row + 1], words, torch.ones_like(words).bool())

@@ -25,7 +25,7 @@ from lightning_idc.core.store import (
     write_manifest,
 )
 from lightning_idc.data.synthetic.modes import load_mode
-from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World
+from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World
 from lightning_idc.data.synthetic.truth import measure
 
 VERSION = 1
@@ -82,7 +82,7 @@ class Key:
 def draw_pair(key: Key, index: int) -> ScenePair:
     """The scenes and captions of one pair, which depend on nothing but (seed, split, index) and the world."""
     seeds = np.random.SeedSequence([key.seed, SPLIT_CODES[key.split], index])
-    return load_mode(key.mode).draw(Dice(np.random.default_rng(seeds)), key.world)
+    return load_mode(key.mode).draw(Rng(np.random.default_rng(seeds)), key.world)
 
 
 def ensure(key: Key, root: Path, progress: bool = True, workers: int | None = None) -> Path:

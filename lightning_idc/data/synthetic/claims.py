@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any, NamedTuple
 
-from lightning_idc.data.synthetic.scene import Thing
+from lightning_idc.data.synthetic.scene import SceneObject
 
 
 class Attributes(NamedTuple):
@@ -25,7 +25,7 @@ class Attributes(NamedTuple):
     shape: str | None = None
 
     @classmethod
-    def of(cls, thing: Thing) -> Attributes:
+    def of(cls, thing: SceneObject) -> Attributes:
         """All four attributes of a thing."""
         return cls(thing.size, thing.color, thing.material, thing.shape)
 

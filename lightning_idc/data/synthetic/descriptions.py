@@ -22,7 +22,7 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
-from lightning_idc.data.synthetic.sampling import Dice
+from lightning_idc.data.synthetic.sampling import Rng
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
 
@@ -77,7 +77,7 @@ def object_descriptions(truth: Mapping[str, Any]) -> tuple[list[Part], list[Part
 
 def describe(
     truth: Mapping[str, Any],
-    dice: Dice,
+    rng: Rng,
     words: float = 0.0,
     descriptions: float = 0.0,
     other: Mapping[str, Any] | None = None,
@@ -86,7 +86,7 @@ def describe(
 
     Args:
         truth: of the pair.
-        dice: draws verbs and noise.
+        rng: draws verbs and noise.
         words: share of attribute words that are replaced by another word of their kind, such that the phrase
             names nothing in the image; where there is one, a word that is true of no thing in the image.
         descriptions: share of object descriptions that are replaced by those of ``other``.
@@ -94,13 +94,13 @@ def describe(
     """
     sides = object_descriptions(truth)
     strangers = None if other is None else object_descriptions(other)
-    verbs = (dice.pick(_VERBS), dice.pick(_VERBS))
+    verbs = (rng.pick(_VERBS), rng.pick(_VERBS))
     texts: list[str] = []
     labels: list[list[tuple[bool, bool]]] = []
     for side, (name, parts) in enumerate(zip(("before", "after"), sides, strict=True)):
-        strange = strangers is not None and dice.chance(descriptions)
+        strange = strangers is not None and rng.chance(descriptions)
         things = [_attributes(plain) for plain in truth[name]["things"]]
-        said, wrong = _say(strangers[side] if strange else parts, things, dice, 0.0 if strange else words)  # type: ignore[index]
+        said, wrong = _say(strangers[side] if strange else parts, things, rng, 0.0 if strange else words)  # type: ignore[index]
         texts.append(said)
         labels.append([(strange or false, attribute) for false, attribute in wrong])
     text = compose(texts[0], texts[1], verbs)
@@ -113,7 +113,7 @@ def describe(
 
 
 def _say(
-    parts: Sequence[Part], things: Sequence[Attributes], dice: Dice, share: float
+    parts: Sequence[Part], things: Sequence[Attributes], rng: Rng, share: float
 ) -> tuple[str, list[tuple[bool, bool]]]:
     """Words of a description with, for each, whether it is wrong and whether it names an attribute."""
     said: list[str] = []
@@ -125,9 +125,9 @@ def _say(
             continue
         phrase = part
         for kind in _KINDS:
-            wrong = _wrong_words(phrase, kind, things) if dice.chance(share) else []
+            wrong = _wrong_words(phrase, kind, things) if rng.chance(share) else []
             if wrong:
-                phrase = phrase._replace(**{kind: dice.pick(wrong)})
+                phrase = phrase._replace(**{kind: rng.pick(wrong)})
             labels.append((bool(wrong), True))
         said += [word for word in phrase if word]
     return " ".join(said), labels
@@ -161,10 +161,10 @@ class DescribedSource(PairSource):
 
     def _describe(self, index: int, words: float, descriptions: float, seed: int) -> Description:
         split = ("train", "val", "test").index(self.source.key.split)
-        dice = Dice(np.random.default_rng([_STREAM, seed, split, index]))
-        other = (index + dice.integer(1, max(1, len(self.source) - 1))) % len(self.source)
+        rng = Rng(np.random.default_rng([_STREAM, seed, split, index]))
+        other = (index + rng.integer(1, max(1, len(self.source) - 1))) % len(self.source)
         stranger = self.source.truth(other) if descriptions and other != index else None
-        return describe(self.source.truth(index), dice, words, descriptions, stranger)
+        return describe(self.source.truth(index), rng, words, descriptions, stranger)
 
     def captions(self, index: int) -> list[str]:
         return [self.described[index].text]
@@ -223,7 +223,7 @@ class SyntheticDescriptions(SyntheticPairs):
         """Whether a caption describes the before and the after image exactly as it would be without noise."""
         truth = self._rendered_pairs(split).truth(int(id.rpartition("-")[2]))
         said = components(caption)
-        right = components(describe(truth, Dice(np.random.default_rng(0))).text)
+        right = components(describe(truth, Rng(np.random.default_rng(0))).text)
         assert right is not None
         return {side: said is not None and said[i] == right[i] for i, side in enumerate(("before", "after"))}
 

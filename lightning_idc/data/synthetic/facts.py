@@ -8,7 +8,7 @@ from typing import Any
 from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_of
 from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, related, view_of
 from lightning_idc.data.synthetic.grammar import parse, parse_report
-from lightning_idc.data.synthetic.scene import Camera, Thing
+from lightning_idc.data.synthetic.scene import Camera, SceneObject
 
 Verdict = bool | None
 
@@ -64,9 +64,9 @@ def relation_holds(said: ParsedChange, change: Mapping[str, Any], truth: Mapping
     return related(view, things[target], said.relation, anchors[0], RELATION_MARGIN)
 
 
-def _thing(plain: Mapping[str, Any]) -> Thing:
+def _thing(plain: Mapping[str, Any]) -> SceneObject:
     names = ("shape", "size", "color", "material", "x", "y", "rotation")
-    return Thing(**{name: plain[name] for name in names})
+    return SceneObject(**{name: plain[name] for name in names})
 
 
 def report_accuracy(caption: str, truth: Mapping[str, Any]) -> dict[str, float]:

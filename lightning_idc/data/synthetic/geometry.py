@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_idc.data.synthetic.scene import SIZES, Camera, Thing
+from lightning_idc.data.synthetic.scene import SIZES, Camera, SceneObject
 
 RELATIONS = ("left", "right", "front", "behind")
 RELATION_MARGIN = 0.2
@@ -48,7 +48,7 @@ def view_of(camera: Camera) -> View:
     )
 
 
-def offset(view: View, thing: Thing, other: Thing) -> tuple[float, float]:
+def offset(view: View, thing: SceneObject, other: SceneObject) -> tuple[float, float]:
     """How far `thing` stands to the right of `other` and behind it, as the camera sees the ground; world units."""
     dx, dy = thing.x - other.x, thing.y - other.y
     return (
@@ -57,14 +57,14 @@ def offset(view: View, thing: Thing, other: Thing) -> tuple[float, float]:
     )
 
 
-def related(view: View, thing: Thing, relation: str, other: Thing, margin: float = RELATION_MARGIN) -> bool:
+def related(view: View, thing: SceneObject, relation: str, other: SceneObject, margin: float = RELATION_MARGIN) -> bool:
     """Whether `thing` is left of, right of, in front of or behind `other` by at least `margin` world units."""
     rightness, depth = offset(view, thing, other)
     value = {"left": -rightness, "right": rightness, "front": -depth, "behind": depth}[relation]
     return value > margin
 
 
-def clear_relation(view: View, thing: Thing, other: Thing, dominance: float = 1.4) -> str | None:
+def clear_relation(view: View, thing: SceneObject, other: SceneObject, dominance: float = 1.4) -> str | None:
     """The one relation of `thing` to `other` that a person would name, or None where two compete.
 
     Args:
@@ -109,7 +109,7 @@ class Outlines:
     power: np.ndarray
 
 
-def outlines(things: Sequence[Thing], view: View, aspect: float = 1.0) -> Outlines:
+def outlines(things: Sequence[SceneObject], view: View, aspect: float = 1.0) -> Outlines:
     """Approximate outlines without drawing anything.
 
     Args:
@@ -159,7 +159,7 @@ def visible_shares(shapes: Outlines, border: float = 0.01) -> np.ndarray:
     return (inside & ~hit.any(-1)).mean(1)
 
 
-def footprint(thing: Thing) -> float:
+def footprint(thing: SceneObject) -> float:
     """Radius of the circle on the ground that holds the thing however it is turned, world units."""
     return SIZES[thing.size]
 

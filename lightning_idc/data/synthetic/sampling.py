@@ -10,7 +10,7 @@ from typing import TypeVar
 import numpy as np
 
 from lightning_idc.data.synthetic.claims import Attributes, Change
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ _LIGHTS = (
 )
 
 
-class Dice:
+class Rng:
     """Random choices from a numpy generator, as few lines as scenes need."""
 
     def __init__(self, rng: np.random.Generator) -> None:
@@ -76,12 +76,12 @@ class World:
     aspect: float = 1.0
 
 
-def draw_attributes(dice: Dice, shapes: Sequence[str] = SHAPES) -> Attributes:
+def draw_attributes(rng: Rng, shapes: Sequence[str] = SHAPES) -> Attributes:
     """Every combination is equally likely."""
-    return Attributes(dice.pick(tuple(SIZES)), dice.pick(tuple(COLORS)), dice.pick(MATERIALS), dice.pick(shapes))
+    return Attributes(rng.pick(tuple(SIZES)), rng.pick(tuple(COLORS)), rng.pick(MATERIALS), rng.pick(shapes))
 
 
-def draw_camera(dice: Dice, jitter: float, turn: float = 0.0) -> Camera:
+def draw_camera(rng: Rng, jitter: float, turn: float = 0.0) -> Camera:
     """CLEVR's camera, moved by chance.
 
     Args:
@@ -90,19 +90,19 @@ def draw_camera(dice: Dice, jitter: float, turn: float = 0.0) -> Camera:
     x, y, z = _CAMERA.position
     cos, sin = math.cos(turn), math.sin(turn)
     moved = (x * cos - y * sin, x * sin + y * cos, z)
-    x, y, z = (value + dice.uniform(-jitter, jitter) for value in moved)
+    x, y, z = (value + rng.uniform(-jitter, jitter) for value in moved)
     a, b, c = _CAMERA.target
     return Camera(
-        (x, y, z), (a + dice.uniform(-jitter, jitter) / 4, b + dice.uniform(-jitter, jitter) / 4, c), _CAMERA.fov
+        (x, y, z), (a + rng.uniform(-jitter, jitter) / 4, b + rng.uniform(-jitter, jitter) / 4, c), _CAMERA.fov
     )
 
 
-def draw_lights(dice: Dice, jitter: float, strength: float = 1.0) -> tuple[Light, ...]:
+def draw_lights(rng: Rng, jitter: float, strength: float = 1.0) -> tuple[Light, ...]:
     """CLEVR's key, fill and back light, moved by chance and a little brighter or dimmer."""
     lights = []
     for light in _LIGHTS:
-        x, y, z = (value + dice.uniform(-jitter, jitter) for value in light.position)
-        lights.append(replace(light, position=(x, y, z), intensity=light.intensity * strength * dice.uniform(0.9, 1.1)))
+        x, y, z = (value + rng.uniform(-jitter, jitter) for value in light.position)
+        lights.append(replace(light, position=(x, y, z), intensity=light.intensity * strength * rng.uniform(0.9, 1.1)))
     return tuple(lights)
 
 
@@ -126,19 +126,19 @@ def free(x: float, y: float, radius: float, taken: Sequence[Spot], gap: float = 
     return True
 
 
-def find_spot(dice: Dice, radius: float, taken: Sequence[Spot], tries: int = 30) -> Spot | None:
+def find_spot(rng: Rng, radius: float, taken: Sequence[Spot], tries: int = 30) -> Spot | None:
     """A free place on the ground, or None when there seems to be none."""
     for _ in range(tries):
-        x, y = dice.uniform(-GROUND_RADIUS, GROUND_RADIUS), dice.uniform(-GROUND_RADIUS, GROUND_RADIUS)
+        x, y = rng.uniform(-GROUND_RADIUS, GROUND_RADIUS), rng.uniform(-GROUND_RADIUS, GROUND_RADIUS)
         if free(x, y, radius, taken):
             return Spot(x, y, radius)
     return None
 
 
-def stand(dice: Dice, attributes: Attributes, spot: Spot) -> Thing:
+def stand(rng: Rng, attributes: Attributes, spot: Spot) -> SceneObject:
     """A thing with all four attributes at a place, turned by chance."""
     size, color, material, shape = (word or "" for word in attributes)
-    return Thing(shape, size, color, material, spot.x, spot.y, dice.uniform(0.0, 2 * math.pi))
+    return SceneObject(shape, size, color, material, spot.x, spot.y, rng.uniform(0.0, 2 * math.pi))
 
 
 @dataclass(frozen=True, slots=True)

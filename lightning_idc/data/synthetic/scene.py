@@ -25,7 +25,7 @@ COLORS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Thing:
+class SceneObject:
     """One object standing on the ground.
 
     Args:
@@ -86,7 +86,7 @@ class Light:
 class Scene:
     """Everything that is needed to draw one image."""
 
-    things: tuple[Thing, ...]
+    things: tuple[SceneObject, ...]
     camera: Camera
     lights: tuple[Light, ...]
     ambient: float = 0.25

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, Camera, Light, Scene, SceneObject
 from lightning_idc.errors import DataError
 
 DEFAULT_CAMERA = Camera((7.2, -6.5, 5.4), (0.0, 0.0, 0.35), 46.0)
@@ -66,7 +66,7 @@ class Packed:
     cameras: np.ndarray
 
 
-def _thing_row(thing: Thing) -> tuple[float, ...]:
+def _thing_row(thing: SceneObject) -> tuple[float, ...]:
     red, green, blue = (value / 255 for value in COLORS[thing.color])
     radius = thing.radius
     return (

@@ -26,7 +26,7 @@ from lightning_idc.data.synthetic.phrases import KINDS, sentences
 from lightning_idc.data.synthetic.sampling import (
     GAP,
     TRIES,
-    Dice,
+    Rng,
     ScenePair,
     Spot,
     World,
@@ -47,10 +47,10 @@ LEAST_MOVE = 1.6
 VISIBLE, VISIBLE_OTHER = 0.6, 0.45
 """Least visible share of what changes and its anchor, and of everything else."""
 
-CameraPair = Callable[[Dice, float], tuple[Camera, Camera]]
+CameraPair = Callable[[Rng, float], tuple[Camera, Camera]]
 
 
-def draw_single(dice: Dice, world: World, cameras: CameraPair) -> ScenePair:
+def draw_single(rng: Rng, world: World, cameras: CameraPair) -> ScenePair:
     """One pair of scenes with its captions.
 
     Args:
@@ -59,41 +59,41 @@ def draw_single(dice: Dice, world: World, cameras: CameraPair) -> ScenePair:
     Raises:
         RuntimeError: the world is too crowded for any scene.
     """
-    kind = "no_change" if dice.chance(world.no_change) else dice.pick(KINDS[:-1])
-    target = draw_attributes(dice)
-    changed = _changed(dice, kind, target)
-    count = dice.integer(*world.things)
+    kind = "no_change" if rng.chance(world.no_change) else rng.pick(KINDS[:-1])
+    target = draw_attributes(rng)
+    changed = _changed(rng, kind, target)
+    count = rng.integer(*world.things)
     for _ in range(TRIES):
-        pair = _attempt(dice, world, cameras(dice, world.camera_jitter), kind, target, changed, count)
+        pair = _attempt(rng, world, cameras(rng, world.camera_jitter), kind, target, changed, count)
         if pair is not None:
             return pair
     raise RuntimeError(f"no scene with {count} things found in {TRIES} layouts; lower `things`, now {world.things}")
 
 
-def _changed(dice: Dice, kind: str, target: Attributes) -> Attributes:
+def _changed(rng: Rng, kind: str, target: Attributes) -> Attributes:
     if kind == "color":
-        return target._replace(color=dice.pick([color for color in COLORS if color != target.color]))
+        return target._replace(color=rng.pick([color for color in COLORS if color != target.color]))
     if kind == "texture":
         return target._replace(material=next(name for name in MATERIALS if name != target.material))
     return target
 
 
-def _others(dice: Dice, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
+def _others(rng: Rng, target: Attributes, changed: Attributes, count: int) -> list[Attributes]:
     """Attributes of the anchor, then of the rest; only a twin may equal the target, none may equal the anchor."""
     unlike = {target, changed}
     drawn: list[Attributes] = []
     while len(drawn) < count - 1:
-        attributes = draw_attributes(dice)
+        attributes = draw_attributes(rng)
         if attributes not in unlike:
             drawn.append(attributes)
             unlike.add(attributes)
-    if len(drawn) > 1 and dice.chance(TWINS):
+    if len(drawn) > 1 and rng.chance(TWINS):
         drawn[-1] = target
     return drawn
 
 
 def _attempt(
-    dice: Dice,
+    rng: Rng,
     world: World,
     cameras: tuple[Camera, Camera],
     kind: str,
@@ -103,15 +103,15 @@ def _attempt(
 ) -> ScenePair | None:
     views = view_of(cameras[0]), view_of(cameras[1])
     side = 1 if kind == "add" else 0
-    others = _others(dice, target, changed, count)
-    spots = _place(dice, views[side], target, others)
+    others = _others(rng, target, changed, count)
+    spots = _place(rng, views[side], target, others)
     if spots is None:
         return None
-    around = [stand(dice, attributes, spot) for attributes, spot in zip(others, spots[1:], strict=True)]
-    thing = stand(dice, target, spots[0])
+    around = [stand(rng, attributes, spot) for attributes, spot in zip(others, spots[1:], strict=True)]
+    thing = stand(rng, target, spots[0])
     after = replace(thing, color=changed.color or "", material=changed.material or "")
     if kind == "move":
-        spot = _move(dice, spots)
+        spot = _move(rng, spots)
         if spot is None:
             return None
         after = replace(thing, x=spot.x, y=spot.y)
@@ -137,27 +137,27 @@ def _attempt(
         value = {"color": changed.color, "texture": changed.material}.get(kind)
         claim = ParsedChange(kind, target, relation, Attributes.of(anchor), value=value)
         changes = (Change(claim, () if kind == "add" else (last,), () if kind == "drop" else (last,), side),)
-    lit = [draw_lights(dice, world.light_jitter) for _ in range(2)]
+    lit = [draw_lights(rng, world.light_jitter) for _ in range(2)]
     return ScenePair(
         Scene(scenes[0], cameras[0], lit[0]),
         Scene(scenes[1], cameras[1], lit[1]),
         changes,
-        tuple(dice.shuffled(sentences(claim))),
+        tuple(rng.shuffled(sentences(claim))),
         kind,
         tuple(same),
     )
 
 
-def _place(dice: Dice, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
+def _place(rng: Rng, view: View, target: Attributes, others: Sequence[Attributes]) -> list[Spot] | None:
     """Places of the target, of its anchor and of the rest, which all stay farther from the target than the anchor."""
     radii = [SIZES[attributes.size or ""] for attributes in (target, *others)]
-    first = find_spot(dice, radii[0], ())
+    first = find_spot(rng, radii[0], ())
     if first is None:
         return None
     # the thing stands in this direction from its anchor, at most 30 degrees off
-    relation, slant = dice.pick(RELATIONS), dice.uniform(-math.pi / 6, math.pi / 6)
+    relation, slant = rng.pick(RELATIONS), rng.uniform(-math.pi / 6, math.pi / 6)
     major, minor = math.cos(slant), math.sin(slant)
-    away = radii[0] + radii[1] + GAP + dice.uniform(0.05, 0.7)
+    away = radii[0] + radii[1] + GAP + rng.uniform(0.05, 0.7)
     sign = 1.0 if relation in ("right", "behind") else -1.0
     right, behind = (sign * major, minor) if relation in ("left", "right") else (minor, sign * major)
     x = first.x - away * (right * view.right[0] + behind * view.behind[0])
@@ -168,16 +168,16 @@ def _place(dice: Dice, view: View, target: Attributes, others: Sequence[Attribut
     # a thing seems as near as its edge, so the circle to stay out of is larger for larger things
     for radius in radii[2:]:
         kept = [Spot(first.x, first.y, away + NEAREST_BY - radius - GAP if away + NEAREST_BY > radius + GAP else 0.0)]
-        spot = find_spot(dice, radius, [*kept, *spots])
+        spot = find_spot(rng, radius, [*kept, *spots])
         if spot is None:
             return None
         spots.append(spot)
     return spots
 
 
-def _move(dice: Dice, spots: Sequence[Spot]) -> Spot | None:
+def _move(rng: Rng, spots: Sequence[Spot]) -> Spot | None:
     for _ in range(8):
-        spot = find_spot(dice, spots[0].radius, spots[1:], 8)
+        spot = find_spot(rng, spots[0].radius, spots[1:], 8)
         if spot is not None and math.hypot(spot.x - spots[0].x, spot.y - spots[0].y) >= LEAST_MOVE:
             return spot
     return None

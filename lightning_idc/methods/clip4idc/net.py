@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.nn.backbones import IMAGENET_MEAN, IMAGENET_STD, SmallCNN
-from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, pad_texts, text_tokens
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
 
 BERT_EPS = 1e-12
@@ -103,7 +103,7 @@ class PairClip(nn.Module):
             )
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
-    def look(self, pairs: Tensor) -> Tensor:
+    def encode_pair(self, pairs: Tensor) -> Tensor:
         """Tokens of normalised pairs ``(B, 2, 3, H, W)`` in the joint space: ``(B, 2 n, D)``, before then after.
 
         The first token of each image is its class token.
@@ -127,11 +127,11 @@ class PairClip(nn.Module):
 
     def embed_pairs(self, images: Tensor) -> Tensor:
         """Unit vectors ``(B, D)`` of uint8 pairs ``(B, 2, 3, H, W)``."""
-        return F.normalize(self.pooled(self.look(self.normalized(images))), dim=-1)
+        return F.normalize(self.pooled(self.encode_pair(self.normalized(images))), dim=-1)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """Unit vectors ``(N, D)`` of token ids ``(N, T)``, read at their end token."""
-        return F.normalize(at_end(text_tokens(self.clip, tokens), tokens, self.vocabulary.special.eos), dim=-1)
+        return F.normalize(eot_pooling(text_tokens(self.clip, tokens), tokens, self.vocabulary.special.eos), dim=-1)
 
     def embed_captions(self, captions: Sequence[str]) -> Tensor:
         """Unit vectors ``(N, D)`` of captions; what exceeds the text tower's context is cut."""
@@ -237,7 +237,7 @@ class Clip4IdcNet(nn.Module):
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``; all tokens of both images."""
-        tokens = self.encoder.look(self.encoder.normalized(images))
+        tokens = self.encoder.encode_pair(self.encoder.normalized(images))
         count = self.encoder.tokens_per_image
         return PairFeatures(tokens, extras={"before": tokens[:, 1:count], "after": tokens[:, count + 1 :]})
 

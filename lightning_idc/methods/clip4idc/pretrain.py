@@ -36,7 +36,7 @@ class TowerGrid(nn.Module):
 
     def forward(self, images: Tensor) -> Tensor:
         """``(2 B, D, g, g)`` of pairs ``(B, 2, 3, H, W)``, before and after in turn."""
-        tokens = self.tower.look(self.tower.normalized(images)).unflatten(1, (2, -1))[:, :, 1:].flatten(0, 1)
+        tokens = self.tower.encode_pair(self.tower.normalized(images)).unflatten(1, (2, -1))[:, :, 1:].flatten(0, 1)
         return tokens.mT.unflatten(-1, self.tower.clip.visual.grid_size)
 
 

@@ -57,27 +57,44 @@ class DifferentialLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int) -> None:
         super().__init__()
-        self.look_at_difference = Attention(width, heads)
-        self.look_at_images = Attention(width, heads)
-        self.feed = FeedForward(width, hidden, 0.0)
-        self.refine = Attention(width, heads)
+        self.self_attn = Attention(width, heads)
+        self.cross_attn = Attention(width, heads)
+        self.mlp = FeedForward(width, hidden, 0.0)
+        self.image_cross_attn = Attention(width, heads)
         self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined = (nn.LayerNorm(width) for _ in range(4))
         self.norm_images = nn.LayerNorm(width)
+        self.register_load_state_dict_pre_hook(_rename_weights)
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
         own = self.norm_delta(delta)
-        delta = delta + self.look_at_difference(own, own)  # Eq. 4
+        delta = delta + self.self_attn(own, own)  # Eq. 4
         seen = self.norm_images(images)
         query = self.norm_query(delta)
-        delta = delta + self.look_at_images(query, torch.cat([seen.flatten(1, 2), query], 1))
-        delta = delta + self.feed(self.norm_feed(delta))  # Eq. 5
+        delta = delta + self.cross_attn(query, torch.cat([seen.flatten(1, 2), query], 1))
+        delta = delta + self.mlp(self.norm_feed(delta))  # Eq. 5
         told = self.norm_refined(delta)[:, None].expand_as(images)
         source = torch.cat([seen, told], 2).flatten(0, 1)
-        return images + self.refine(seen.flatten(0, 1), source).view(images.shape), delta  # Eq. 6
+        return images + self.image_cross_attn(seen.flatten(0, 1), source).view(images.shape), delta  # Eq. 6
 
 
-class Differential(nn.Module):
+RENAMED = {
+    "look_at_difference": "self_attn",
+    "look_at_images": "cross_attn",
+    "feed": "mlp",
+    "refine": "image_cross_attn",
+}
+"""Parts of a layer in checkpoints of earlier editions, and what they are called now."""
+
+
+def _rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    for key in [key for key in state_dict if key.startswith(prefix)]:
+        part, _, rest = key.removeprefix(prefix).partition(".")
+        if part in RENAMED:
+            state_dict[f"{prefix}{RENAMED[part]}.{rest}"] = state_dict.pop(key)
+
+
+class DifferentialPerception(nn.Module):
     """Eq. 1 to 7 for one depth: gated difference, its layers, and how much this depth counts.
 
     Args:
@@ -151,7 +168,9 @@ class MultiScaleDifferentialPerception(nn.Module):
         # depths differ in scale by orders of magnitude, which shared weights cannot bridge
         self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(scales))
         count = 1 if shared else scales
-        self.scales = nn.ModuleList(Differential(width, heads, hidden or 2 * width, stacked) for _ in range(count))
+        self.scales = nn.ModuleList(
+            DifferentialPerception(width, heads, hidden or 2 * width, stacked) for _ in range(count)
+        )
         self.out = nn.Linear(width, width)
         # the paper adds nothing to Eq. 8; a residual that starts at nothing leaves the trained model as it was
         nn.init.zeros_(self.out.weight)

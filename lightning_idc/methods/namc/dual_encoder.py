@@ -9,20 +9,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.pytorch.utilities import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
 from lightning_idc.errors import reads_file
 from lightning_idc.nn.backbones import build_backbone
-from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, at_end, build_clip, text_tokens
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, build_clip, eot_pooling, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
 
 MASK_WORD = "[MASK]"
 
 
 @dataclass(slots=True)
-class Seen:
+class ImageEmbeddings:
     """Images in the shared space.
 
     Args:
@@ -35,7 +36,7 @@ class Seen:
 
 
 @dataclass(slots=True)
-class Read:
+class TextEmbeddings:
     """Texts in the shared space.
 
     Args:
@@ -63,12 +64,22 @@ class DualEncoder(nn.Module):
         self.width, self.grid, self.size = width, grid, size
 
     @abstractmethod
-    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+    def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
         """Encode uint8 images ``(N, 3, H, W)``; where ``masked (N, P)`` is True a learned vector replaces the patch."""
 
     @abstractmethod
-    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+    def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         """Encode N texts, given as words; the word ``[MASK]`` stands for a masked one."""
+
+    def look(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
+        """Deprecated name of :meth:`encode_image`."""
+        rank_zero_deprecation("DualEncoder.look is called encode_image now; the old name goes with the next version")
+        return self.encode_image(images, masked)
+
+    def read(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
+        """Deprecated name of :meth:`encode_text`."""
+        rank_zero_deprecation("DualEncoder.read is called encode_text now; the old name goes with the next version")
+        return self.encode_text(texts)
 
 
 class SmallDualEncoder(DualEncoder):
@@ -123,7 +134,7 @@ class SmallDualEncoder(DualEncoder):
             self.backbone.eval()  # its batch statistics must stay what they were
         return self
 
-    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+    def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
             maps = self.backbone(images)
         if maps.shape[-2:] != self.grid:
@@ -135,9 +146,9 @@ class SmallDualEncoder(DualEncoder):
         for layer in self.image_layers:
             x = layer(x)
         x = self.image_out(x)
-        return Seen(x, x.mean(1))
+        return ImageEmbeddings(x, x.mean(1))
 
-    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+    def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         most = len(self.position) - 2
         rows = [[BOS, *(self._ids.get(word, UNK) for word in text[:most]), EOS] for text in texts]
         ids = torch.full((len(rows), max(map(len, rows))), PAD)
@@ -153,7 +164,7 @@ class SmallDualEncoder(DualEncoder):
             x = layer(x, allowed)
         x = self.text_out(x)
         counted = (ids != PAD)[..., None]
-        return Read(x, (x * counted).sum(1) / counted.sum(1), word_of)
+        return TextEmbeddings(x, (x * counted).sum(1) / counted.sum(1), word_of)
 
 
 def vocabulary_with_mask(words: Sequence[str]) -> list[str]:
@@ -210,7 +221,7 @@ class ClipDualEncoder(DualEncoder):
         self.register_buffer("mean", torch.tensor(CLIP_MEAN).view(3, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(CLIP_STD).view(3, 1, 1) * 255, persistent=False)
 
-    def look(self, images: Tensor, masked: Tensor | None = None) -> Seen:
+    def encode_image(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
         visual = self.model.visual
         x = images.to(self.masked.dtype)
         if x.shape[-2:] != self.size:
@@ -221,9 +232,9 @@ class ClipDualEncoder(DualEncoder):
         x = torch.where(masked[..., None], self.masked, x)
         x = torch.cat([visual.class_embedding.expand(len(x), 1, -1), x], 1) + visual.positional_embedding
         x = visual.ln_post(visual.transformer(visual.ln_pre(x))) @ visual.proj
-        return Seen(x[:, 1:], x[:, 0])
+        return ImageEmbeddings(x[:, 1:], x[:, 0])
 
-    def read(self, texts: Sequence[Sequence[str]]) -> Read:
+    def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         special, longest = self.vocabulary.special, self.model.context_length
         rows = [
             [(piece, index) for index, word in enumerate(text) for piece in self.vocabulary.encode(word)[1:-1]]
@@ -237,4 +248,4 @@ class ClipDualEncoder(DualEncoder):
             word_of[i, 1 : len(row) + 1] = torch.tensor([index for _, index in row])
         ids = ids.to(self.masked.device)
         x = text_tokens(self.model, ids)
-        return Read(x, at_end(x, ids, special.eos), word_of.to(ids.device))
+        return TextEmbeddings(x, eot_pooling(x, ids, special.eos), word_of.to(ids.device))

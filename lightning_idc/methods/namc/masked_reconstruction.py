@@ -15,7 +15,7 @@ from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.noise import DESCRIPTION, DESCRIPTION_VALID, NOISE_MASK, bernoulli, on_grid
+from lightning_idc.methods.namc.noise import DESCRIPTION, DESCRIPTION_VALID, NOISE_MASK, bernoulli, resize_mask
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 
@@ -127,7 +127,7 @@ class MaskedReconstructionAddon(Addon):
         batch: PairBatch = step.batch
         before, after = (features.extras[name] for name in self.names)
         grids = torch.stack([before, after], 1).flatten(0, 1)
-        masked = on_grid(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
+        masked = resize_mask(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.host)
         if self.path is None and not grids.requires_grad:
             raise PairError(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.noise import on_grid
+from lightning_idc.methods.namc.noise import resize_mask
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.transformer import Decoder
@@ -58,7 +58,7 @@ class NamcNet(GridCaptionNet):
         before, after = self.grids(images).unbind(1)
         masks: list[Tensor | None] = [None, None]
         if noise is not None:
-            masks = list(on_grid(noise, self.grid).flatten(2).unbind(1))
+            masks = list(resize_mask(noise, self.grid).flatten(2).unbind(1))
         first, second = self.encoder.embed(before, masks[0]), self.encoder.embed(after, masks[1])
         valid = [None if mask is None else ~mask for mask in masks]
         tokens = self.fuse(torch.cat(self.encoder.together(first, second, valid[0], valid[1]), -1))

@@ -45,7 +45,7 @@ def relevance(similarity: Tensor, word_valid: Tensor) -> tuple[Tensor, Tensor]:
     return torch.where(word_valid.any(-1, keepdim=True), spoken, torch.zeros_like(spoken)), similarity.amax(1)
 
 
-def per_word(values: Tensor, word_of: Tensor, words: int) -> Tensor:
+def pool_subwords(values: Tensor, word_of: Tensor, words: int) -> Tensor:
     """Mean over the sub-words of each word.
 
     A mean and not a maximum: a word must not seem more relevant because it was cut into more pieces.
@@ -96,7 +96,7 @@ def bernoulli(probabilities: Tensor) -> Tensor:
     return torch.rand_like(probabilities) < probabilities
 
 
-def on_grid(mask: Tensor, grid: tuple[int, int]) -> Tensor:
+def resize_mask(mask: Tensor, grid: tuple[int, int]) -> Tensor:
     """A mask of patches on another grid: a cell is masked if the patch at its centre is.
 
     Args:
@@ -112,13 +112,13 @@ def on_grid(mask: Tensor, grid: tuple[int, int]) -> Tensor:
     return mask[..., rows[:, None], columns[None]]
 
 
-def paint(images: Tensor, mask: Tensor) -> Tensor:
+def fill_masked_patches(images: Tensor, mask: Tensor) -> Tensor:
     """Images whose masked patches have the mean colour of their image, so that any captioner can be kept from them.
 
     Args:
         images: uint8 ``(..., 3, H, W)``.
         mask: bool ``(..., h, w)``.
     """
-    pixels = on_grid(mask, (images.shape[-2], images.shape[-1])).unsqueeze(-3)
+    pixels = resize_mask(mask, (images.shape[-2], images.shape[-1])).unsqueeze(-3)
     mean = images.float().mean((-2, -1), keepdim=True).round().to(images.dtype)
     return torch.where(pixels, mean, images)

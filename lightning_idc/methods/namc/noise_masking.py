@@ -16,7 +16,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.benchmarks.implicit_change import component_spans
-from lightning_idc.methods.namc.dual_encoder import MASK_WORD, DualEncoder, Read, load_dual_encoder
+from lightning_idc.methods.namc.dual_encoder import MASK_WORD, DualEncoder, TextEmbeddings, load_dual_encoder
 from lightning_idc.methods.namc.losses import sdm
 from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
@@ -24,9 +24,9 @@ from lightning_idc.methods.namc.noise import (
     NOISE_MASK,
     MaskProbabilities,
     bernoulli,
+    fill_masked_patches,
     noise_probabilities,
-    paint,
-    per_word,
+    pool_subwords,
     relevance,
     token_similarity,
 )
@@ -80,7 +80,7 @@ class NoiseMaskingAddon(Addon):
         self.vocabulary = vocabulary
         self.image_share, self.word_share = image_share, word_share
         self.probabilities, self.matching, self.paint = probabilities, matching, paint
-        self._kept: tuple[Tensor, Tensor, Read] | None = None
+        self._kept: tuple[Tensor, Tensor, TextEmbeddings] | None = None
 
     def batch(self, step: TrainingStep) -> PairBatch:
         batch: PairBatch = step.batch
@@ -91,10 +91,10 @@ class NoiseMaskingAddon(Addon):
             for b, row in enumerate(captions)
             for side in range(2)
         ]
-        read = self.encoder.read(masked_texts)
+        read = self.encoder.encode_text(masked_texts)
         aligned = read
         if not self.align_masked[1]:
-            aligned = self.encoder.read([row[0].side(side) for row in captions for side in range(2)])
+            aligned = self.encoder.encode_text([row[0].side(side) for row in captions for side in range(2)])
         self._kept = (batch.images, patches, aligned)
         hidden = torch.zeros_like(batch.caption_mask)
         for b, k, position in _positions(captions, words):
@@ -102,7 +102,7 @@ class NoiseMaskingAddon(Addon):
         grid = patches.unflatten(-1, self.encoder.grid)
         return replace(
             batch,
-            images=paint(batch.images, grid) if self.paint else batch.images,
+            images=fill_masked_patches(batch.images, grid) if self.paint else batch.images,
             # a token that the host never says, <unk> where it has words, stands for a masked one: no vocabulary grows
             tokens=batch.tokens.masked_fill(hidden, self.vocabulary.special.never_said[-1]),
             # a masked word is read by the host but not predicted: NAMC maximises the likelihood of the observed words
@@ -125,7 +125,7 @@ class NoiseMaskingAddon(Addon):
             return {}
         images, patches, read = kept
         hidden = patches.flatten(0, 1) if self.align_masked[0] else None
-        whole = self.encoder.look(images.flatten(0, 1), hidden).whole.unflatten(0, (-1, 2))
+        whole = self.encoder.encode_image(images.flatten(0, 1), hidden).whole.unflatten(0, (-1, 2))
         texts = read.whole.unflatten(0, (-1, 2))
         return {"match": sum((self.matching(whole[:, i], texts[:, i]) for i in range(2)), whole.new_zeros(()))}
 
@@ -153,7 +153,7 @@ class NoiseMaskingAddon(Addon):
         texts = [caption.side(side) for row in captions for side in range(2) for caption in row]
         was_training = self.encoder.training
         self.encoder.eval()  # looking for noise must not move the statistics of a batch norm
-        seen, read = self.encoder.look(batch.images.flatten(0, 1)), self.encoder.read(texts)
+        seen, read = self.encoder.encode_image(batch.images.flatten(0, 1)), self.encoder.encode_text(texts)
         self.encoder.train(was_training)
         # all captions of a pair speak for its patches: (2B, K * S)
         word_valid = (read.word_of >= 0).view(2 * pairs, -1)
@@ -163,9 +163,9 @@ class NoiseMaskingAddon(Addon):
         patches = bernoulli(self.probabilities(of_patches, everywhere, self.image_share)).unflatten(0, (pairs, 2))
 
         most = max(map(len, texts))
-        of_words = per_word(of_tokens.view(len(texts), -1), read.word_of, most).view(pairs, 2, count, most)
+        of_words = pool_subwords(of_tokens.view(len(texts), -1), read.word_of, most).view(pairs, 2, count, most)
         # a word that the encoder had no room for is not judged
-        judged = per_word(torch.ones_like(read.word_of, dtype=of_words.dtype), read.word_of, most) > 0
+        judged = pool_subwords(torch.ones_like(read.word_of, dtype=of_words.dtype), read.word_of, most) > 0
         whole = torch.tensor([[caption.whole for caption in row] for row in captions], device=of_words.device)
         # what describes both images at once is noise only where neither image shows it, and is masked once
         of_words = torch.where(whole[:, None, :, None], of_words.amax(1, keepdim=True), of_words)

@@ -20,7 +20,7 @@ from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction
-from lightning_idc.methods.namc.noise import per_word, relevance, token_similarity
+from lightning_idc.methods.namc.noise import pool_subwords, relevance, token_similarity
 from lightning_idc.nn.backbones import build_backbone, load_backbone
 
 
@@ -120,7 +120,10 @@ class RelevancePretraining(PairModule):
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         images: Tensor = batch["images"]
         texts = self._texts(batch["captions"], batch["ids"])
-        seen, read = self.encoder.look(images.transpose(0, 1).flatten(0, 1)), self.encoder.read(texts[0] + texts[1])
+        seen, read = (
+            self.encoder.encode_image(images.transpose(0, 1).flatten(0, 1)),
+            self.encoder.encode_text(texts[0] + texts[1]),
+        )
         loss = torch.zeros((), device=images.device)
         for side in range(2):
             rows = slice(side * len(images), (side + 1) * len(images))
@@ -162,9 +165,9 @@ def word_relevance(encoder: nn.Module, images: Tensor, texts: list[list[str]]) -
         images: uint8 ``(N, 3, H, W)``.
         texts: N texts as words.
     """
-    seen, read = encoder.look(images), encoder.read(texts)  # type: ignore[operator]
+    seen, read = encoder.encode_image(images), encoder.encode_text(texts)  # type: ignore[operator]
     _, of_tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-    rows = per_word(of_tokens, read.word_of, max(map(len, texts))).tolist()
+    rows = pool_subwords(of_tokens, read.word_of, max(map(len, texts))).tolist()
     return [row[: len(text)] for row, text in zip(rows, texts, strict=True)]
 
 

@@ -13,7 +13,7 @@ from lightning_idc.core.text import plain
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.methods.namc.dual_encoder import DualEncoder
-from lightning_idc.methods.namc.noise import per_word, relevance, token_similarity
+from lightning_idc.methods.namc.noise import pool_subwords, relevance, token_similarity
 from lightning_idc.report.sheet import BAD, GRAY, INK, PAPER
 
 if TYPE_CHECKING:
@@ -53,9 +53,9 @@ def judge(encoder: DualEncoder, images: Tensor, caption: str, wrong: Sequence[bo
     words = words_of(caption)
     spans = component_spans(words) or (range(len(words)),) * 2
     texts = [words[span.start : span.stop] for span in spans]
-    seen, read = encoder.look(images.to(next(encoder.parameters()).device)), encoder.read(texts)
+    seen, read = encoder.encode_image(images.to(next(encoder.parameters()).device)), encoder.encode_text(texts)
     of_patches, of_tokens = relevance(token_similarity(seen.patches, read.tokens), read.word_of >= 0)
-    of_words = per_word(of_tokens, read.word_of, max(map(len, texts))).tolist()
+    of_words = pool_subwords(of_tokens, read.word_of, max(map(len, texts))).tolist()
     return [
         Judged(
             text,

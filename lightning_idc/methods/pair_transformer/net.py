@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
-from lightning_idc.nn.transformer import Decoder, EncoderLayer, GridBias
+from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias
 
 
 class PairTransformerNet(GridCaptionNet):
@@ -46,7 +46,7 @@ class PairTransformerNet(GridCaptionNet):
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
         self.fuse = nn.Sequential(nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
-        self.bias = GridBias(heads, grid)
+        self.bias = RelativePositionBias(heads, grid)
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)

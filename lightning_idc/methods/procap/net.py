@@ -122,7 +122,7 @@ class ProCapNet(nn.Module):
         self.encoder, self.decoder = encoder, decoder
         self.bridge = bridge(encoder.width, width)
 
-    def look(self, images: Tensor) -> Tensor:
+    def tokenizer_features(self, images: Tensor) -> Tensor:
         """Features ``(N, latent, h, w)`` of uint8 images ``(N, 3, H, W)``."""
         return self.tokenizer.features(as_pixels(images, self.encoder.mask_embedding.dtype))
 
@@ -140,7 +140,7 @@ class ProCapNet(nn.Module):
                 f"{expected[1] * stride}; set the data module's `image_size`"
             )
         with torch.no_grad():
-            return self.look(images.flatten(0, 1)).unflatten(0, images.shape[:2])
+            return self.tokenizer_features(images.flatten(0, 1)).unflatten(0, images.shape[:2])
 
     def encode(self, images: Tensor) -> PairFeatures:
         """Features of uint8 pairs ``(B, 2, 3, H, W)``: the implicit procedure (eq. 9)."""

@@ -207,10 +207,10 @@ class ProcedureModel(PairCaptioner):
         """
         net, inputs = self.built_net, batch.model_inputs
         words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
-        features, other = net.look(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
+        features, other = net.tokenizer_features(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
         # three readings in one pass: as it is, with another caption, and broken
         hidden = net(
-            torch.cat([features, features, net.look(inputs["warped"])]),
+            torch.cat([features, features, net.tokenizer_features(inputs["warped"])]),
             inputs["masked"].repeat(3, 1),
             torch.cat([words, words[other], words]),
             torch.cat([word_mask, word_mask[other], word_mask]),
@@ -282,7 +282,7 @@ class ProcedureModel(PairCaptioner):
     def reconstruct(self, batch: PairBatch) -> Tensor:
         """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
         net, masked, frames = self.built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
-        features = net.look(frames)
+        features = net.tokenizer_features(frames)
         hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
         ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(frames, features))
         images = net.tokenizer.decode(ids.view(-1, *self.grid))

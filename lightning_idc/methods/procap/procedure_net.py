@@ -53,7 +53,7 @@ class ProcedureReader(nn.Module, ABC):
         self.align_head, self.consistency_head = _head(width, 1), _head(width, 1)
 
     @torch.no_grad()
-    def look(self, frames: Tensor) -> Tensor:
+    def tokenizer_features(self, frames: Tensor) -> Tensor:
         """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``."""
         pixels = as_pixels(frames.flatten(0, 1), self.encoder.mask_embedding.dtype)
         return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])

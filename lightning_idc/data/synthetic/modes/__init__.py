@@ -1,6 +1,6 @@
 """One file per world: each draws pairs of scenes with their captions.
 
-A mode is a module with ``draw(dice, world) -> ScenePair``, ``WORLD`` (its usual `World`) and ``KINDS``.
+A mode is a module with ``draw(rng, world) -> ScenePair``, ``WORLD`` (its usual `World`) and ``KINDS``.
 """
 
 from __future__ import annotations

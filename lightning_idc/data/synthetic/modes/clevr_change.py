@@ -6,7 +6,7 @@ Park, Darrell and Rohrbach, "Robust Change Captioning", 2019.
 from __future__ import annotations
 
 from lightning_idc.data.synthetic.phrases import KINDS
-from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World, draw_camera
+from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World, draw_camera
 from lightning_idc.data.synthetic.scene import Camera
 from lightning_idc.data.synthetic.single_change import draw_single
 
@@ -15,10 +15,10 @@ __all__ = ["KINDS", "WORLD", "draw"]
 WORLD = World()
 
 
-def _cameras(dice: Dice, jitter: float) -> tuple[Camera, Camera]:
-    return draw_camera(dice, jitter), draw_camera(dice, jitter)
+def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
+    return draw_camera(rng, jitter), draw_camera(rng, jitter)
 
 
-def draw(dice: Dice, world: World = WORLD) -> ScenePair:
+def draw(rng: Rng, world: World = WORLD) -> ScenePair:
     """One pair with one change or none, and its captions."""
-    return draw_single(dice, world, _cameras)
+    return draw_single(rng, world, _cameras)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 
 from lightning_idc.data.synthetic.phrases import KINDS
-from lightning_idc.data.synthetic.sampling import Dice, ScenePair, World, draw_camera
+from lightning_idc.data.synthetic.sampling import Rng, ScenePair, World, draw_camera
 from lightning_idc.data.synthetic.scene import Camera
 from lightning_idc.data.synthetic.single_change import draw_single
 
@@ -20,11 +20,11 @@ TURN = (math.radians(30), math.radians(100))
 """The camera is carried around the scene by an angle between these, either way, radians."""
 
 
-def _cameras(dice: Dice, jitter: float) -> tuple[Camera, Camera]:
-    turn = dice.uniform(*TURN) * dice.pick((-1.0, 1.0))
-    return draw_camera(dice, jitter), draw_camera(dice, jitter, turn)
+def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
+    turn = rng.uniform(*TURN) * rng.pick((-1.0, 1.0))
+    return draw_camera(rng, jitter), draw_camera(rng, jitter, turn)
 
 
-def draw(dice: Dice, world: World = WORLD) -> ScenePair:
+def draw(rng: Rng, world: World = WORLD) -> ScenePair:
     """One pair with one change or none, and its captions."""
-    return draw_single(dice, world, _cameras)
+    return draw_single(rng, world, _cameras)

@@ -20,7 +20,7 @@ from lightning_idc.data.synthetic.letters import CELLS, LETTERS, letter_spots
 from lightning_idc.data.synthetic.report import KINDS, report
 from lightning_idc.data.synthetic.sampling import (
     TRIES,
-    Dice,
+    Rng,
     ScenePair,
     Spot,
     World,
@@ -31,7 +31,7 @@ from lightning_idc.data.synthetic.sampling import (
     free,
     stand,
 )
-from lightning_idc.data.synthetic.scene import COLORS, SHAPES, SIZES, Camera, Scene, Thing
+from lightning_idc.data.synthetic.scene import COLORS, SHAPES, SIZES, Camera, Scene, SceneObject
 
 __all__ = ["KINDS", "WORLD", "draw"]
 
@@ -56,48 +56,48 @@ class _Actor:
     role: str | None = None
 
 
-def draw(dice: Dice, world: World = WORLD) -> ScenePair:
+def draw(rng: Rng, world: World = WORLD) -> ScenePair:
     """One pair with two or three changes of different types, and its caption.
 
     Raises:
         RuntimeError: the world is too crowded for any scene.
     """
-    first = dice.pick(KINDS)
-    extra = dice.integer(1, 2)
+    first = rng.pick(KINDS)
+    extra = rng.integer(1, 2)
     kinds = [first]
-    for kind in dice.shuffled(KINDS):
+    for kind in rng.shuffled(KINDS):
         crowded = {"OCR", "counting"} <= {*kinds, kind}
         if kind not in kinds and not crowded and len(kinds) <= extra:
             kinds.append(kind)
     kinds.sort(key=KINDS.index)
-    cast = _cast(dice, world, kinds)
-    words = _details(dice, kinds)
+    cast = _cast(rng, world, kinds)
+    words = _details(rng, kinds)
     for _ in range(TRIES):
-        pair = _attempt(dice, world, kinds, first, cast, words)
+        pair = _attempt(rng, world, kinds, first, cast, words)
         if pair is not None:
             return pair
     raise RuntimeError(f"no scene found for {kinds} in {TRIES} layouts; lower `things`, now {world.things}")
 
 
-def _details(dice: Dice, kinds: Sequence[str]) -> dict[str, str]:
+def _details(rng: Rng, kinds: Sequence[str]) -> dict[str, str]:
     """Directions of the changes that concern no thing, and the two letters."""
-    letters = dice.shuffled(LETTERS)
+    letters = rng.shuffled(LETTERS)
     words = {
-        "viewpoint": dice.pick(_VIEWS),
-        "illumination": dice.pick(("brighter", "darker")),
+        "viewpoint": rng.pick(_VIEWS),
+        "illumination": rng.pick(("brighter", "darker")),
         "old": letters[0],
         "new": letters[1],
     }
     return words if "viewpoint" in kinds else {**words, "viewpoint": ""}
 
 
-def _cast(dice: Dice, world: World, kinds: Sequence[str]) -> list[_Actor]:
+def _cast(rng: Rng, world: World, kinds: Sequence[str]) -> list[_Actor]:
     """Who is in the scenes; whatever is not one of a group has attributes of its own, before and after."""
     used: set[Attributes] = set()
 
     def fresh(shapes: Sequence[str] = SHAPES, **fixed: str) -> Attributes:
         while True:
-            attributes = draw_attributes(dice, shapes)._replace(**fixed)
+            attributes = draw_attributes(rng, shapes)._replace(**fixed)
             if attributes not in used:
                 used.add(attributes)
                 return attributes
@@ -105,47 +105,47 @@ def _cast(dice: Dice, world: World, kinds: Sequence[str]) -> list[_Actor]:
     cast = []
     for kind in kinds:
         if kind in SINGLE:
-            cast.append(_single(dice, kind, fresh, used))
+            cast.append(_single(rng, kind, fresh, used))
     if "OCR" in kinds:
         dots = fresh(("sphere",), size="small")
         cast.append(_Actor(dots, dots, SIZES["small"], "OCR"))
     if "counting" in kinds:
         many = fresh(size="small")
-        few, more = sorted(dice.shuffled(range(2, 6))[:2])
-        grow = dice.chance(0.5)
+        few, more = sorted(rng.shuffled(range(2, 6))[:2])
+        grow = rng.chance(0.5)
         cast += [_Actor(many, many, SIZES["small"], "counting") for _ in range(few)]
         late = _Actor(None if grow else many, many if grow else None, SIZES["small"], "counting")
         cast += [replace(late) for _ in range(more - few)]
-    bystanders = dice.integer(*world.things) - (1 if "OCR" in kinds else 0)
+    bystanders = rng.integer(*world.things) - (1 if "OCR" in kinds else 0)
     for _ in range(bystanders):
         attributes = fresh()
         cast.append(_Actor(attributes, attributes, SIZES[attributes.size or ""]))
     return cast
 
 
-def _single(dice: Dice, kind: str, fresh: Callable[..., Attributes], used: set[Attributes]) -> _Actor:
+def _single(rng: Rng, kind: str, fresh: Callable[..., Attributes], used: set[Attributes]) -> _Actor:
     thing = fresh(("cube",)) if kind == "orientation" else fresh()
     after: Attributes | None = thing
     if kind in ("disappearance", "removal"):
         after = None
     elif kind == "substitution":
-        shape = dice.pick([name for name in SHAPES if name != thing.shape])
-        color = dice.pick([name for name in COLORS if name != thing.color])
+        shape = rng.pick([name for name in SHAPES if name != thing.shape])
+        color = rng.pick([name for name in COLORS if name != thing.color])
         after = fresh((shape,), size=thing.size, color=color)
     elif kind == "size":
         after = thing._replace(size="small" if thing.size == "large" else "large")
     elif kind == "color":
-        after = thing._replace(color=dice.pick([name for name in COLORS if name != thing.color]))
+        after = thing._replace(color=rng.pick([name for name in COLORS if name != thing.color]))
     if after is not None:
         used.add(after)
     radius = max(SIZES[attributes.size or ""] for attributes in (thing, after) if attributes is not None)
     return _Actor(None if kind == "addition" else thing, after, radius, kind)
 
 
-def _cameras(dice: Dice, jitter: float, direction: str) -> tuple[Camera, Camera]:
-    before = draw_camera(dice, jitter)
-    turn = {"left": -1.0, "right": 1.0}.get(direction, 0.0) * dice.uniform(math.radians(16), math.radians(26))
-    after = draw_camera(dice, jitter, turn)
+def _cameras(rng: Rng, jitter: float, direction: str) -> tuple[Camera, Camera]:
+    before = draw_camera(rng, jitter)
+    turn = {"left": -1.0, "right": 1.0}.get(direction, 0.0) * rng.uniform(math.radians(16), math.radians(26))
+    after = draw_camera(rng, jitter, turn)
     x, y, z = after.position
     if direction in ("higher", "lower"):
         lift = 1.9 if direction == "higher" else -1.9
@@ -155,11 +155,11 @@ def _cameras(dice: Dice, jitter: float, direction: str) -> tuple[Camera, Camera]
 
 
 def _attempt(
-    dice: Dice, world: World, kinds: list[str], first: str, cast: list[_Actor], words: dict[str, str]
+    rng: Rng, world: World, kinds: list[str], first: str, cast: list[_Actor], words: dict[str, str]
 ) -> ScenePair | None:
-    cameras = _cameras(dice, world.camera_jitter, words["viewpoint"])
+    cameras = _cameras(rng, world.camera_jitter, words["viewpoint"])
     views = view_of(cameras[0]), view_of(cameras[1])
-    placed = _place(dice, views[0], cast, words)
+    placed = _place(rng, views[0], cast, words)
     if placed is None:
         return None
     before = [(actor, thing) for actor, thing, _ in placed if thing is not None]
@@ -185,9 +185,9 @@ def _attempt(
     centres = [outline.centre[:, 0] for outline in shapes]
     changes = tuple(_change(kind, placed, where, views, centres, words) for kind in kinds)
     strength = {"brighter": 1.55, "darker": 0.6}[words["illumination"]] if "illumination" in kinds else 1.0
-    base = dice.uniform(0.9, 1.0)
+    base = rng.uniform(0.9, 1.0)
     ambient = [0.25, 0.25 * strength]
-    lights = [draw_lights(dice, world.light_jitter, base), draw_lights(dice, world.light_jitter, base * strength)]
+    lights = [draw_lights(rng, world.light_jitter, base), draw_lights(rng, world.light_jitter, base * strength)]
     both = [
         Scene(tuple(things), camera, light, level)
         for things, camera, light, level in zip(scenes, cameras, lights, ambient, strict=True)
@@ -201,13 +201,13 @@ def _attempt(
 
 
 def _place(
-    dice: Dice, view: View, cast: list[_Actor], words: dict[str, str]
-) -> list[tuple[_Actor, Thing | None, Thing | None]] | None:
+    rng: Rng, view: View, cast: list[_Actor], words: dict[str, str]
+) -> list[tuple[_Actor, SceneObject | None, SceneObject | None]] | None:
     taken: list[Spot] = []
-    placed: list[tuple[_Actor, Thing | None, Thing | None]] = []
+    placed: list[tuple[_Actor, SceneObject | None, SceneObject | None]] = []
     for actor in cast:
         if actor.role == "OCR":
-            dots, spots = _letters(dice, view, actor, words)
+            dots, spots = _letters(rng, view, actor, words)
             placed += dots
             taken += spots
     for actor in cast:
@@ -215,24 +215,24 @@ def _place(
             continue
         spot: Spot | None
         if actor.role == "disappearance":
-            spot = _edge_spot(dice, view, actor.radius)
+            spot = _edge_spot(rng, view, actor.radius)
             if not free(spot.x, spot.y, spot.radius, taken):
                 return None
         else:
-            spot = find_spot(dice, actor.radius, taken)
+            spot = find_spot(rng, actor.radius, taken)
         if spot is None:
             return None
         taken.append(spot)
-        before = stand(dice, actor.before, spot) if actor.before is not None else None
+        before = stand(rng, actor.before, spot) if actor.before is not None else None
         after = None
         if actor.after is not None:
-            after = stand(dice, actor.after, spot)
+            after = stand(rng, actor.after, spot)
             if before is not None:
                 after = replace(after, rotation=before.rotation)
         if actor.role == "orientation" and after is not None:
-            after = replace(after, rotation=after.rotation + dice.uniform(math.radians(35), math.radians(55)))
+            after = replace(after, rotation=after.rotation + rng.uniform(math.radians(35), math.radians(55)))
         if actor.role == "pose" and after is not None:
-            goal = find_spot(dice, actor.radius, taken)
+            goal = find_spot(rng, actor.radius, taken)
             if goal is None or math.hypot(goal.x - spot.x, goal.y - spot.y) < LEAST_MOVE:
                 return None
             taken.append(goal)
@@ -241,26 +241,26 @@ def _place(
     return placed
 
 
-def _edge_spot(dice: Dice, view: View, radius: float) -> Spot:
+def _edge_spot(rng: Rng, view: View, radius: float) -> Spot:
     """A place near the left or right border of the view."""
-    right, behind = dice.uniform(2.4, 2.9) * dice.pick((-1.0, 1.0)), dice.uniform(-0.7, 0.7)
+    right, behind = rng.uniform(2.4, 2.9) * rng.pick((-1.0, 1.0)), rng.uniform(-0.7, 0.7)
     return Spot(
         right * view.right[0] + behind * view.behind[0], right * view.right[1] + behind * view.behind[1], radius
     )
 
 
 def _letters(
-    dice: Dice, view: View, actor: _Actor, words: dict[str, str]
-) -> tuple[list[tuple[_Actor, Thing | None, Thing | None]], list[Spot]]:
+    rng: Rng, view: View, actor: _Actor, words: dict[str, str]
+) -> tuple[list[tuple[_Actor, SceneObject | None, SceneObject | None]], list[Spot]]:
     """Both letters dot by dot; a dot of both stays, and the ground under either is taken."""
-    right, behind = dice.uniform(-1.4, 1.4), dice.uniform(-0.6, 0.4)
+    right, behind = rng.uniform(-1.4, 1.4), rng.uniform(-0.6, 0.4)
     spots = letter_spots(view, right, behind)
     dots = actor.before
     assert dots is not None
-    placed: list[tuple[_Actor, Thing | None, Thing | None]] = []
+    placed: list[tuple[_Actor, SceneObject | None, SceneObject | None]] = []
     for cell, spot in enumerate(spots):
         old, new = cell in CELLS[words["old"]], cell in CELLS[words["new"]]
-        thing = stand(dice, dots, spot)
+        thing = stand(rng, dots, spot)
         if old or new:
             placed.append((actor, thing if old else None, thing if new else None))
     return placed, spots
@@ -268,7 +268,7 @@ def _letters(
 
 def _change(
     kind: str,
-    placed: Sequence[tuple[_Actor, Thing | None, Thing | None]],
+    placed: Sequence[tuple[_Actor, SceneObject | None, SceneObject | None]],
     where: Sequence[tuple[int | None, int | None]],
     views: tuple[View, View],
     centres: Sequence[np.ndarray],
@@ -311,7 +311,7 @@ def _region(u: float) -> str:
 
 
 def _refer(
-    view: View, thing: Thing, placed: Sequence[tuple[_Actor, Thing | None, Thing | None]]
+    view: View, thing: SceneObject, placed: Sequence[tuple[_Actor, SceneObject | None, SceneObject | None]]
 ) -> tuple[str | None, Attributes | None]:
     """The nearest bystander with a clear relation to the thing."""
     steady = [old for actor, old, _ in placed if actor.role is None and old is not None]

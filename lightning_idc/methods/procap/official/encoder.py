@@ -122,7 +122,7 @@ def renamed(key: str, parts: tuple[tuple[str, str], ...]) -> str:
     return key
 
 
-class SpreadNorm(nn.Module):
+class UnbiasedLayerNorm(nn.Module):
     """Layer normalisation by the unbiased standard deviation, to which eps is added."""
 
     def __init__(self, width: int, eps: float = 1e-6) -> None:
@@ -141,7 +141,7 @@ class OfficialAttention(nn.Module):
         self.heads, self.scale = heads, width**-0.5
         self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
 
-    def remembered(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def project_kv(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of ``(B, N, D)``, each ``(B, heads, N, d)``."""
         return split_heads(self.key(x), self.heads), split_heads(self.value(x), self.heads)
 
@@ -160,7 +160,7 @@ class OfficialDecoderLayer(nn.Module):
         super().__init__()
         self.own, self.cross = OfficialAttention(width, heads), OfficialAttention(width, heads)
         self.feed = nn.Sequential(nn.Linear(width, hidden), nn.ReLU(), nn.Linear(hidden, width))
-        self.norm_own, self.norm_cross, self.norm_feed = (SpreadNorm(width) for _ in range(3))
+        self.norm_own, self.norm_cross, self.norm_feed = (UnbiasedLayerNorm(width) for _ in range(3))
         self.dropout = nn.Dropout(dropout)
 
     def _onward(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
@@ -172,14 +172,14 @@ class OfficialDecoderLayer(nn.Module):
         """All positions of K captions at once: ``(B, K, T, D)``."""
         shape = x.shape
         x = x.flatten(0, 1)
-        x = self.norm_own(x + self.dropout(self.own(x, *self.own.remembered(x), None, causal=True)))
+        x = self.norm_own(x + self.dropout(self.own(x, *self.own.project_kv(x), None, causal=True)))
         return self._onward(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
 
     def step(
         self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
-        key, value = self.own.remembered(x)
+        key, value = self.own.project_kv(x)
         past = (torch.cat([past[0], key], 2), torch.cat([past[1], value], 2))
         x = self.norm_own(x + self.own(x, *past, None))
         return self._onward(x, memory, mask), past
@@ -214,12 +214,12 @@ class OfficialDecoder(nn.Module):
         """Logits ``(B, K, T, V)`` for tokens ``(B, K, T)`` over memory ``(B, N, D)``."""
         x = self._embed(tokens, 0)
         for layer in self.layers:
-            x = layer(x, layer.cross.remembered(memory), mask)  # type: ignore[operator,union-attr]
+            x = layer(x, layer.cross.project_kv(memory), mask)  # type: ignore[operator,union-attr]
         return self.words(x)
 
     def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState:
         """State before the first token."""
-        keys = [layer.cross.remembered(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
+        keys = [layer.cross.project_kv(memory) for layer in self.layers]  # type: ignore[operator,union-attr]
         return DecoderState.before(keys, mask)
 
     def step(self, state: DecoderState, tokens: Tensor) -> Tensor:
@@ -231,7 +231,7 @@ class OfficialDecoder(nn.Module):
 class OfficialNet(ProCapNet):
     """The second stage of the code: its tokenizer's features are taken of pixels in [0, 1]."""
 
-    def look(self, images: Tensor) -> Tensor:
+    def tokenizer_features(self, images: Tensor) -> Tensor:
         return self.tokenizer.features(images.to(self.encoder.mask_embedding.dtype) / 255)
 
 

@@ -44,7 +44,7 @@ class OfficialProcedureNet(ProcedureReader):
         self.register_buffer("bias", blind_rows(length), persistent=False)
 
     @torch.no_grad()
-    def look(self, frames: Tensor) -> Tensor:
+    def tokenizer_features(self, frames: Tensor) -> Tensor:
         pixels = frames.flatten(0, 1).to(self.encoder.mask_embedding.dtype) / 255
         return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
 
