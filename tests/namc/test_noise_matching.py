@@ -10,6 +10,7 @@ from torch.nn import functional as F
 
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction, sdm
 from lightning_idc.methods.namc.noise import (
+    fill_masked_patches,
     noise_probabilities,
     pool_subwords,
     random_probabilities,
