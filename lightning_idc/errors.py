@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -77,6 +77,6 @@ def reads_file(argument: str) -> Callable[[F], F]:
             with reading(signature.bind(*args, **kwargs).arguments.get(argument)):
                 return function(*args, **kwargs)
 
-        return guarded  # type: ignore[return-value]
+        return cast(F, guarded)
 
     return decorate

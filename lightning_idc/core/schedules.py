@@ -6,7 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from lightning_idc.errors import PairError
 
@@ -108,4 +108,4 @@ def _allow_clipping(optimizer: Optimizer, trainer: Trainer) -> None:
     from lightning.pytorch.plugins import MixedPrecision
 
     if trainer.gradient_clip_val and isinstance(trainer.precision_plugin, MixedPrecision):
-        optimizer._step_supports_amp_scaling = False  # type: ignore[attr-defined]
+        cast(Any, optimizer)._step_supports_amp_scaling = False

@@ -100,20 +100,19 @@ def read_dicom(file: _File, name: str, options: ImageOptions) -> Raster:
         DataError: it holds no image, is damaged, too large, or the options do not say which frame is read.
     """
     pydicom = _need("pydicom", name, "a DICOM file")
-    from pydicom.pixels import apply_color_lut, apply_modality_lut, pixel_array
-
+    pixels = _need("pydicom.pixels", name, "a DICOM file")
     try:
         data = pydicom.dcmread(file)
         if "PixelData" not in data:
             raise DataError(f"{name} is a DICOM file without an image ({data.get('Modality', 'no modality')})")
         refuse_huge((int(data.Columns), int(data.Rows)), name)
         frame = choose_page(int(data.get("NumberOfFrames", 1) or 1), options, name)
-        values = pixel_array(data, index=frame)
+        values = pixels.pixel_array(data, index=frame)
         kind = str(data.PhotometricInterpretation)
         if kind == "PALETTE COLOR":
-            values = apply_color_lut(values, data)
+            values = pixels.apply_color_lut(values, data)
         elif values.ndim == 2 and _rescaled(data):
-            values = apply_modality_lut(values, data).astype(np.float32)
+            values = pixels.apply_modality_lut(values, data).astype(np.float32)
     except IDCError:
         raise
     except Exception as error:  # pydicom and its decoders raise errors of many kinds on damaged files

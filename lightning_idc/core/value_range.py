@@ -143,12 +143,14 @@ def to_uint8(values: np.ndarray, low: float, high: float) -> np.ndarray:
     width = high - low if high > low else np.inf
 
     def scaled(part: np.ndarray) -> np.ndarray:
-        return np.rint(((part.astype(np.float64) - low) / width * 255).clip(0, 255)).astype(np.uint8)
+        shades: np.ndarray = np.rint(((part.astype(np.float64) - low) / width * 255).clip(0, 255)).astype(np.uint8)
+        return shades
 
     if values.dtype.kind in "iu" and values.dtype.itemsize <= 2:
         # a table of all values: no pixel is ever held in more than its own bytes
         bits = np.dtype(f"u{values.dtype.itemsize}")
-        return scaled(np.arange(np.iinfo(bits).max + 1).astype(bits).view(values.dtype))[values.view(bits)]
+        table: np.ndarray = scaled(np.arange(np.iinfo(bits).max + 1).astype(bits).view(values.dtype))[values.view(bits)]
+        return table
     result = np.empty(values.shape, np.uint8)
     for start in range(0, values.shape[-2], _ROWS):
         result[..., start : start + _ROWS, :] = scaled(values[..., start : start + _ROWS, :])

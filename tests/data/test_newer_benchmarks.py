@@ -92,8 +92,8 @@ def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
         DiffSpot(tmp_path / "d").pairs_of("test")
 
 
-def test_hq_edit_both_ways(tmp_path: Path) -> None:
-    count = 40
+def hq_edit(root: Path, count: int = 40) -> None:
+    root.mkdir(parents=True, exist_ok=True)
     rows = {
         "input_image": [png(n) for n in range(count)],
         "output_image": [png(100 + n) for n in range(count)],
@@ -103,7 +103,12 @@ def test_hq_edit_both_ways(tmp_path: Path) -> None:
     features = datasets.Features(
         {name: datasets.Image() if "image" in name else datasets.Value("string") for name in rows}
     )
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(tmp_path / "train.parquet"))
+    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(root / "train.parquet"))
+
+
+def test_hq_edit_both_ways(tmp_path: Path) -> None:
+    count = 40
+    hq_edit(tmp_path, count)
     data = HQEdit(tmp_path)
     ids = {split: set(data.pairs_of(split).ids) for split in ("train", "val", "test")}  # type: ignore[arg-type]
     assert [len(found) for found in ids.values()] == [36, 2, 2] and len(set.union(*ids.values())) == count
@@ -116,15 +121,14 @@ def test_hq_edit_both_ways(tmp_path: Path) -> None:
 # ---- VLM-SubtleBench --------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def subtle(tmp_path: Path) -> Path:
+def subtlebench(root: Path) -> None:
     hub = "https://huggingface.co/datasets/KRAFTON/VLM-SubtleBench/resolve/main/"
     rows = []
     for number, (kind, caption) in enumerate(
         [("state", "the apple is peeled"), ("state", None), ("spatial", "it moved")]
     ):
         for side in (1, 2):
-            image(tmp_path / f"images/{number}_{side}.png", 10 * number + side)
+            image(root / f"images/{number}_{side}.png", 10 * number + side)
         rows.append(
             {
                 "image_1": f"{hub}images/{number}_1.png" if number else f"images/{number}_1.png",
@@ -141,7 +145,12 @@ def subtle(tmp_path: Path) -> Path:
             }
         )
     for split in ("val", "test"):
-        lines(tmp_path / f"data/{split}.jsonl", rows)
+        lines(root / f"data/{split}.jsonl", rows)
+
+
+@pytest.fixture
+def subtle(tmp_path: Path) -> Path:
+    subtlebench(tmp_path)
     return tmp_path
 
 
@@ -174,7 +183,7 @@ def changechat(root: Path, turns: list[dict[str, str]], images: Any = None) -> N
     for side, value in (("A", 3), ("B", 4)):
         image(root / f"images/test/pair_00042_{side}.png", value)
     names = ["test/pair_00042_A.png", "test/pair_00042_B.png"] if images is None else images
-    (root / "annotations").mkdir(exist_ok=True)
+    (root / "annotations").mkdir(parents=True, exist_ok=True)
     (root / "annotations/test.json").write_text(json.dumps([{"id": "m_42", "image": names, "conversations": turns}]))
 
 
@@ -212,14 +221,18 @@ def test_bad_conversations_are_told(tmp_path: Path, turns: Any, images: Any, tol
         ChangeChat.split(tmp_path, "test", official=False)
 
 
-def test_rscc(tmp_path: Path) -> None:
+def rscc(root: Path) -> None:
     rows = []
     for number in range(60):
         for when in ("pre", "post"):
-            image(tmp_path / f"EBD/{number}_{when}.png", number)
+            image(root / f"EBD/{number}_{when}.png", number)
         names = {f"{when}_image": f"./EBD/{number}_{when}.png" for when in ("pre", "post")}
         rows.append({**names, "change_caption": f"Building {number} collapsed. The road is blocked."})
-    lines(tmp_path / "RSCC_qvq.jsonl", rows)
+    lines(root / "RSCC_qvq.jsonl", rows)
+
+
+def test_rscc(tmp_path: Path) -> None:
+    rscc(tmp_path)
     data = RSCC(tmp_path, shares=(0.6, 0.2, 0.2))
     ids = {split: set(data.pairs_of(split).ids) for split in ("train", "val", "test")}  # type: ignore[arg-type]
     assert len(set.union(*ids.values())) == 60 == sum(map(len, ids.values())) and all(ids.values())

@@ -44,6 +44,11 @@ class BirdsToWords(Benchmark):
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = BirdsToWords.split("data/birds_to_words", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "birds_to_words"

@@ -41,6 +41,11 @@ class CLEVRChange(Benchmark):
     Args:
         pairs: those with a change, those without, or all.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = CLEVRChange.split("data/clevr_change", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "clevr_change"

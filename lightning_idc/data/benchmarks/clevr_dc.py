@@ -42,6 +42,11 @@ class CLEVRDC(Benchmark):
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = CLEVRDC.split("data/clevr_dc", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "clevr_dc"

@@ -168,6 +168,11 @@ class DeepPCB(PairDataModule):
         cache: keep scaled boards in memory; with ``image_size`` only.
         official: insist on the numbers of pairs that the official lists have.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Example:
+        >>> pair = DeepPCB("data/deeppcb").dataset("test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     domain = "circuit boards (DeepPCB)"

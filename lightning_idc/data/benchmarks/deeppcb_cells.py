@@ -47,6 +47,11 @@ class DeepPCBCells(DeepPCB):
     Args:
         grid: cells along each side.
         options: of `DeepPCB`.
+
+    Example:
+        >>> images, cells = next(iter(DeepPCBCells(root="data/deeppcb", batch_size=1).test_dataloader()))
+        >>> images.shape[:3], cells.shape
+        (torch.Size([1, 2, 3]), torch.Size([1, 1, 20, 20]))
     """
 
     def __init__(self, grid: int = 20, **options: Any) -> None:

@@ -39,6 +39,11 @@ class DiffSpot(PairDataModule):
         root: folder of the parquet files of the Hugging Face dataset tencent/DiffSpot, fetched by hand.
         difficulty: of the pairs; ``no_diff`` are those without a change.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Example:
+        >>> pair = DiffSpot("data/diffspot").dataset("test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     domain = "screenshots of web pages (DiffSpot)"
@@ -135,6 +140,11 @@ class HQEdit(HuggingFaceTable):
         captions: column of instructions.
         inverse_captions: column of the instructions that lead back.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Example:
+        >>> pair = HQEdit("data/hq_edit").dataset("test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     domain = "edited images (HQ-Edit)"

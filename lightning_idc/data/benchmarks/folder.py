@@ -61,6 +61,11 @@ class FolderPairs(PairDataModule):
 
     Raises:
         ConfigError: an argument is not one of its choices.
+
+    Example:
+        >>> pair = FolderPairs("pairs", shares=(1.0, 0.0, 0.0)).dataset("train")[0]
+        >>> pair.before.shape[0]
+        3
     """
 
     domain = "pairs of one's own"

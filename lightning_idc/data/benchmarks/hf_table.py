@@ -139,6 +139,11 @@ class HuggingFaceTable(PairDataModule):
         config: of a data set on the hub that has several.
         splits: the table's name of each split; one that is left out does not exist.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
+
+    Example:
+        >>> data = HuggingFaceTable("pairs/train.jsonl", "before", "after", "caption")
+        >>> data.dataset("train")[0].captions
+        ['it moved']
     """
 
     def __init__(

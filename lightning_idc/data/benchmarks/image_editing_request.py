@@ -26,6 +26,11 @@ class ImageEditingRequest(Benchmark):
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = ImageEditingRequest.split("data/image_editing_request", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "image_editing_request"

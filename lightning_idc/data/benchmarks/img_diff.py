@@ -40,6 +40,11 @@ class ImgDiff(Benchmark):
         part: replaced objects, or removed ones, whose captions answer which image has the object.
         shares: of train, val and test.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = ImgDiff.split("data/img_diff", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "img_diff"

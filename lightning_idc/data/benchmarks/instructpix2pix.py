@@ -38,6 +38,11 @@ class InstructPix2Pix(Benchmark):
     Args:
         seeds: one pair per instruction, or all.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = InstructPix2Pix.split("data/instructpix2pix", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "instructpix2pix"

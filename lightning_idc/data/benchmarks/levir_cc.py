@@ -39,6 +39,11 @@ class LEVIRCC(Benchmark):
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = LEVIRCC.split("data/levir_cc", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "levir_cc"

@@ -34,6 +34,11 @@ class MagicBrush(Benchmark):
 
     Args:
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = MagicBrush.split("data/magicbrush", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "magicbrush"

@@ -49,6 +49,11 @@ class OmniDiff(Benchmark):
         fields: where records say what, over :data:`FIELDS`.
         annotations_file: name of the annotation files, with ``{subset}`` and ``{split}``.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = OmniDiff.split("data/omnidiff", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "omnidiff"

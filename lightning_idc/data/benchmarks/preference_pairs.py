@@ -32,6 +32,11 @@ class PreferencePairs(PairDataModule):
 
     Raises:
         ConfigError: shares are not three numbers that sum to 1.
+
+    Example:
+        >>> pair = PreferencePairs("preferences", shares=(1.0, 0.0, 0.0)).dataset("train")[0]
+        >>> pair.captions, pair.meta["rejected"]
+        (['it moved'], ['it is gone'])
     """
 
     domain = "preferences of one's own"

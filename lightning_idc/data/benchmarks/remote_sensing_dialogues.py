@@ -33,6 +33,11 @@ class ChangeChat(Benchmark):
     Args:
         turn: which answer of a conversation is the caption.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = ChangeChat.split("data/changechat", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "changechat"
@@ -102,6 +107,11 @@ class RSCC(Benchmark):
         shares: of train, val and test.
         test_list: file of test pairs, relative to the root.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = RSCC.split("data/rscc", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "rscc"

@@ -52,6 +52,11 @@ class SpotTheDiff(Benchmark):
         empty_references: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
         silent: deprecated name of ``empty_references``.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = SpotTheDiff.split("data/spot_the_diff", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "spot_the_diff"

@@ -33,6 +33,11 @@ class VLMSubtleBench(Benchmark):
         category: keep pairs of one kind only.
         domain_name: keep pairs of one domain only.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+
+    Example:
+        >>> pair = VLMSubtleBench.split("data/vlm_subtlebench", "test")[0]
+        >>> pair.before.shape[0], len(pair.captions) > 0
+        (3, True)
     """
 
     folder = "vlm_subtlebench"

@@ -36,6 +36,12 @@ class Mixture(PairDataModule):
 
     Raises:
         PairError: there are no parts, one that is named is none of them, or a part has no weight above 0.
+
+    Example:
+        >>> from lightning_idc.data import CLEVRDC, SpotTheDiff
+        >>> data = Mixture({"rendered": CLEVRDC("data/clevr_dc"), "photos": SpotTheDiff("data/spot_the_diff")})
+        >>> sorted({name.split("/")[0] for name in data.pairs_of("test").ids})
+        ['photos', 'rendered']
     """
 
     def __init__(

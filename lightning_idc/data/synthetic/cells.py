@@ -84,6 +84,13 @@ class SyntheticCells(SyntheticPairs):
 
     Raises:
         PairError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
+
+    Example:
+        >>> sizes = {"train_pairs": 2, "val_pairs": 1, "test_pairs": 1, "render_size": 16}
+        >>> data = SyntheticCells(grid=2, batch_size=2, progress=False, **sizes)
+        >>> images, cells = next(iter(data.val_dataloader()))
+        >>> images.shape, cells.shape
+        (torch.Size([2, 3, 16, 16]), torch.Size([2, 4, 2, 2]))
     """
 
     def __init__(self, grid: int = 8, batch_size: int = 128, pairs: bool = False, **kwargs: Any) -> None:

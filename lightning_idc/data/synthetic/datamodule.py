@@ -37,6 +37,11 @@ class SyntheticPairs(PairDataModule):
 
     Raises:
         PairError: an argument that no scene can be drawn with.
+
+    Example:
+        >>> data = SyntheticPairs(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
+        >>> data.dataset("train")[0].after.shape
+        torch.Size([3, 16, 16])
     """
 
     def __init__(

@@ -192,6 +192,11 @@ class SyntheticDescriptions(SyntheticPairs):
 
     Raises:
         PairError: a share is not between 0 and 1, or the mode has several changes.
+
+    Example:
+        >>> data = SyntheticDescriptions(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
+        >>> len(data.dataset("train")), len(data.dataset("train")[0].captions)
+        (2, 1)
     """
 
     def __init__(

@@ -41,11 +41,12 @@ class ProcedureReader(nn.Module, ABC):
     Args:
         tokenizer: gives features and targets; it stays frozen.
         encoder: looks across caption and procedure.
+        vocabulary: number of words.
     """
 
-    def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder) -> None:
+    def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__()
-        width = encoder.width
+        self.vocabulary, width = vocabulary, encoder.width
         # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
         self.tokenizer = tokenizer.requires_grad_(False).train()
         self.encoder = encoder
@@ -93,7 +94,7 @@ class ProcedureNet(ProcedureReader):
     """
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
-        super().__init__(tokenizer, encoder)
+        super().__init__(tokenizer, encoder, vocabulary)
         self.words = nn.Embedding(vocabulary, encoder.width)
         self.align_token, self.consistency_token = (
             nn.Parameter(PLACE_SCALE * torch.randn(1, 1, encoder.width)) for _ in range(2)

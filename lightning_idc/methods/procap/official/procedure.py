@@ -34,8 +34,8 @@ class OfficialProcedureNet(ProcedureReader):
     """
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
-        super().__init__(tokenizer, encoder)
-        self.vocabulary, width = vocabulary, encoder.width
+        super().__init__(tokenizer, encoder, vocabulary)
+        width = encoder.width
         # the last row is never looked up; the code's table has it
         self.words = nn.Embedding(vocabulary + TEXT_SLOTS + 1, width)
         self.word_places = nn.Parameter(torch.randn(TEXT_SLOTS, width))

@@ -1,0 +1,70 @@
+"""The examples of every public data set run, on folders as the authors of the data lay them out."""
+
+from __future__ import annotations
+
+import doctest
+import importlib
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from test_benchmarks import ALL, clevr_dc, spot_the_diff
+from test_deeppcb import mini
+from test_newer_benchmarks import TURNS, changechat, diffspot, hq_edit, image, lines, rscc, subtlebench
+
+from lightning_idc import data as data_package
+from lightning_idc.data import PairDataModule
+from lightning_idc.data.core.benchmark import Benchmark
+
+BASES = {"PairDataModule": "the base class of all data sets"}
+KINDS = {
+    name: kind
+    for name in data_package.__all__
+    if isinstance(kind := getattr(data_package, name), type) and issubclass(kind, PairDataModule) and name not in BASES
+}
+
+
+def table(root: Path, **columns: str) -> None:
+    for side in ("a", "b"):
+        image(root / f"{side}.png", 7)
+    lines(root / "train.jsonl", [columns])
+
+
+OTHERS = {
+    "DeepPCB": lambda data: mini(data / "deeppcb"),
+    "DeepPCBCells": lambda data: mini(data / "deeppcb"),
+    "DiffSpot": lambda data: diffspot(data / "diffspot"),
+    "HQEdit": lambda data: hq_edit(data / "hq_edit"),
+    "VLMSubtleBench": lambda data: subtlebench(data / "vlm_subtlebench"),
+    "ChangeChat": lambda data: changechat(data / "changechat", TURNS),
+    "RSCC": lambda data: rscc(data / "rscc"),
+    "Mixture": lambda data: (clevr_dc(data / "clevr_dc"), spot_the_diff(data / "spot_the_diff")),
+    "HuggingFaceTable": lambda data: table(data.parent / "pairs", before="a.png", after="b.png", caption="it moved"),
+    "FolderPairs": lambda data: [image(data.parent / f"pairs/{side}/1.png", 7) for side in ("before", "after")],
+    "PreferencePairs": lambda data: table(
+        data.parent / "preferences", before="a.png", after="b.png", chosen="it moved", rejected="it is gone"
+    ),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_the_example_of_a_data_set_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(tmp_path / "cache"))
+    # the trees hold a few pairs, not the official number
+    monkeypatch.setattr(Benchmark.__init__, "__defaults__", (None, False, "raise", False))
+    kind = KINDS[name]
+    for make in ALL:
+        root = tmp_path / "data" / make.__name__
+        if make.__name__ == getattr(kind, "folder", None):
+            make(root)
+    (tmp_path / "data").mkdir(exist_ok=True)
+    OTHERS.get(name, lambda data: None)(tmp_path / "data")
+    module = importlib.import_module(kind.__module__)
+    own = {**vars(module), "torch": torch, "json": json}
+    (example,) = doctest.DocTestFinder(recurse=False).find(kind, name, module, own)
+    assert example.examples, f"{name} has no example"
+    told: list[str] = []
+    found = doctest.DocTestRunner(verbose=False).run(example, out=told.append)
+    assert not found.failed, "".join(told)
