@@ -35,6 +35,10 @@ def symmetric_cross_entropy(logits: Tensor) -> Tensor:
 
     Raises:
         PairError: the matrix is not square.
+
+    Example:
+        >>> symmetric_cross_entropy(torch.zeros(2, 2))  # log 2
+        tensor(0.6931)
     """
     if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
         raise PairError(

@@ -270,8 +270,9 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     found = addon.losses(step)["rebuild"]
     grid = step.batch.model_inputs[NOISE_MASK]
     encoder: MaskedImageEncoder = model.net.encoder
-    total, count = torch.zeros(()), 0
+    means = []
     for b in range(2):
+        total, count = torch.zeros(()), 0
         ids = tokens.encode(batch.images[b])
         sides = [
             encoder.embed(step.features.extras[name][b : b + 1], grid[b, i].flatten()[None])
@@ -284,7 +285,9 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
                 truth = [ids[side, y * per + i, x * per + j] for i in range(per) for j in range(per)]
                 total = total - torch.stack([out[y, x, t, v] for t, v in enumerate(truth)]).mean()
                 count += 1
-    torch.testing.assert_close(found, total / count, rtol=1e-4, atol=1e-5)
+        means.append(total / count)
+    assert grid.flatten(1).sum(1).unique().numel() == 2, "a mean over pairs is not one over cells here"
+    torch.testing.assert_close(found, torch.stack(means).mean(), rtol=1e-4, atol=1e-5)
     assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
 
 

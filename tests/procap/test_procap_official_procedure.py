@@ -13,7 +13,9 @@ from safetensors.torch import load_file
 from torch.nn import functional as F
 
 from lightning_idc.cli.import_ import run
+from lightning_idc.core.loading import load_module
 from lightning_idc.core.types import PairError
+from lightning_idc.methods import OfficialProcedureModel
 from lightning_idc.methods.procap.official.bert_adam import BertAdam
 from lightning_idc.methods.procap.official.convert import below
 from lightning_idc.methods.procap.official.procedure import (
@@ -176,7 +178,8 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
     target = tmp_path / "first.ckpt"
     given = ["import", "procap_stage1", str(tmp_path / "stage1.pt"), str(target), "--procedures", str(tmp_path)]
     assert run(given) == 0 and "ProcedureModel" in capsys.readouterr().out
-    model = ProcedureModel.load_from_checkpoint(target, weights_only=True).eval()
+    model = load_module(ProcedureModel, target)
+    assert type(model) is OfficialProcedureModel
     assert len(model.tokenize(["a cube"])[0]) == 4
     assert torch.equal(model.net.consistency_head[1].weight, state["to_logits_vid.1.weight"])
     frames = torch.randint(0, 256, (1, 4, 3, 224, 224), generator=dice(), dtype=torch.uint8)

@@ -52,11 +52,11 @@ CHANGED = {
 
 
 def renamed(value: Any) -> Any:
-    """The stage ``look`` is called ``pretrain_backbone`` now, and classes have the names of today."""
+    """The stage ``look`` is called ``pretrain_backbone`` now."""
     text = (
         json.dumps(value).replace("stages.look.", "stages.pretrain_backbone.").replace('"look"', '"pretrain_backbone"')
     )
-    return with_full_names(json.loads(text))
+    return json.loads(text)
 
 
 def effective(stages: list[Stage]) -> list[dict[str, Any]]:
@@ -73,7 +73,8 @@ def effective(stages: list[Stage]) -> list[dict[str, Any]]:
         if stage.run != "fit" and of in fits:
             trained = {k: v for k, v in (fits[of].get("init_args") or {}).items() if k not in TRAINING_ONLY}
             model["init_args"] = {**trained, **(model.get("init_args") or {})}
-        found.append({"name": stage.name, "run": stage.run, "config": config})
+        # classes have the names of today, also where an option chose them before
+        found.append({"name": stage.name, "run": stage.run, "config": with_full_names(config)})
     return found
 
 
@@ -85,7 +86,7 @@ def test_no_recipe_of_before_is_missing() -> None:
         for choice in choices(path, {})
     }
     now = {(name, tuple(sorted(choice.items()))) for name, choice in (MERGED.get(old, (old, {})) for old in FULL)}
-    assert len(FULL) == 41 and now == entries
+    assert len(FULL) == 41 and now <= entries
 
 
 @pytest.mark.parametrize("name", FULL)

@@ -27,6 +27,12 @@ def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
 
     Returns:
         ``(N, M)``.
+
+    Example:
+        >>> images = torch.eye(2)[None].expand(2, 2, 2)  # each has a patch for either word
+        >>> late_interaction(images, torch.eye(2)[:, None], torch.ones(2, 1).bool())
+        tensor([[1., 1.],
+                [1., 1.]])
     """
     similarity = torch.einsum("npd,mtd->nmtp", F.normalize(patches, dim=-1), F.normalize(words, dim=-1))
     best = similarity.amax(-1)
@@ -57,6 +63,11 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
         texts: ``(B, D)``.
         labels: int64 ``(B,)``; pairs of one label match each other. None where every image has one text only.
         scale: 1 / temperature.
+
+    Example:
+        >>> right, wrong = torch.eye(2), torch.eye(2).flip(0)
+        >>> sdm(torch.eye(2), right) < 1e-6, sdm(torch.eye(2), wrong) > 30
+        (tensor(True), tensor(True))
     """
     # under 16-mixed the bound below would be 0 and its logarithm infinite
     precision = torch.promote_types(images.dtype, torch.float32)
@@ -78,6 +89,10 @@ def info_nce_of_similarity(similarity: Tensor, labels: Tensor | None = None, sca
         similarity: of image i with text j, ``(B, B)``.
         labels: as in :func:`sdm`.
         scale: 1 / temperature.
+
+    Example:
+        >>> info_nce_of_similarity(torch.zeros(2, 2))  # twice log 2
+        tensor(1.3863)
     """
     true, logits = _true(similarity, labels), scale * similarity
     return -((true * logits.log_softmax(1)).sum(1) + (true * logits.mT.log_softmax(1)).sum(1)).mean()
@@ -91,5 +106,9 @@ def info_nce(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale:
         texts: ``(B, D)``.
         labels: as in :func:`sdm`; partners share the probability evenly.
         scale: 1 / temperature.
+
+    Example:
+        >>> info_nce(torch.ones(2, 2), torch.ones(2, 2))
+        tensor(1.3863)
     """
     return info_nce_of_similarity(cosines(images, texts), labels, scale)

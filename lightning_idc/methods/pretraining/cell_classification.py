@@ -27,6 +27,10 @@ def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
     Args:
         logits: of each of the A attributes, ``(N, classes, h, w)``.
         cells: labels, int64 ``(N, A, h, w)``; -100 is left out.
+
+    Example:
+        >>> naming_loss([torch.zeros(1, 3, 1, 2)], torch.tensor([[[[0, 2]]]]))  # log 3
+        tensor(1.0986)
     """
     parts = [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
     return torch.stack(parts).sum()

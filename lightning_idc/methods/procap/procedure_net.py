@@ -121,6 +121,10 @@ def masked_sequence_loss(logits: Tensor, targets: Tensor) -> Tensor:
     Args:
         logits: at the M masked patches, ``(M, codebook)``.
         targets: their ids, ``(M,)``.
+
+    Example:
+        >>> masked_sequence_loss(torch.zeros(3, 4), torch.tensor([0, 1, 2]))  # log 4
+        tensor(1.3863)
     """
     return F.cross_entropy(logits.float(), targets, reduction="sum") / max(1, len(targets))
 
@@ -136,6 +140,11 @@ def discrimination_loss(right: Tensor, wrong: Tensor, rightful: Tensor, wrongful
         wrong: logits of what does not, ``(B,)``.
         rightful: bool ``(B,)``, True where ``right`` counts.
         wrongful: bool ``(B,)``, True where ``wrong`` counts.
+
+    Example:
+        >>> everyone = torch.tensor([True, True])
+        >>> discrimination_loss(torch.zeros(2), torch.zeros(2), everyone, everyone)  # twice log 2
+        tensor(1.3863)
     """
     positive = (F.softplus(-right.float()) * rightful).sum() / rightful.sum().clamp(min=1)
     return positive + (F.softplus(wrong.float()) * wrongful).sum() / wrongful.sum().clamp(min=1)

@@ -134,6 +134,10 @@ def summed_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tens
         whole: logits of procedures as they are, ``(B,)``.
         broken: logits of warped ones, ``(B,)``.
         seen: bool ``(B,)``, False where everything is masked.
+
+    Example:
+        >>> summed_consistency_loss(torch.zeros(2), torch.zeros(2), torch.tensor([True, False]))  # 4 log 2 / 1
+        tensor(2.7726)
     """
     return (F.softplus(-whole.float()) + F.softplus(broken.float())).sum() / seen.sum().clamp(min=1)
 
