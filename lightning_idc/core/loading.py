@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -29,8 +30,13 @@ def load_module(kind: type[M], path: str | Path) -> M:
         CheckpointError: the file cannot be read, or does not hold a module of this class.
     """
     checkpoint = read_checkpoint(path)
-    name, plain = class_and_options(public_name(kind), plain_hparams(checkpoint, path))
-    kind = class_named(name, kind)
+    stored = checkpoint.get("class_path")
+    name, plain = class_and_options(
+        stored if isinstance(stored, str) else public_name(kind), plain_hparams(checkpoint, path)
+    )
+    # the file may hold a subclass; one that is not known here is read as the class that was asked for
+    with suppress(CheckpointError):
+        kind = class_named(name, kind)
     known = accepted_arguments(kind)
     module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
     module.on_load_checkpoint(checkpoint)

@@ -30,6 +30,7 @@ def difference_hash(image: Tensor) -> str:
         16 hexadecimal digits.
 
     Example:
+        >>> import torch
         >>> image = torch.arange(32, dtype=torch.uint8).expand(3, 32, 32)
         >>> difference_hash(image) == difference_hash(image.repeat_interleave(2, 1).repeat_interleave(2, 2))
         True
