@@ -1,4 +1,4 @@
-"""The examples in docstrings run, and public losses have one; those of data sets run in tests/data/test_data_examples.py."""
+"""Examples in docstrings run, and public losses have one; those of data sets: tests/data/test_data_examples.py."""
 
 from __future__ import annotations
 

@@ -96,15 +96,6 @@ def _mapped(rasters: Sequence[Raster], name: str, options: ImageOptions) -> list
     return found
 
 
-def from_pil(image: Image, options: ImageOptions = PLAIN, name: str = "the image") -> Tensor:
-    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white.
-
-    Raises:
-        DataError: the image would lose information that ``options`` do not speak of.
-    """
-    return _mapped([from_pil_raster(image, name, options)], name, options)[0]
-
-
 def as_tensor(image: str | Path | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
     """Path, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
     raster = _as_raster(image, name, options)

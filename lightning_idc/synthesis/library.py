@@ -40,10 +40,6 @@ class Cutout:
         alpha = resize((self.alpha * 255).round().to(torch.uint8)[None].expand(3, -1, -1), size)[0] / 255
         return Cutout(self.name, resize(self.image, size), alpha)
 
-    def on_gray(self) -> Tensor:
-        """The thing on a neutral ground, uint8 ``(3, H, W)``."""
-        return (self.alpha * self.image + (1 - self.alpha) * 110).round().to(torch.uint8)
-
 
 RENDERED = "rendered"
 """Identity of the library of rendered things."""

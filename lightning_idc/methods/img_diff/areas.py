@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lightning_idc.methods.img_diff.filtering import (
@@ -161,8 +160,3 @@ def found_and_true(records: Sequence[Record], least: float = 0.5) -> dict[str, f
                 right += 1
         found, true = found + len(boxes), true + len(truth)
     return {"precision": right / max(found, 1), "recall": right / max(true, 1), "found": found, "true": true}
-
-
-def tensor_of(boxes: Sequence[Sequence[float]]) -> Tensor:
-    """Boxes of both pictures as `PairSample` holds them, ``(N, 2, 4)``."""
-    return torch.tensor([[list(box), list(box)] for box in boxes], dtype=torch.float32).reshape(-1, 2, 4)

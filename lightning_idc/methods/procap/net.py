@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 import torch
 from torch import Tensor, nn
 
@@ -88,16 +86,6 @@ class ProcedureEncoder(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         """Hidden states ``(B, F * n, D)`` of the tokens of a procedure, their places included."""
         return self.run(tokens)
-
-
-class TextDecoder(Protocol):
-    """What writes the caption: ``nn.transformer.Decoder``, or the official one."""
-
-    def __call__(self, memory: Tensor, mask: Tensor | None, tokens: Tensor) -> Tensor: ...
-
-    def start(self, memory: Tensor, mask: Tensor | None) -> DecoderState: ...
-
-    def step(self, state: DecoderState, tokens: Tensor) -> Tensor: ...
 
 
 def bridge(inputs: int, outputs: int) -> nn.Sequential:
