@@ -14,7 +14,7 @@ from test_deeppcb import mini
 from test_newer_benchmarks import TURNS, changechat, diffspot, hq_edit, image, lines, rscc, subtlebench
 
 from lightning_idc import data as data_package
-from lightning_idc.data import PairDataModule
+from lightning_idc.data import DeepPCB, PairDataModule
 from lightning_idc.data.core.benchmark import Benchmark
 
 BASES = {"PairDataModule": "the base class of all data sets"}
@@ -25,10 +25,10 @@ KINDS = {
 }
 
 
-def table(root: Path, **columns: str) -> None:
+def table(file: Path, **columns: str) -> None:
     for side in ("a", "b"):
-        image(root / f"{side}.png", 7)
-    lines(root / "train.jsonl", [columns])
+        image(file.parent / f"{side}.png", 7)
+    lines(file, [columns])
 
 
 OTHERS = {
@@ -40,10 +40,16 @@ OTHERS = {
     "ChangeChat": lambda data: changechat(data / "changechat", TURNS),
     "RSCC": lambda data: rscc(data / "rscc"),
     "Mixture": lambda data: (clevr_dc(data / "clevr_dc"), spot_the_diff(data / "spot_the_diff")),
-    "HuggingFaceTable": lambda data: table(data.parent / "pairs", before="a.png", after="b.png", caption="it moved"),
+    "HuggingFaceTable": lambda data: table(
+        data.parent / "pairs/train.jsonl", before="a.png", after="b.png", caption="it moved"
+    ),
     "FolderPairs": lambda data: [image(data.parent / f"pairs/{side}/1.png", 7) for side in ("before", "after")],
     "PreferencePairs": lambda data: table(
-        data.parent / "preferences", before="a.png", after="b.png", chosen="it moved", rejected="it is gone"
+        data.parent / "preferences/preferences.jsonl",
+        before="a.png",
+        after="b.png",
+        chosen="it moved",
+        rejected="it is gone",
     ),
 }
 
@@ -54,10 +60,12 @@ def test_the_example_of_a_data_set_runs(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(tmp_path / "cache"))
     # the trees hold a few pairs, not the official number
     monkeypatch.setattr(Benchmark.__init__, "__defaults__", (None, False, "raise", False))
+    monkeypatch.setattr(DeepPCB.__init__, "__defaults__", ("data/deeppcb", False, True, False))
     kind = KINDS[name]
     for make in ALL:
         root = tmp_path / "data" / make.__name__
         if make.__name__ == getattr(kind, "folder", None):
+            root.mkdir(parents=True)
             make(root)
     (tmp_path / "data").mkdir(exist_ok=True)
     OTHERS.get(name, lambda data: None)(tmp_path / "data")

@@ -59,10 +59,10 @@ def test_the_whole_is_equations_4_to_8() -> None:
             delta = delta + _attend(layer.self_attn, n, n)
             a, b, q = layer.norm_images(one), layer.norm_images(two), layer.norm_query(delta)
             delta = delta + _attend(layer.cross_attn, q, torch.cat([a, b, q], 1))
-            delta = delta + layer.feed(layer.norm_feed(delta))
+            delta = delta + layer.mlp(layer.norm_feed(delta))
             told = layer.norm_refined(delta)
-            one = one + _attend(layer.refine, a, torch.cat([a, told], 1))
-            two = two + _attend(layer.refine, b, torch.cat([b, told], 1))
+            one = one + _attend(layer.image_cross_attn, a, torch.cat([a, told], 1))
+            two = two + _attend(layer.image_cross_attn, b, torch.cat([b, told], 1))
         score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
         total = [total[0] + score * one, total[1] + score * two]
     torch.testing.assert_close(mdp.fuse(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)

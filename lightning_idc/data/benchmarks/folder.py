@@ -63,7 +63,7 @@ class FolderPairs(PairDataModule):
         ConfigError: an argument is not one of its choices.
 
     Example:
-        >>> pair = FolderPairs("pairs", shares=(1.0, 0.0, 0.0)).dataset("train")[0]
+        >>> pair = FolderPairs("pairs").dataset("predict")[0]
         >>> pair.before.shape[0]
         3
     """

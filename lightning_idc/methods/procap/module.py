@@ -70,7 +70,8 @@ class ProCap(PairCaptioner):
         encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
-        super().__init__(**without_variant(self, options))
+        drop_variant(self, options)
+        super().__init__(**options)
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
@@ -188,19 +189,17 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     return int(size[0]), int(size[1])
 
 
-def without_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> dict[str, Any]:
-    """Options of a stage without ``variant``, by which one class was two in earlier versions.
+def drop_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> None:
+    """Take ``variant`` out of the options of a stage, by which one class was two in earlier versions.
 
     Raises:
         ConfigError: the variant is another class now.
     """
-    options = dict(options)
     if (variant := options.pop("variant", module.edition)) != module.edition:
         raise ConfigError(
             f"variant {variant!r} is a class of its own now: OfficialProCap and OfficialProcedureModel compute what "
             "the authors' code does, ProCap and ProcedureModel what the paper says"
         )
-    return options
 
 
 def edition_of(checkpoint: Mapping[str, Any]) -> str:

@@ -16,7 +16,7 @@ from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSam
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.methods.procap.module import image_size_of, tokenizer_of, without_variant
+from lightning_idc.methods.procap.module import drop_variant, image_size_of, tokenizer_of
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
 from lightning_idc.methods.procap.procedure_net import (
@@ -114,7 +114,8 @@ class ProcedureModel(PairCaptioner):
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
-        super().__init__(captions_per_pair=captions_per_pair, **without_variant(self, options))
+        drop_variant(self, options)
+        super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
         self.hparams.pop("variant", None)
