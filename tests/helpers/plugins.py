@@ -42,12 +42,13 @@ def public_plugins() -> set[str]:
 
 
 def library_callbacks() -> set[str]:
-    """Names of all callbacks of the library that attach an add-on or an adapter, exported or not."""
+    """Names of all callbacks of the library that attach an add-on or an adapter, exported or not, without bases."""
     public_plugins()  # imports the modules
     known: list[type] = [AddonCallback, AdapterCallback]
     for kind in known:
         known += kind.__subclasses__()
-    return {kind.__name__ for kind in known[2:] if kind.__module__.startswith("lightning_idc.")}
+    own = [kind for kind in known[2:] if kind.__module__.startswith("lightning_idc.")]
+    return {kind.__name__ for kind in own if not any(kind in other.__mro__[1:] for other in own)}
 
 
 # ---- the host -------------------------------------------------------------------------------------------
