@@ -72,7 +72,7 @@ def read_manifest(
         identity: that it must have; any when None.
 
     Raises:
-        StoreError: there is none, it is damaged, of another format or of something else.
+        StoreError: the store is missing, damaged, of another format or of something else.
     """
     path = folder / MANIFEST
     try:

@@ -1,4 +1,4 @@
-"""What flows through the house: one pair, a batch of pairs, and what a captioner makes of them.
+"""What flows through the library: one pair, a batch of pairs, and what a captioner makes of them.
 
 A pair is always exactly two images, index 0 = before, 1 = after. Several captions share one look at a
 pair, so everything that scores text takes ``(B, K, T)``.

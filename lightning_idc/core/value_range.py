@@ -29,7 +29,7 @@ def _checked_range(value: Any) -> Any:
     """The range with plain numbers in it.
 
     Raises:
-        ConfigError: it is none of the forms.
+        ConfigError: it has none of these forms.
     """
     wrong = ConfigError(f"value_range is {value!r}; expected {RANGES}")
     if value is None or value == "auto":
@@ -161,7 +161,7 @@ def fill_missing(values: np.ndarray, nodata: float | None, options: ImageOptions
     """Replace NaN, infinities and the file's value for missing data.
 
     Raises:
-        DataError: there are some and nobody said what they become, or the type of the values cannot hold that.
+        DataError: there are some and it is not said what they become, or the type of the values cannot hold that.
     """
     missing = ~np.isfinite(values) if values.dtype.kind == "f" else np.zeros(values.shape, bool)
     if nodata is not None and not math.isnan(nodata):

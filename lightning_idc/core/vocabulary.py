@@ -187,7 +187,7 @@ class BertVocabulary(Vocabulary):
         """Read ``vocab.txt``, or the folder of a model of Hugging Face that holds it.
 
         Raises:
-            PairError: there is no such file, or it is none of BERT's.
+            PairError: there is no such file, or it is not one of BERT's.
         """
         file = Path(path).expanduser()
         file = file / BERT_FILE if file.is_dir() else file
@@ -224,7 +224,7 @@ def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
     A list that does not begin as a `Vocabulary` does, but holds BERT's special words, is BERT's.
 
     Raises:
-        PairError: there is none of that name, or the list is none.
+        PairError: the name is unknown, or the list is not a vocabulary.
     """
     if not isinstance(words, str):
         return BertVocabulary(words) if words and words[0] == BERT_SPECIALS[0] else Vocabulary(words)

@@ -87,7 +87,7 @@ class TimmGrid(GridBackbone):
         in_channels: of the images; timm adapts pretrained weights to other numbers than three.
 
     Raises:
-        PairError: timm knows no such model, its weights cannot be had, or it has no grid of features.
+        PairError: timm knows no such model, its weights are not available, or it has no grid of features.
     """
 
     def __init__(self, name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> None:

@@ -126,7 +126,7 @@ class TableSource(PairSource):
 class HuggingFaceTable(PairDataModule):
     """Any table of Hugging Face `datasets` with two columns of images: on disk, or on the hub.
 
-    Empty captions are left out; pairs without any are trained on by nobody and are left out, too.
+    Empty captions are left out; pairs without any are left out, too.
 
     Args:
         path: a file or folder of tables (parquet, arrow, JSON, CSV), a folder written by ``save_to_disk``, or a name

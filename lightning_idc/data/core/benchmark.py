@@ -26,7 +26,7 @@ class LayoutError(PairError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """What a split holds; None for what nobody has counted.
+    """What a split holds; None for what is not counted.
 
     Args:
         pairs: in the annotation file.
@@ -55,7 +55,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A file of a benchmark that can be had from the net, or has to be fetched by hand.
+    """A file of a benchmark that can be downloaded, or has to be fetched by hand.
 
     Args:
         path: where it belongs below the root.
@@ -264,7 +264,7 @@ def count(records: Sequence[Record], entries: int | None = None) -> Counts:
 
 
 def one_of(name: str, value: str, options: Sequence[str] | Mapping[str, Any]) -> None:
-    """Refuse an argument that is none of its choices.
+    """Refuse an argument that is not one of its choices.
 
     Raises:
         PairError: it is not.

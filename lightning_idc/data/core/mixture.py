@@ -35,7 +35,7 @@ class Mixture(PairDataModule):
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Raises:
-        PairError: there are no parts, one that is named is none of them, or a part has no weight above 0.
+        PairError: there are no parts, a name is not that of a part, or a part has no weight above 0.
 
     Example:
         >>> from lightning_idc.data import CLEVRDC, SpotTheDiff

@@ -45,7 +45,7 @@ def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[
         say: is given what happens, line by line.
 
     Raises:
-        PairError: an archive is none, is damaged, or holds paths that leave the root.
+        PairError: a file is not an archive, is damaged, or holds paths that leave the root.
     """
     for archive in archives or []:
         count = unpack(archive, data.root)
@@ -148,7 +148,7 @@ def unpack(archive: Path, root: Path) -> int:
     Nothing is written where a member leaves the root, is a link or a device, or where the disk is too small.
 
     Raises:
-        PairError: the archive is none or cannot be unpacked.
+        PairError: the file is not an archive, or cannot be unpacked.
     """
     if not archive.is_file():
         raise PairError(f"there is no archive {str(archive)!r}")

@@ -1,4 +1,4 @@
-"""Images with the name of what stands in each cell of a grid: labels to pre-train a small image encoder with."""
+"""Images with labels of the object in each cell of a grid, to pre-train a small image encoder with."""
 
 from __future__ import annotations
 

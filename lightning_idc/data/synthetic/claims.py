@@ -51,7 +51,7 @@ class ParsedChange:
         region: part of the picture where it stands: left side, center or right side.
         old: what was before: a letter or a number word.
         value: what is now: a colour, a material, a letter, a number word, or a direction of change.
-        replacement: what stands there instead.
+        replacement: the object that is there instead.
     """
 
     kind: str | None = None

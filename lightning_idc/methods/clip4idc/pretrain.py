@@ -1,4 +1,4 @@
-"""Teach an image tower that was never trained to name what stands in each patch, in its own image and in the other one.
+"""Pre-train an image tower from scratch by naming the object in each patch, of its own image and of the other one.
 
 CLIP4IDC lives from CLIP's pre-training. Where there are no weights of CLIP for a world, labels of its objects (a
 renderer's, or a detector's) are the stand-in: naming the objects of one image teaches the tower to see, naming those

@@ -153,7 +153,7 @@ class ImageParagraphs(PipelineStage):
 
 
 class EmbeddedDescriber(VisionLanguageModel):
-    """Fills the template without weights: names what stands in the region where the two images differ most.
+    """Fills the template without weights: names the content of the region where the two images differ most.
 
     It says that it does not know, outside of the template, where it can name nothing in either image.
 

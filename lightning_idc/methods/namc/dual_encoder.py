@@ -203,7 +203,7 @@ class ClipDualEncoder(DualEncoder):
         pretrained: open_clip's name of the weights, or a file; None for random ones.
 
     Raises:
-        PairError: open_clip knows no such model, or the weights cannot be had.
+        PairError: open_clip knows no such model, or the weights are not available.
     """
 
     mean: Tensor

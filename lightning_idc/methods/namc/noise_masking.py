@@ -196,7 +196,7 @@ class NoiseMasking(AddonCallback):
     """Masks words and patches that are irrelevant to each other, and trains what finds them (NAMC's NIM).
 
     Works on any captioner with words of its own, and on captions of any form: each image of a pair is judged against
-    its part of an implicit-change description, or against the whole of a caption that is none. Masked words are not
+    its part of an implicit-change description, or against the whole of any other caption. Masked words are not
     predicted; masked patches go to the host as ``model_inputs["noise_mask"]`` and, with ``paint``, are painted over.
 
     Args:

@@ -178,7 +178,7 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
     """Height and width that the places of the encoder are made for.
 
     Raises:
-        PairError: nobody said.
+        PairError: it is unknown.
     """
     size = options["image_size"]
     if size is None:

@@ -61,7 +61,7 @@ class ProcedureFolder:
             after: the same.
 
         Raises:
-            PairError: there is none, it was made between other images, or it is damaged.
+            PairError: the file is missing, was made between other images, or it is damaged.
         """
         if name not in self:
             raise PairError(

@@ -154,7 +154,7 @@ class TokenizerTraining(PairModule):
 
 
 class NamingTokenizer(TokenizerTraining):
-    """An image tokenizer whose features also name what stands in each cell.
+    """An image tokenizer whose features also name the object in each cell.
 
     The captioner sees nothing but these features. VQGAN's, trained on millions of photographs, know objects; those of
     a tokenizer that has only given a few thousand images back know colors and edges. Labels of the cells (a
