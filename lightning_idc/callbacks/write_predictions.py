@@ -66,7 +66,7 @@ class WritePredictions(Callback):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # only now are the weights those of the checkpoint
-        key = trainer.strategy.broadcast(_key(pl_module, self._ids))
+        key = trainer.strategy.broadcast(prediction_key(pl_module, self._ids))
         if self._key not in (None, key):
             raise DataError(
                 f"{str(self._part(trainer, 0))!r} is an interrupted prediction of another checkpoint, of other "
@@ -91,8 +91,8 @@ class WritePredictions(Callback):
             return
         target, said = self._target(trainer), {}
         for part in self._parts(trainer):
-            said.update({record["id"]: record for record in _records(part) if "id" in record})
-        atomic_write(target, "".join(_line(said[id]) for id in self._ids if id in said))
+            said.update({record["id"]: record for record in records_of(part) if "id" in record})
+        atomic_write(target, "".join(line_of(said[id]) for id in self._ids if id in said))
         for part in self._parts(trainer):
             part.unlink()
         _say(trainer, f"\npredictions of {len(said)} pairs: {os.path.relpath(target)}")
@@ -108,8 +108,8 @@ class WritePredictions(Callback):
         key: str | None = None
         done: set[str] = set()
         for part in self._parts(trainer):
-            found = list(_records(part))
-            atomic_write(part, "".join(map(_line, found)))
+            found = list(records_of(part))
+            atomic_write(part, "".join(map(line_of, found)))
             keys = [record["prediction"] for record in found if "prediction" in record]
             key = key or next(iter(keys), None)
             done.update(record["id"] for record in found if "id" in record and keys == [key])
@@ -117,7 +117,7 @@ class WritePredictions(Callback):
 
     def _write_lines(self, records: list[dict[str, Any]]) -> None:
         assert self._file is not None
-        self._file.write("".join(map(_line, records)))
+        self._file.write("".join(map(line_of, records)))
         self._file.flush()
 
     def _close(self) -> None:
@@ -137,7 +137,7 @@ class WritePredictions(Callback):
         return sorted(target.parent.glob(f"{target.name}.rank*.part"))
 
 
-def _key(module: LightningModule, ids: list[str]) -> str:
+def prediction_key(module: LightningModule, ids: list[str]) -> str:
     """Digest of what decides the predictions, apart from the images; weights that are sharded count on one process."""
     from torch.distributed.tensor import DTensor
 
@@ -154,13 +154,13 @@ def _key(module: LightningModule, ids: list[str]) -> str:
     return digest_of_all(parts())
 
 
-def _line(record: dict[str, Any]) -> str:
+def line_of(record: dict[str, Any]) -> str:
     # halves of surrogates cannot be written in UTF-8
     text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _records(part: Path) -> Iterator[dict[str, Any]]:
+def records_of(part: Path) -> Iterator[dict[str, Any]]:
     """Records of a file up to the first line that was not written to its end."""
     with part.open("rb") as file:
         for line in file:

@@ -14,8 +14,12 @@ VERBS = {
     "fit": ("training", "train: --config FILE [--key value ...]"),
     "validate": ("training", "measure on the validation split"),
     "test": ("training", "measure on the test split"),
-    "predict": ("training", "caption without references"),
-    "describe": ("describe", "say what changed between two images"),
+    "predict": ("pairs", "caption without references: PAIRS --out FILE | --config FILE"),
+    "describe": ("describe", "say what changed between two images, and where"),
+    "compare": ("pairs", "compare two folders of images: BEFORE AFTER [--fail-on changed]"),
+    "caption-pairs": ("pairs", "write a caption beside every second image of a folder"),
+    "serve": ("serve", "answer over HTTP, with a page to drop two images on"),
+    "models": ("models", "ls | show NAME: captioners that come with the library"),
     "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
     "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
     "questions": ("questions", "ask about pairs and score as MMVP does: ask FILE --out FILE | score FILE"),
@@ -42,7 +46,7 @@ A later file is merged over an earlier one, `callbacks+:` appends to a list, and
   --model CLASS_PATH   --model.width 64      arguments of the captioner
   --data CLASS_PATH    --data.batch_size 16  arguments of the data module
   --trainer.max_epochs 2                     arguments of Lightning's Trainer
-  --ckpt_path FILE                           checkpoint to start from; what is not given is taken from it
+  --ckpt_path FILE                           checkpoint to start from; model and data that are not given are its own
   --print_config                             show what would be run
   --model.help CLASS_PATH                    arguments of a class
   --help_all                                 every key; takes some seconds
@@ -79,9 +83,11 @@ def _dispatch(given: list[str]) -> int:
         hint = f"; did you mean {near[0]!r}?" if near else ""
         print(f"error: there is no verb {given[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
         return 2
-    if VERBS[given[0]][0] == "training" and given[1:] in (["-h"], ["--help"]):
+    if given[0] in ("fit", "validate", "test", "predict") and given[1:] in (["-h"], ["--help"]):
         print(_TRAINING_HELP.format(verb=given[0]))
-        return 0
+        if given[0] != "predict":
+            return 0
+        print("\nor, for files:\n")
     return guarded(given)
 
 

@@ -1,25 +1,52 @@
-"""describe: say what changed between two images."""
+"""describe: say what changed between two images, and where."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict
+from pathlib import Path
+
+from lightning_idc.cli import typed
+from lightning_idc.errors import ConfigError
+from lightning_idc.files import atomic_write
+from lightning_idc.serve.notes import noted
+from lightning_idc.serve.opening import ModelOptions
 
 
 def run(given: list[str]) -> int:
     """The verb `describe`."""
-    from lightning_idc.cli import parser
+    # --checkpoint was the name of the first edition
+    return typed.call("describe", describe, [name.replace("--checkpoint", "--model", 1) for name in given[1:]])
 
-    arguments = parser("describe", "Say what changed between two images.")
-    arguments.add_argument("before", help="image file")
-    arguments.add_argument("after", help="image file")
-    arguments.add_argument(
-        "--checkpoint", required=True, help="a .ckpt of this library, or a folder of save_pretrained"
-    )
-    arguments.add_argument("--json", action="store_true", help="caption, log_prob and change_score as JSON")
-    options = arguments.parse_args(given[1:])
-    from lightning_idc.core.loading import load_captioner
 
-    caption = load_captioner(options.checkpoint).describe(options.before, options.after)
-    print(json.dumps(asdict(caption)) if options.json else caption.text)
+def describe(
+    before: str,
+    after: str,
+    options: ModelOptions,
+    json: bool = False,
+    save: Path | None = None,
+    no_where: bool = False,
+) -> int:
+    """Say what changed between two images, how sure that is, and where.
+
+    Args:
+        before: image file.
+        after: image file.
+        options: of the captioner.
+        json: print the answer, with the map of where, as one JSON object.
+        save: picture to write: both images with boxes, map and caption.
+        no_where: leave the place out, which costs a vision-language model many further looks.
+    """
+    with noted() as notes:
+        from lightning_idc.serve.answers import answer_pairs, picture_of
+
+        captioner = options.open()
+        answer = answer_pairs(captioner, [captioner.input_spec.read(before, after)], where=not no_where)[0]
+        if save is not None:
+            picture = picture_of(answer, captioner, before, after)
+            try:
+                atomic_write(save, lambda path: picture.save(path, format="PNG"))
+            except OSError as error:
+                raise ConfigError(
+                    f"cannot write {str(save)!r} ({error}); name a .png in a folder that exists"
+                ) from error
+    print(answer.as_json(notes=notes) if json else answer.as_text())
     return 0

@@ -25,8 +25,14 @@ def run(given: list[str]) -> int:
     parser("doctor", "Look at this installation.").parse_args(given[1:])
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     problems = [*_packages(), *_devices(), *_scripts(), *_folders()]
+<<<<<<< HEAD
     java = "found" if shutil.which("java") else "not found"
     _line("Java", f"{java}; needed only for SPICE and for LIGHTNING_IDC_METEOR=java")
+=======
+    _extras()
+    java = "found: METEOR can be computed" if shutil.which("java") else "not found: METEOR is not computed"
+    _line("Java", java)
+>>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
     for problem in problems:
         print(f"problem: {problem}")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
@@ -45,6 +51,28 @@ def _packages() -> list[str]:
         except importlib.metadata.PackageNotFoundError:
             problems.append(f"{name} is not installed: pip install {name}")
     return problems
+
+
+def _extras() -> None:
+    """Which optional parts are there; one that is absent is no problem."""
+    from packaging.requirements import Requirement
+
+    needs: dict[str, list[str]] = {}
+    for text in importlib.metadata.requires("lightning_idc") or []:
+        need = Requirement(text)
+        if need.marker is None or "extra" not in str(need.marker):
+            continue
+        extra = str(need.marker).partition("extra ==")[2].strip().strip("\"'")
+        needs.setdefault(extra, [])
+        try:
+            version = importlib.metadata.version(need.name)
+        except importlib.metadata.PackageNotFoundError:
+            version = ""
+        if not version or not need.specifier.contains(version, prereleases=True):
+            needs[extra].append(f"{need}".partition(";")[0].strip())
+    for extra, missing in sorted(needs.items()):
+        absent = f"absent ({', '.join(missing)}): pip install 'lightning_idc[{extra}]'"
+        _line(f"extra {extra}", absent if missing else "installed")
 
 
 def _devices() -> list[str]:

@@ -74,6 +74,7 @@ EXTRAS = {
     **dict.fromkeys(("skimage", "cv2", "faiss", "sklearn", "diffusers"), "synthesis"),
     **dict.fromkeys(("pydicom", "tifffile", "imagecodecs"), "scientific"),
     **dict.fromkeys(("tensorboard", "tensorboardX"), "report"),
+    **dict.fromkeys(("litserve", "multipart", "python_multipart"), "serve"),
     "num2words": "vlm",
     "ray": "ray",
 }

@@ -23,6 +23,7 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.cli.checkpoint_data import StoreData, with_stored_data
 from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key
 from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
@@ -141,9 +142,14 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
         stored = checkpoint.get("class_path")
         if stored is None:
             raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
+<<<<<<< HEAD
         name, _ = class_and_options(full_name(stored), checkpoint.get("hyper_parameters") or {})
         found["model"] = {**(found.get("model") or {}), "class_path": name}
     return found
+=======
+        found["model"] = {**(found.get("model") or {}), "class_path": full_name(stored)}
+    return with_stored_data(found, checkpoint)
+>>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
 
 
 _KEYWORDS = ("best", "last", "hpc", "registry")
@@ -274,12 +280,17 @@ class PairCLI(LightningCLI):
                 # set as they are: parsing would build whatever class a value names
                 model.init_args[name] = value
 
+    def _plain_data(self) -> dict[str, Any]:
+        given = self.given.get("data") if isinstance(self.given, dict) else None
+        return {"class_path": self.config.data.class_path, "init_args": (given or {}).get("init_args")}
+
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer") or {}  # none of its keys was given
         extra: list[Any] = default_progress(config)
         if self.verb == "fit":
             extra.append(StopCleanly())
             extra.append(ValidationSelection())
+            extra.append(StoreData(self._plain_data()))
         elif self.verb == "predict" and WritePredictions.fits(self.model, self.datamodule):
             extra.append(WritePredictions())
         # those that were chosen, with options of their own, take the place of these

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,8 @@ from torch import Tensor, nn
 from lightning_idc.core.decoding import Decoded, beam_search, greedy, sample
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
-from lightning_idc.core.images import as_pair, resize
-from lightning_idc.core.module import PairModule, ProvidesCaptions
+from lightning_idc.core.input_spec import InputSpec
+from lightning_idc.core.module import PairModule, ProvidesCaptions, ProvidesInputSpec
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.errors import ConfigError, DataError
@@ -42,8 +41,8 @@ class PairCaptioner(PairModule):
             from the training captions when None.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
-        input_spec: what the network was trained on, such as ``size``; written by training, kept by checkpoints, and
-            applied by :meth:`describe`.
+        input_spec: what the images of the training were like, as of :class:`~lightning_idc.core.input_spec.InputSpec`;
+            written by training, kept by checkpoints, and applied to whatever is described or predicted.
         options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
@@ -65,6 +64,7 @@ class PairCaptioner(PairModule):
         super().__init__(**options)
         self.vocabulary: Vocabulary | None = None
         self.evaluation = CorpusEvaluation()
+        self._noted_input = False
 
     # ---- what a subclass writes -------------------------------------------------------------------------
 
@@ -227,11 +227,19 @@ class PairCaptioner(PairModule):
     def batch_ids(self, batch: Any) -> list[str]:
         return list(batch.ids)
 
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._noted_input = False
+
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        """Note the size of the images that the network is trained on, which a checkpoint then brings along."""
+        """Note what the images that the network is trained on are like, which a checkpoint then brings along."""
         size = self.batch_image_size(batch)
-        spec = self.hparams["input_spec"] or {"size": size}
-        if spec.get("size") != size:
+        spec = self.hparams["input_spec"] or {}
+        if not self._noted_input:  # what a start from other weights brought was of other images
+            spec = self.data.input_spec() if isinstance(self.data, ProvidesInputSpec) else {}
+            spec = {"size": size, **{name: value for name, value in spec.items() if name != "image_size"}}
+            self._noted_input = True
+        elif spec.get("size") != size:
             spec = {**spec, "size": None}  # mixed sizes: images keep theirs
         self.hparams["input_spec"] = spec
 
@@ -239,24 +247,21 @@ class PairCaptioner(PairModule):
         """Height and width of the images of a batch; None where they differ."""
         return [int(side) for side in batch.images.shape[-2:]]
 
+    @property
+    def input_spec(self) -> InputSpec:
+        """What the images of the training were like, and so how others are prepared."""
+        return InputSpec.of(self.hparams)
+
     def described_size(self) -> tuple[int, int] | None:
         """Height and width that images are resized to before they are described; None keeps their own."""
-        size = self.hparams["image_size"] or (self.hparams["input_spec"] or {}).get("size")
-        return None if size is None else (int(size[0]), int(size[1]))
+        return self.input_spec.size
 
     def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
         """Pairs of a test or prediction at the size that the network was trained on, unless the data names a size."""
-        size = self.described_size()
-        if size is None or self._trainer is None or self.fitting or getattr(self.data, "image_size", None) is not None:
+        if self._trainer is None or self.fitting or getattr(self.data, "image_size", None) is not None:
             return samples
-        return [
-            replace(
-                sample, before=resize(sample.before, size), after=resize(sample.after, size), boxes=None, masks=None
-            )
-            if tuple(sample.before.shape[1:]) != size
-            else sample
-            for sample in samples
-        ]
+        spec = self.input_spec
+        return [spec.scaled(sample) for sample in samples]
 
     def predict_step(self, batch: PairBatch, batch_idx: int) -> list[dict[str, Any]]:
         captions = self.generate(self.encode(batch), change_scores=True)
@@ -265,9 +270,8 @@ class PairCaptioner(PairModule):
             for name, c in zip(batch.ids, captions, strict=True)
         ]
 
-    @torch.no_grad()
     def describe(self, before: str | Path | Image | Tensor, after: str | Path | Image | Tensor) -> Caption:
-        """Say what changed between two images, without a Trainer.
+        """Say what changed between two images, without a Trainer; images are prepared as those of the training.
 
         Args:
             before: path, PIL image or uint8 tensor ``(3, H, W)``.
@@ -276,12 +280,20 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: an image cannot be read.
         """
+        return self.describe_all([self.input_spec.read(before, after)])[0]
+
+    @torch.no_grad()
+    def describe_all(self, samples: Sequence[PairSample]) -> list[Caption]:
+        """Say what changed in pairs of one batch, without a Trainer.
+
+        Args:
+            samples: pairs as ``input_spec.read`` prepares them.
+        """
         was_training = self.training
         self.eval()
         try:
-            images = as_pair(before, after, size=self.described_size())
-            batch = self.collate([PairSample("pair", *images)]).to(self.device)
-            return self.generate(self.encode(batch), change_scores=True)[0]
+            batch = self.collate(samples).to(self.device)
+            return self.generate(self.encode(batch), change_scores=True)
         finally:
             self.train(was_training)
 

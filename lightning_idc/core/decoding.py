@@ -7,9 +7,10 @@ cached path must equal token for token.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -22,11 +23,41 @@ OWN = SpecialIds()
 NEVER_SAID = OWN.never_said
 
 
+@runtime_checkable
 class DecodingState(Protocol):
-    """Everything a network remembers of the tokens so far, one row per caption in the making."""
+    """State that chooses rows itself, where its tensors are not all batched along dimension 0."""
 
-    def select(self, rows: Tensor) -> DecodingState:
+    def select(self, rows: Tensor) -> Any:
         """State of the given rows, ``(M,)`` int64; rows may repeat."""
+
+
+def select_rows(state: Any, rows: Tensor) -> Any:
+    """State of the given rows: by its ``select``, or of each tensor in it, which has one row per caption.
+
+    Args:
+        state: tensor, list, tuple, dict, dataclass or other object with tensors in it, at any depth.
+        rows: ``(M,)`` int64; rows may repeat.
+
+    Example:
+        >>> select_rows({"hidden": torch.tensor([[1.0], [2.0]])}, torch.tensor([1, 1]))["hidden"].tolist()
+        [[2.0], [2.0]]
+    """
+    if isinstance(state, DecodingState) and not isinstance(state, Tensor):
+        return state.select(rows)
+    if isinstance(state, Tensor):
+        return state[rows]
+    if isinstance(state, (list, tuple)):
+        chosen = [select_rows(value, rows) for value in state]
+        return type(state)(*chosen) if isinstance(state, tuple) and type(state) is not tuple else type(state)(chosen)
+    if isinstance(state, dict):
+        return {name: select_rows(value, rows) for name, value in state.items()}
+    if isinstance(state, (bool, int, float, str, bytes, type(None))):
+        return state
+    found = copy.copy(state)
+    names = [field.name for field in fields(state)] if is_dataclass(state) else list(vars(state))
+    for name in names:
+        setattr(found, name, select_rows(getattr(state, name), rows))
+    return found
 
 
 class CaptionNet(Protocol):
@@ -38,11 +69,11 @@ class CaptionNet(Protocol):
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
 
-    def start(self, features: PairFeatures) -> DecodingState:
-        """State before the first token, one row per pair."""
+    def start(self, features: PairFeatures) -> Any:
+        """State before the first token, one row per pair; what :func:`select_rows` takes apart."""
 
-    def step(self, state: DecodingState, tokens: Tensor) -> Tensor:
-        """Logits ``(N, V)`` after one more token ``(N,)`` per row; advances the state."""
+    def step(self, state: Any, tokens: Tensor) -> Tensor:
+        """Logits ``(N, V)`` after one more token ``(N,)`` per row; advances the state, in place."""
 
 
 @dataclass(slots=True)
@@ -91,7 +122,7 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
             break
         if not bool(going.all()):
             rows, tokens = rows[going], tokens[going]
-            state = state.select(going.nonzero()[:, 0])
+            state = select_rows(state, going.nonzero()[:, 0])
     return _collect(ids, lengths, sums)
 
 
@@ -146,7 +177,7 @@ def beam_search(
 
     def advance(tokens: Tensor, origins: Tensor) -> Tensor:
         nonlocal state
-        state = state.select(origins)
+        state = select_rows(state, origins)
         return net.step(state, tokens[:, -1])
 
     return _beam_search(advance, len(features), features.memory.device, max_length, beams, length_penalty, special)
@@ -270,7 +301,7 @@ def sample(
         )
     device, count = features.memory.device, len(features) * samples
     owners = torch.arange(len(features), device=device).repeat_interleave(samples)
-    state = net.start(features).select(owners)
+    state = select_rows(net.start(features), owners)
     ids = torch.full((count, length), special.pad, dtype=torch.long, device=device)
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
@@ -289,7 +320,7 @@ def sample(
             break
         if not bool(going.all()):
             rows, tokens = rows[going], tokens[going]
-            state = state.select(going.nonzero()[:, 0])
+            state = select_rows(state, going.nonzero()[:, 0])
     return _collect(ids, lengths, sums)
 
 

@@ -96,21 +96,67 @@ def _mapped(rasters: Sequence[Raster], name: str, options: ImageOptions) -> list
     return found
 
 
+<<<<<<< HEAD
 def as_tensor(image: str | Path | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
     """Path, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
     raster = _as_raster(image, name, options)
+=======
+def from_pil(image: Image, options: ImageOptions = PLAIN, name: str = "the image") -> Tensor:
+    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white.
+
+    Raises:
+        DataError: the image would lose information that ``options`` do not speak of.
+    """
+    return _mapped([from_pil_raster(image, name, options)], name, options)[0]
+
+
+def as_tensor(image: str | Path | bytes | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
+    """Path, contents of a file, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
+    raster = _as_raster(image, f"the {name} image", options)
+>>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
     return raster if isinstance(raster, Tensor) else _mapped([raster], f"the {name} image", options)[0]
 
 
-def _as_raster(image: str | Path | Image | Tensor, name: str, options: ImageOptions) -> Raster | Tensor:
+def _as_raster(image: str | Path | bytes | Image | Tensor, name: str, options: ImageOptions) -> Raster | Tensor:
     if isinstance(image, Tensor):
         if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
-            raise DataError(f"the {name} image is {image.dtype} {tuple(image.shape)}; expected uint8 (C, H, W)")
+            raise DataError(f"{name} is {image.dtype} {tuple(image.shape)}; expected uint8 (C, H, W)")
         return image
+    if isinstance(image, bytes):
+        return read_raster(image, name, options)
     if isinstance(image, (str, Path)):
-        return _raster(image, f"the {name} image", options)
-    refuse_huge(image.size, f"the {name} image")
-    return from_pil_raster(image, f"the {name} image", options)
+        return _raster(image, name, options)
+    refuse_huge(image.size, name)
+    return from_pil_raster(image, name, options)
+
+
+def open_pair(
+    before: str | Path | bytes | Image | Tensor,
+    after: str | Path | bytes | Image | Tensor,
+    options: ImageOptions = PLAIN,
+    name: str = "",
+) -> tuple[Tensor, Tensor]:
+    """Both images of a pair as uint8 ``(C, H, W)``, each in its own size, with one value range.
+
+    Args:
+        before: path, contents of a file, PIL image or uint8 tensor.
+        after: the same.
+        options: value range, bands and page, the same for both.
+        name: of the pair, for messages.
+
+    Raises:
+        DataError: an image cannot be read, or the two have different numbers of channels.
+    """
+    of = f" of {name}" if name else ""
+    sides = [
+        _as_raster(image, f"the {side} image{of}", options) for image, side in ((before, "before"), (after, "after"))
+    ]
+    rasters = [side for side in sides if isinstance(side, Raster)]
+    mapped = iter(_mapped(rasters, name or "the pair", options) if rasters else [])
+    first, second = (side if isinstance(side, Tensor) else next(mapped) for side in sides)
+    if len(first) != len(second):
+        raise DataError(f"before has {len(first)} channels and after has {len(second)}{of}; expected equally many")
+    return first, second
 
 
 def as_pair(
@@ -134,22 +180,23 @@ def as_pair(
     Raises:
         DataError: an image cannot be read, or the two have different numbers of channels.
     """
-    sides = [_as_raster(image, name, options) for image, name in ((before, "before"), (after, "after"))]
-    rasters = [side for side in sides if isinstance(side, Raster)]
-    mapped = iter(_mapped(rasters, "the pair", options) if rasters else [])
-    first, second = (side if isinstance(side, Tensor) else next(mapped) for side in sides)
-    if len(first) != len(second):
-        raise DataError(f"before has {len(first)} channels and after has {len(second)}; expected equally many")
-    _warn_of_sizes(first, second, size)
-    target = size or (first.shape[1], first.shape[2])
-    return resize(first, target, interpolation), resize(second, target, interpolation)
+    first, second = open_pair(before, after, options)
+    own = (first.shape[1], first.shape[2])
+    warn_of_sizes(own, (second.shape[1], second.shape[2]), size)
+    return resize(first, size or own, interpolation), resize(second, size or own, interpolation)
 
 
-def _warn_of_sizes(first: Tensor, second: Tensor, size: tuple[int, int] | None) -> None:
-    """Say that two images of different size are stretched onto each other, unless both only change their scale."""
-    (height, width), (own_height, own_width) = first.shape[1:], second.shape[1:]
-    if (height, width) == (own_height, own_width):
+def warn_of_sizes(first: tuple[int, int], second: tuple[int, int], size: tuple[int, int] | None) -> None:
+    """Say that two images of different size are stretched onto each other, unless both only change their scale.
+
+    Args:
+        first: height and width.
+        second: the same.
+        size: that both are scaled to; that of the first when None.
+    """
+    if first == second:
         return
+    (height, width), (own_height, own_width) = first, second
     ratio = (width / height) / (own_width / own_height)
     if size is not None and abs(ratio - 1) <= _ASPECT:
         return
@@ -157,7 +204,7 @@ def _warn_of_sizes(first: Tensor, second: Tensor, size: tuple[int, int] | None) 
     warnings.warn(
         f"before is {width}x{height} and after is {own_width}x{own_height} pixels; both are stretched to {goal}, so "
         "what stands still may seem to move. Crop or register the two first",
-        stacklevel=3,
+        stacklevel=4,
     )
 
 

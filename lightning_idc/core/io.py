@@ -97,7 +97,7 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
     for name, value in plain.items():
         if name == "adapters":
             _check_adapters(value, path)
-        elif _names_a_class(value):
+        elif names_a_class(value):
             raise CheckpointError(
                 f"{str(path)!r}: the hyper-parameter {name!r} names a class to build ({str(value)[:200]!r}); expected "
                 "plain values. The file may be hostile: do not load it, or give this argument yourself"
@@ -109,21 +109,25 @@ def _check_adapters(records: Any, path: str | Path) -> None:
     for name, record in (records or {}).items() if isinstance(records, Mapping) or records is None else [("", records)]:
         fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "merged", "settled"}
         options = record.get("init_args") if fits else None
-        if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or _names_a_class(options):
+        if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or names_a_class(options):
             raise CheckpointError(
                 f"{str(path)!r}: the adapter {name!r} is made from {str(record)[:200]!r}; expected the class_path of "
                 "an adapter of this library and plain init_args. The file may be hostile: do not load it"
             )
 
 
-def _names_a_class(value: Any) -> bool:
+def names_a_class(value: Any) -> bool:
+    """Whether plain values name a class to build."""
     if isinstance(value, Mapping):
-        return "class_path" in value or any(map(_names_a_class, value.values()))
-    return isinstance(value, (list, tuple)) and any(map(_names_a_class, value))
+        return "class_path" in value or any(map(names_a_class, value.values()))
+    return isinstance(value, (list, tuple)) and any(map(names_a_class, value))
 
 
 def class_named(path: str, base: type) -> Any:
     """Class that a checkpoint names: ``base`` itself, a subclass that is already imported, or one of this library.
+
+    A class of a script or notebook is stored as ``__main__.NAME``; any imported class of that name is taken for it. Of
+    several, as when a cell ran twice, the one that was made last is meant.
 
     Args:
         path: public name, path of the defining module, or either of an earlier edition.
@@ -147,10 +151,14 @@ def class_named(path: str, base: type) -> Any:
             ) from error
     known = [base]
     for kind in known:
+        known += kind.__subclasses__()
+    for kind in reversed(known):
         if path == public_name(kind):
             return kind
-        known += kind.__subclasses__()
+    for kind in reversed(known):
+        if path == f"__main__.{kind.__qualname__}" and not kind.__module__.startswith("lightning_idc."):
+            return kind
     raise CheckpointError(
         f"the checkpoint holds a {path}, which is not a {base.__qualname__} of this library; if it is yours, "
-        f"import its module first: --import {module.split('.')[0] or path}"
+        f"import its module first: --import {'MODULE' if module == '__main__' else module.split('.')[0] or path}"
     )

@@ -47,6 +47,13 @@ class ProvidesCaptions(Protocol):
     def no_change_captions(self) -> list[str]: ...
 
 
+@runtime_checkable
+class ProvidesInputSpec(Protocol):
+    """What a captioner asks of a data module to know what its images are like."""
+
+    def input_spec(self) -> dict[str, Any]: ...
+
+
 class PairModule(AddonHost):
     """Trains a network on pairs of images.
 

@@ -128,8 +128,8 @@ def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pyt
     images = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
     assert main(["describe", *images, "--checkpoint", str(tmp_path / "model"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert set(found) == {"text", "log_prob", "change_score"}
-    assert found["text"] == model.describe(*images).text
+    assert {"caption", "log_prob", "change_score", "boxes", "map", "size", "notes"} <= set(found)
+    assert found["caption"] == model.describe(*images).text and found["size"] == [40, 40]
     assert main(["describe", *images, "--checkpoint", str(tmp_path / "gone.ckpt")]) == 1
     assert main(["describe", images[0], str(tmp_path / "gone.png"), "--checkpoint", str(tmp_path / "model")]) == 1
     said = capsys.readouterr().err

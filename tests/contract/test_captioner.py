@@ -189,7 +189,7 @@ def test_the_size_of_the_training_images_travels_with_the_checkpoint(trained: Ti
     sample = TinySource(1, 901).load(0)
     side = list(sample.before.shape[1:])
     again = load_captioner(trained.folder / "tiny.ckpt")  # type: ignore[operator]
-    assert again.hparams["input_spec"] == {"size": side}
+    assert again.hparams["input_spec"]["size"] == side and again.input_spec.channels == 3
     twice = [
         torch.nn.functional.interpolate(image[None].float(), scale_factor=2).to(torch.uint8)[0]
         for image in (sample.before, sample.after)

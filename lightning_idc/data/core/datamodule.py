@@ -68,6 +68,8 @@ class PairDataModule(LightningDataModule):
         fill_nan: float | None = None,
     ) -> None:
         super().__init__()
+        if batch_size < 1 or num_workers < 0:
+            raise PairError(f"batch_size is {batch_size} and num_workers {num_workers}; expected at least 1 and 0")
         if interpolation not in get_args(Interpolation):
             raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
         self.interpolation: Interpolation = interpolation

@@ -8,8 +8,6 @@ from pathlib import Path
 
 import torch
 
-from lightning_idc.core.images import as_pair
-from lightning_idc.core.types import PairSample
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
@@ -38,9 +36,7 @@ class Asker:
             DataError: an image cannot be read.
         """
         captioner = self.captioner.eval()
-        size = captioner.hparams["image_size"]
-        pair = as_pair(*images, size=None if size is None else (int(size[0]), int(size[1])))
-        sample = captioner.fit(PairSample("pair", *pair))
+        sample = captioner.fit(captioner.input_spec.read(*images))
         features = captioner.encode(captioner.collate([sample]).to(captioner.device))
         net = captioner.built_net
         answers = []

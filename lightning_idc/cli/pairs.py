@@ -1,0 +1,163 @@
+"""compare, predict and caption-pairs: answers about many pairs of files."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Literal
+
+from lightning_idc.cli import typed
+from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.serve.notes import noted
+from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.serve.options import BatchOptions
+
+INSTRUCTION = "Write the instruction, one short imperative sentence, that turns the first image into the second."
+FAILED = 2
+"""Exit status where a pair could not be read, or nothing could be compared."""
+
+
+def run(given: list[str]) -> int:
+    """The verbs `compare`, `predict` with paths, and `caption-pairs`."""
+    functions = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
+    verb = given[0]
+    if verb == "predict" and (len(given) == 1 or given[1].startswith("-")) and given[1:] not in (["-h"], ["--help"]):
+        from lightning_idc.cli import training
+
+        return training.run(given)
+    try:
+        return typed.call(verb, functions[verb], given[1:])
+    except IDCError as error:
+        if verb != "compare":
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return FAILED  # 1 says that something changed
+
+
+def compare(
+    before: str,
+    after: str,
+    options: ModelOptions,
+    batch: BatchOptions,
+    fail_on: Literal["changed", "pixels", "never"] = "never",
+    reg: Path | None = None,
+    junit: Path | None = None,
+) -> int:
+    """Compare two folders of images, and describe what differs.
+
+    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described. Exit status:
+    0, or with --fail-on 1 where something changed; 2 where an image could not be read.
+
+    Args:
+        before: folder of images as they were.
+        after: folder of images as they are.
+        options: of the captioner.
+        batch: of the run.
+        fail_on: what makes the exit status 1: pairs that the captioner takes for changed (and new and deleted images),
+            or pairs of which any pixel differs.
+        reg: file to write as reg-cli does, its reg.json.
+        junit: JUnit XML to write, a test per pair.
+    """
+    with noted():
+        from lightning_idc.serve import formats
+        from lightning_idc.serve.batch import finish, run_batch
+        from lightning_idc.serve.pairs import list_pairs
+
+        out = formats.check_out(batch.out or Path("comparison.jsonl"))
+        pairs = list_pairs([before, after])
+        records = run_batch(options.open(), pairs, batch, out, gate=True)
+        formats.write_records(records, out)
+        if reg is not None:
+            formats.write_reg(records, reg)
+        if junit is not None:
+            formats.write_junit(records, junit)
+        finish(out)
+    for record in records:
+        if record["status"] != "unchanged":
+            print(f"{record['status']:<9} {record['id']}: {record['caption'] or record['error'] or ''}".rstrip(": "))
+    print(f"{formats.counts(records)}: {out}")
+    states = {record["status"] for record in records}
+    if "failed" in states:
+        return FAILED
+    differs = bool(states - {"unchanged"}) or (fail_on == "pixels" and any(record["described"] for record in records))
+    return int(fail_on != "never" and differs)
+
+
+def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) -> int:
+    """Caption pairs of files: predict PAIRS [PAIRS] --out captions.csv
+
+    PAIRS are two folders of equal names, a folder with before/ and after/, a .csv or .jsonl with the columns before and
+    after, or a .txt with two paths a line. `predict --config FILE` predicts a split of a data module instead.
+
+    Args:
+        pairs: one or two paths.
+        options: of the captioner.
+        batch: of the run.
+    """
+    with noted():
+        from lightning_idc.serve import formats
+        from lightning_idc.serve.batch import finish, run_batch
+        from lightning_idc.serve.pairs import list_pairs
+
+        out = formats.check_out(batch.out or Path("predictions.jsonl"))
+        found = list_pairs(pairs)
+        lonely = [pair.id for pair in found if pair.before is None or pair.after is None]
+        if lonely:
+            raise DataError(
+                f"{len(lonely)} images have no partner of the same name on the other side: {', '.join(lonely[:5])}; "
+                "`lightning-idc compare` lists them as new and deleted"
+            )
+        records = run_batch(options.open(), found, batch, out, gate=False)
+        formats.write_records(records, out)
+        finish(out)
+    failed = [record for record in records if record["status"] == "failed"]
+    for record in failed:
+        print(f"failed {record['id']}: {record['error']}", file=sys.stderr)
+    print(f"{formats.counts(records)}: {out}")
+    return FAILED if failed else 0
+
+
+def caption_pairs(
+    folder: str,
+    options: ModelOptions,
+    style: Literal["statement", "instruction"] = "statement",
+    batch_size: int = 16,
+) -> int:
+    """Write a caption beside every second image, as NAME.txt, for data sets of edits.
+
+    Captions that are there already are kept, so that a run that was stopped goes on.
+
+    Args:
+        folder: that holds before/ and after/.
+        options: of the captioner.
+        style: statement, as the captioner was trained; instruction asks a vision-language model for an imperative.
+        batch_size: pairs per batch.
+    """
+    with noted():
+        from lightning_idc.files import atomic_write
+        from lightning_idc.methods.vlm.module import VLMCaptioner
+        from lightning_idc.serve.batch import answered
+        from lightning_idc.serve.pairs import list_pairs
+
+        captioner = options.open()
+        if style == "instruction":
+            if not isinstance(captioner, VLMCaptioner):
+                raise ConfigError(
+                    f"a {type(captioner).__name__} is not asked in words and says statements; leave --style out, or "
+                    "name a vision-language model with --model"
+                )
+            captioner.hparams["prompt"] = options.prompt or INSTRUCTION
+        pairs = [pair for pair in list_pairs([folder]) if pair.before is not None and pair.after is not None]
+        files = {pair.id: pair.after.with_suffix(".txt") for pair in pairs if pair.after is not None}
+        lacking = [pair for pair in pairs if not files[pair.id].exists()]
+        failed = 0
+        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), gate=False):
+            for record in records:
+                if record["status"] == "failed":
+                    failed += 1
+                    print(f"failed {record['id']}: {record['error']}", file=sys.stderr)
+                else:
+                    atomic_write(files[record["id"]], record["caption"] + "\n")
+    print(f"{len(lacking) - failed} captions written, {len(pairs) - len(lacking)} were there, {failed} failed")
+    return FAILED if failed else 0

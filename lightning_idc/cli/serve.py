@@ -1,0 +1,55 @@
+"""serve: answer over HTTP."""
+
+from __future__ import annotations
+
+from lightning_idc.cli import typed
+from lightning_idc.errors import ConfigError
+from lightning_idc.serve.opening import ModelOptions
+
+LOOPBACK = ("127.0.0.1", "localhost")
+
+
+def run(given: list[str]) -> int:
+    """The verb `serve`."""
+    return typed.call("serve", serve, given[1:])
+
+
+def serve(
+    options: ModelOptions,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    batch_size: int = 8,
+    queue: int = 256,
+    max_mb: float = 32.0,
+    timeout: float = 30.0,
+) -> int:
+    """Answer over HTTP, with a page to drop two images on.
+
+    POST /describe takes the files before and after (curl -F before=@a.png -F after=@b.png), /v1/chat/completions a chat
+    whose last message has two images as data URLs, GET /health says whether the captioner is there.
+
+    Args:
+        options: of the captioner.
+        host: address to listen on; 0.0.0.0 lets other machines in, who are not asked who they are.
+        port: to listen on.
+        batch_size: most pairs that are answered at once.
+        queue: requests that may be under way at once; further ones are answered 429.
+        max_mb: of a request; larger ones are answered 413.
+        timeout: seconds in which a request must have arrived; slower ones are answered 408.
+    """
+    if not 1024 <= port <= 65535 or host not in ("127.0.0.1", "0.0.0.0", "::"):
+        raise ConfigError(
+            f"--host {host} --port {port}: expected 127.0.0.1, 0.0.0.0 or ::, and a port from 1024 to 65535"
+        )
+    if batch_size < 1 or queue < 1 or max_mb <= 0 or timeout <= 0:
+        raise ConfigError("--batch-size, --queue, --max-mb and --timeout are numbers above 0")
+    from lightning_idc.serve.server import make_server
+
+    hosts = LOOPBACK if host == "127.0.0.1" else ("*",)
+    server = make_server(options, batch_size, queue, max_mb, timeout, hosts)
+    print(f"http://{host}:{port} answers when the captioner is loaded; Ctrl+C ends it", flush=True)
+    try:
+        server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)
+    except RuntimeError as error:
+        raise ConfigError(f"the captioner could not be loaded, for the reason above ({error})") from error
+    return 0

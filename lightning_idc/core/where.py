@@ -1,0 +1,126 @@
+"""Where a change lies: a cell matters if the caption loses its reason once both images agree there.
+
+One image's cell is put into the other, so that nothing differs in it any more, and the caption is scored again; this
+asks nothing of a captioner but :meth:`~lightning_idc.core.captioner.PairCaptioner.score`. Cells that are equal already
+cost nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.types import PairSample
+
+CELLS = 8
+KEPT = 0.5
+"""Cells belong to a box that matter at least so much, as a share of the one that matters most."""
+
+Box = tuple[float, float, float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where the change lies that a caption speaks of.
+
+    Args:
+        map: how much each cell matters, ``(cells, cells)``, 1 for the one that matters most; all 0 where none does.
+        boxes: around cells that matter, x1 y1 x2 y2 as shares of width and height, the most important one first.
+    """
+
+    map: Tensor
+    boxes: list[Box]
+
+    @property
+    def peak(self) -> tuple[float, float] | None:
+        """Centre of the cell that matters most, as shares of width and height; None where none does."""
+        if not bool(self.map.any()):
+            return None
+        rows, columns = self.map.shape
+        place = int(self.map.argmax())
+        return (place % columns + 0.5) / columns, (place // columns + 0.5) / rows
+
+
+@torch.no_grad()
+def locate(
+    captioner: PairCaptioner, sample: PairSample, caption: str, cells: int = CELLS, batch_size: int = 32
+) -> Where:
+    """Find the cells that a caption of a pair depends on.
+
+    The score of a cell is what the caption's log-probability loses when the cell of the second image is put into the
+    first, plus what it loses the other way round, each counted where it is a loss.
+
+    Args:
+        captioner: any.
+        sample: the pair, as the captioner's ``input_spec`` prepares it.
+        caption: what was said of it.
+        cells: per side.
+        batch_size: pairs that are scored at once.
+    """
+    was_training = captioner.training
+    captioner.eval()
+    try:
+        edges = [torch.linspace(0, length, cells + 1).round().int().tolist() for length in sample.before.shape[1:]]
+        places = [place for place in _places(edges) if not torch.equal(sample.before[place], sample.after[place])]
+        edited = [replace(sample, captions=[])]
+        for place in places:
+            before, after = sample.before.clone(), sample.after.clone()
+            before[place], after[place] = sample.after[place], sample.before[place]
+            edited += [replace(edited[0], before=before), replace(edited[0], after=after)]
+        scores = torch.cat(
+            [_scores(captioner, edited[at : at + batch_size], caption) for at in range(0, len(edited), batch_size)]
+        )
+    finally:
+        captioner.train(was_training)
+    lost = (scores[0] - scores[1:]).clamp(min=0).view(-1, 2).sum(1)
+    grid = torch.zeros(cells, cells)
+    for (_, rows, columns), value in zip(places, lost.tolist(), strict=True):
+        grid[edges[0].index(rows.start), edges[1].index(columns.start)] = value
+    if bool(grid.any()):
+        grid /= grid.max()
+    return Where(grid, boxes_of(grid))
+
+
+def _places(edges: list[list[int]]) -> Iterator[tuple[slice, slice, slice]]:
+    """Index of every cell in an image ``(C, H, W)``; cells of images smaller than the grid may be empty."""
+    for top, bottom in zip(edges[0], edges[0][1:], strict=False):
+        for left, right in zip(edges[1], edges[1][1:], strict=False):
+            if top < bottom and left < right:
+                yield slice(None), slice(top, bottom), slice(left, right)
+
+
+def _scores(captioner: PairCaptioner, samples: list[PairSample], caption: str) -> Tensor:
+    """Log-probability of one caption for each pair, ``(B,)``."""
+    batch = captioner.collate(samples).to(captioner.device)
+    tokens = torch.tensor(captioner.tokenize([caption]), device=captioner.device).expand(len(samples), 1, -1)
+    mask = torch.ones_like(tokens, dtype=torch.bool)
+    mask[..., 0] = False
+    return captioner.score(captioner.encode(batch), tokens, mask)[:, 0].float().cpu()
+
+
+def boxes_of(grid: Tensor, kept: float = KEPT) -> list[Box]:
+    """Boxes around neighbouring cells of at least ``kept``, by their greatest value, as shares of width and height.
+
+    Example:
+        >>> boxes_of(torch.tensor([[1.0, 0.0], [0.0, 0.2]]))
+        [(0.0, 0.0, 0.5, 0.5)]
+    """
+    rows, columns = grid.shape
+    left = {(int(row), int(column)) for row, column in (grid >= max(kept, 1e-9)).nonzero().tolist()}
+    found: list[tuple[float, Box]] = []
+    while left:
+        group, front = set(), [left.pop()]
+        while front:
+            row, column = front.pop()
+            group.add((row, column))
+            near = {(row + y, column + x) for y in (-1, 0, 1) for x in (-1, 0, 1)} & left
+            left -= near
+            front += near
+        ys, xs = zip(*group, strict=True)
+        box = (min(xs) / columns, min(ys) / rows, (max(xs) + 1) / columns, (max(ys) + 1) / rows)
+        found.append((max(float(grid[place]) for place in group), box))
+    return [box for _, box in sorted(found, key=lambda item: (-item[0], item[1]))]

@@ -1,0 +1,186 @@
+"""Answers about many pairs of files: unchanged ones are never described, and a run that was stopped goes on."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from torch.utils.data import DataLoader, Dataset
+
+from lightning_idc.callbacks.write_predictions import line_of, prediction_key, records_of
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.images import open_pair, resize
+from lightning_idc.core.input_spec import InputSpec
+from lightning_idc.core.types import PairSample
+from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.files import atomic_write
+from lightning_idc.serve.answers import Answer, answer_pairs
+from lightning_idc.serve.options import BatchOptions
+from lightning_idc.serve.pairs import FilePair, Ignored
+
+
+class FilePairs(Dataset[tuple[FilePair, PairSample | str | None]]):
+    """Pairs as they are read: the sample, None where no pixel differs, or why it cannot be read."""
+
+    def __init__(self, pairs: Sequence[FilePair], spec: InputSpec, ignored: Ignored, gate: bool) -> None:
+        self.pairs, self.spec, self.ignored, self.gate = pairs, spec, ignored, gate
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __getitem__(self, index: int) -> tuple[FilePair, PairSample | str | None]:
+        pair = self.pairs[index]
+        try:
+            return pair, self._read(pair)
+        except IDCError as error:
+            return pair, str(error)
+
+    def _read(self, pair: FilePair) -> PairSample | None:
+        if pair.before is None or pair.after is None:
+            return None
+        before, after = open_pair(pair.before, pair.after, self.spec.options, pair.id)
+        same_size = before.shape == after.shape
+        if same_size or self.ignored.given:
+            after = self.ignored.apply(pair.id, before, after if same_size else resize(after, _size(before)))
+        if self.gate and same_size and torch.equal(before, after):
+            return None
+        return self.spec.read(before, after, pair.id)
+
+
+def run_batch(
+    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: bool
+) -> list[dict[str, Any]]:
+    """Answer pairs, and keep each answer beside ``out`` as soon as it is there; records in the order of the pairs.
+
+    Args:
+        captioner: that answers.
+        pairs: of files.
+        options: of the run.
+        out: what ``.part`` is appended to for the answers of an unfinished run.
+        gate: take pairs of which no pixel differs for unchanged, without describing them.
+
+    Raises:
+        DataError: an unfinished run of another captioner, or of other pairs, lies there.
+    """
+    part = out.with_name(f"{out.name}.part")
+    ids = [pair.id for pair in pairs]
+    key = prediction_key(captioner, [*ids, str((gate, options.where, list(options.ignore)))])
+    done = _taken_over(part, key)
+    if done:
+        print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
+    part.parent.mkdir(parents=True, exist_ok=True)
+    with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
+        if not part.stat().st_size:
+            _append(file, [{"prediction": key}])
+        for records in answered(captioner, [pair for pair in pairs if pair.id not in done], options, gate):
+            _append(file, records)
+            done.update({record["id"]: record for record in records})
+            advance(len(records))
+    return [done[name] for name in ids]
+
+
+def answered(
+    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """Answers batch by batch, one record per pair.
+
+    Args:
+        captioner: that answers.
+        pairs: of files.
+        options: of the run.
+        gate: take pairs of which no pixel differs for unchanged, without describing them.
+
+    Raises:
+        ConfigError: the size of batches or the number of workers is not one.
+    """
+    if options.batch_size < 1 or options.workers < 0:
+        raise ConfigError(
+            f"--batch-size is {options.batch_size} and --workers {options.workers}; expected at least 1 and 0"
+        )
+    dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
+    for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
+        yield list(_records(captioner, batch, options.where))
+
+
+def finish(out: Path) -> None:
+    """Forget the answers of a run whose file is written."""
+    out.with_name(f"{out.name}.part").unlink(missing_ok=True)
+
+
+def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
+    """Answers of a run that was stopped; a line that was cut off is taken away, what failed is tried again."""
+    if not part.is_file():
+        return {}
+    found = list(records_of(part))
+    if found and found[0].get("prediction") != key:
+        raise DataError(
+            f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
+            "pairs; finish that one, remove the file, or name another --out"
+        )
+    kept = [record for record in found if "id" not in record or record["status"] != "failed"]
+    atomic_write(part, "".join(map(line_of, kept)))
+    return {record["id"]: record for record in kept if "id" in record}
+
+
+def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
+    file.write("".join(map(line_of, records)))
+    file.flush()
+
+
+def _records(
+    captioner: PairCaptioner, batch: Sequence[tuple[FilePair, PairSample | str | None]], where: bool
+) -> Iterator[dict[str, Any]]:
+    """One record per pair of a batch, in its order."""
+    samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
+    answers = {answer.id: answer for group in _of_one_size(samples) for answer in answer_pairs(captioner, group, where)}
+    for pair, sample in batch:
+        if isinstance(sample, PairSample):
+            answer = answers[pair.id]
+            yield _record(pair, "unchanged" if answer.changed is False else "changed", answer)
+        elif isinstance(sample, str):
+            yield {**_record(pair, "failed"), "error": sample}
+        else:
+            missing = "new" if pair.before is None else "deleted" if pair.after is None else "unchanged"
+            yield _record(pair, missing)
+
+
+def _record(pair: FilePair, status: str, answer: Answer | None = None) -> dict[str, Any]:
+    return {
+        "id": pair.id,
+        "before": None if pair.before is None else str(pair.before),
+        "after": None if pair.after is None else str(pair.after),
+        "status": status,
+        "described": answer is not None,
+        "caption": None if answer is None else answer.caption,
+        "log_prob": None if answer is None else answer.log_prob,
+        "change_score": None if answer is None else answer.change_score,
+        "boxes": [] if answer is None else answer.boxes,
+        "error": None,
+    }
+
+
+def _of_one_size(samples: Sequence[PairSample]) -> list[list[PairSample]]:
+    groups: dict[tuple[int, ...], list[PairSample]] = {}
+    for sample in samples:
+        groups.setdefault(tuple(sample.before.shape), []).append(sample)
+    return list(groups.values())
+
+
+def _size(image: torch.Tensor) -> tuple[int, int]:
+    return int(image.shape[1]), int(image.shape[2])
+
+
+@contextmanager
+def _progress(total: int, done: int) -> Iterator[Callable[[int], None]]:
+    """A bar in a terminal, and nothing elsewhere."""
+    console = Console(stderr=True)
+    columns = (BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress("pairs", *columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task("pairs", total=total, completed=done)
+        yield lambda count: bar.advance(task, count)

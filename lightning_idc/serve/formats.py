@@ -1,0 +1,143 @@
+"""Files of answers about many pairs: JSON lines, CSV, Parquet, reg-cli's reg.json and JUnit's XML."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from lightning_idc.callbacks.write_predictions import line_of
+from lightning_idc.errors import ConfigError
+from lightning_idc.files import atomic_write
+
+KINDS = (".jsonl", ".csv", ".parquet")
+Record = Mapping[str, Any]
+
+
+def check_out(out: Path) -> Path:
+    """The file to write.
+
+    Raises:
+        ConfigError: its ending names no format.
+    """
+    if out.suffix.lower() not in KINDS:
+        raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
+    return out.expanduser()
+
+
+def write_records(records: Sequence[Record], out: Path) -> None:
+    """Write one record per pair in the format of the file's ending.
+
+    Args:
+        records: with equal names; ``boxes`` is a list of lists, text in CSV.
+        out: the file.
+    """
+    out.parent.mkdir(parents=True, exist_ok=True)
+    kind = out.suffix.lower()
+    if kind == ".jsonl":
+        atomic_write(out, "".join(line_of(dict(record)) for record in records))
+    elif kind == ".csv":
+        text = io.StringIO()
+        writer = csv.DictWriter(text, list(records[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({**record, "boxes": json.dumps(record["boxes"])} for record in records)
+        atomic_write(out, text.getvalue().encode("utf-8", "replace"))
+    else:
+        import pyarrow
+        from pyarrow import parquet
+
+        names = {"change_score": pyarrow.float64(), "log_prob": pyarrow.float64(), "described": pyarrow.bool_()}
+        boxes = pyarrow.list_(pyarrow.list_(pyarrow.int64()))
+        schema = pyarrow.schema(
+            [(name, boxes if name == "boxes" else names.get(name, pyarrow.string())) for name in records[0]]
+        )
+        table = pyarrow.Table.from_pylist([dict(record) for record in records], schema)
+        atomic_write(out, lambda path: parquet.write_table(table, path))
+
+
+def counts(records: Sequence[Record]) -> str:
+    """How many pairs are of each state, as a sentence."""
+    found = Counter(record["status"] for record in records)
+    described = sum(record["described"] for record in records)
+    parts = [
+        f"{found[state]} {state}" for state in ("unchanged", "changed", "new", "deleted", "failed") if found[state]
+    ]
+    return f"{len(records)} pairs: {', '.join(parts)}; {described} described"
+
+
+def write_reg(records: Sequence[Record], target: Path) -> None:
+    """Write what reg-cli writes as ``reg.json``, for reporters that read it.
+
+    Args:
+        records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        target: the file.
+    """
+    roots = {side: _root([r for r in records if r[side]], side) for side in ("before", "after")}
+
+    def names(*states: str, side: str = "after") -> list[str]:
+        chosen = [record for record in records if record["status"] in states]
+        return [
+            os.path.relpath(record[side] or record["before"], roots[side if record[side] else "before"])
+            for record in chosen
+        ]
+
+    failed = names("changed", "failed")
+    value = {
+        "failedItems": failed,
+        "newItems": names("new"),
+        "deletedItems": names("deleted", side="before"),
+        "passedItems": names("unchanged"),
+        "expectedItems": names("changed", "failed", "unchanged", "deleted", side="before"),
+        "actualItems": names("changed", "failed", "unchanged", "new"),
+        "diffItems": failed,
+        "actualDir": roots["after"],
+        "expectedDir": roots["before"],
+        "diffDir": "",
+        "captions": {
+            os.path.relpath(r["after"], roots["after"]): r["caption"] for r in records if r["caption"] and r["after"]
+        },
+    }
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
+
+
+def _root(records: Sequence[Record], side: str) -> str:
+    folders = [os.path.dirname(os.path.abspath(record[side])) for record in records]
+    return os.path.commonpath(folders) if folders else "."
+
+
+def write_junit(records: Sequence[Record], target: Path) -> None:
+    """Write a JUnit report: a test per pair, failed where something changed, in error where it could not be read.
+
+    Args:
+        records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        target: the file.
+    """
+    found = Counter(record["status"] for record in records)
+    changed = found["changed"] + found["new"] + found["deleted"]
+    totals = {"tests": str(len(records)), "failures": str(changed), "errors": str(found["failed"])}
+    suites = ElementTree.Element("testsuites", totals)
+    suite = ElementTree.SubElement(suites, "testsuite", {"name": "lightning-idc compare", **totals})
+    for record in records:
+        case = ElementTree.SubElement(suite, "testcase", {"name": _xml(record["id"]), "classname": "compare"})
+        if record["status"] == "failed":
+            ElementTree.SubElement(case, "error", {"message": _xml(record["error"])})
+        elif record["status"] != "unchanged":
+            said = record["caption"] or f"the image is {record['status']}"
+            failure = ElementTree.SubElement(case, "failure", {"message": _xml(said), "type": record["status"]})
+            failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True))
+
+
+def _xml(text: str) -> str:
+    """Text without what XML 1.0 does not allow."""
+    return "".join(
+        c if c in "\t\n\r" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c > "\uffff" else "?" for c in text
+    )

@@ -1,0 +1,32 @@
+"""Notes to the user of a verb: warnings of this library as one line each."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+MOST = 20
+"""Notes that are printed: thousands of pairs may be of thousands of sizes."""
+
+
+@contextmanager
+def noted() -> Iterator[list[str]]:
+    """Print each warning once, as ``note: ...`` on standard error, and keep it in the list."""
+    notes: list[str] = []
+
+    def show(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+        if not issubclass(category, UserWarning) or str(message) in notes:
+            return
+        notes.append(str(message))
+        if len(notes) <= MOST:
+            print(f"note: {message}", file=sys.stderr)
+        elif len(notes) == MOST + 1:
+            print("note: further notes are left out", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = show
+        yield notes

@@ -1,0 +1,147 @@
+"""A captioner by whatever names it: one that comes with the library, a checkpoint, a folder or a hub id.
+
+What imports torch is imported when a captioner is opened, since the help of a verb reads this file, too.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from lightning_idc.core.names import nearest
+from lightning_idc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_idc.core.captioner import PairCaptioner
+
+MODELS = Path(__file__).parent / "models"
+SAMPLES = Path(__file__).parent / "samples"
+DEFAULT = "clevr"
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
+
+
+def shipped() -> dict[str, Path]:
+    """Captioners that come with the library: name and folder; the default first."""
+    found = sorted(
+        (path.parent for path in MODELS.glob("*/config.json")), key=lambda path: (path.name != DEFAULT, path)
+    )
+    return {path.name: path for path in found}
+
+
+def sample_pair(name: str = DEFAULT) -> tuple[Path, Path]:
+    """Two images that come with the library, before and after, of the kind that a shipped captioner knows.
+
+    Args:
+        name: of the captioner.
+
+    Raises:
+        ConfigError: there is none of this name; the nearest one.
+    """
+    known = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+    if name not in known:
+        raise ConfigError(f"there is no pair of images called {name!r}; {nearest(name, known)}")
+    return SAMPLES / name / "before.png", SAMPLES / name / "after.png"
+
+
+@dataclass(frozen=True, slots=True)
+class ModelOptions:
+    """Which captioner answers, and how it reads images.
+
+    Args:
+        model: name of `lightning-idc models ls`, .ckpt file, folder of save_pretrained or of a vision-language model,
+            or hub id; the first captioner that comes with the library when not given.
+        device: for example cuda:1; auto takes a GPU if there is one.
+        dtype: of the weights of a vision-language model, such as bfloat16; auto takes the files' own on a GPU.
+        prompt: what a vision-language model is asked about the pair.
+        revision: branch, tag or commit of a hub id.
+        image: how images of more than 8 bits or 3 bands are read, such as value_range=[0,4095] bands=[3,2,1] page=0,
+            where they differ from those of the training.
+    """
+
+    model: str | None = None
+    device: str = "auto"
+    dtype: str = "auto"
+    prompt: str | None = None
+    revision: str | None = None
+    image: Sequence[str] = ()
+
+    def open(self) -> PairCaptioner:
+        """The captioner, ready to describe pairs.
+
+        Raises:
+            ConfigError: nothing of this name is there, or an option of reading images is unknown.
+            CheckpointError: a file or folder cannot be read.
+        """
+        from lightning_idc.methods.vlm.opening import open_captioner
+
+        given = {"device": self.device, "dtype": self.dtype, "prompt": self.prompt, "revision": self.revision}
+        name, known = str(self.model or DEFAULT), shipped()
+        path = known[name] if name in known else Path(name)
+        if path.is_file() or path.suffix == ".ckpt" or _is_ours(path):
+            captioner = open_captioner(checkpoint=path, **given)
+        elif path.is_dir() or _HUB_ID.fullmatch(name):
+            captioner = open_captioner(model=name, **given)
+        else:
+            raise ConfigError(
+                f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
+                "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
+                f"{nearest(name, known)}"
+            )
+        if self.model is None:
+            warnings.warn(
+                f"described by the captioner {name!r} that comes with the library and knows "
+                f"{captioner.input_spec.domain} only; name another with --model",
+                stacklevel=2,
+            )
+        if self.image:
+            captioner.hparams["input_spec"] = {**(captioner.hparams["input_spec"] or {}), **_image_options(self.image)}
+        return captioner
+
+
+def load(model: str | Path = DEFAULT, device: str = "auto", **options: Any) -> PairCaptioner:
+    """Captioner of any origin, ready to describe pairs.
+
+    Args:
+        model: name of one that comes with the library (``lightning-idc models ls`` lists them), ``.ckpt`` file, folder
+            of ``save_pretrained`` or of a vision-language model, or hub id.
+        device: for example ``cuda:1``; ``auto`` takes a GPU if there is one.
+        options: further ones of :class:`ModelOptions`.
+
+    Raises:
+        ConfigError: nothing of this name is there; the nearest one.
+        CheckpointError: a file or folder cannot be read.
+    """
+    return ModelOptions(str(model), device, **options).open()
+
+
+def _is_ours(folder: Path) -> bool:
+    """Whether ``save_pretrained`` wrote a folder; one of transformers has a configuration of another kind."""
+    config = folder / "config.json"
+    if not config.is_file():
+        return (folder / ".metadata").is_file()  # a checkpoint in pieces, whose reader says what to do
+    try:
+        return "class_path" in json.loads(config.read_text(encoding="utf-8"))
+    except ValueError:
+        return True  # its reader says what is wrong
+
+
+def _image_options(given: Sequence[str]) -> dict[str, Any]:
+    """Options of reading images from ``name=value``."""
+    import yaml
+
+    from lightning_idc.core.arguments import accepted_arguments
+    from lightning_idc.core.value_range import ImageOptions
+
+    known = accepted_arguments(ImageOptions) or ()
+    found: dict[str, Any] = {}
+    for text in given:
+        name, _, value = text.partition("=")
+        if name not in known:
+            raise ConfigError(f"--image {text!r}: expected NAME=VALUE; {nearest(name, known)}")
+        found[name] = yaml.safe_load(value)
+    return ImageOptions(**found).to_dict()

@@ -1,0 +1,146 @@
+"""Pairs of image files: two folders, a folder of pairs, a table or a list, and what does not count in them."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from lightning_idc.core.images import read_image, resize
+from lightning_idc.data.io.files import Root
+from lightning_idc.data.io.pair_folders import SIDES, images_below, read_tables
+from lightning_idc.data.io.tables import KINDS
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+
+EXPECTED = (
+    "expected two folders, a folder that holds before/ and after/, a .csv or .jsonl table with the columns before and "
+    "after, or a .txt list with two paths a line"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FilePair:
+    """One pair of image files.
+
+    Args:
+        id: its name: the path below the folders, or the id of the table.
+        before: file; None for an image that is new.
+        after: file; None for an image that is gone.
+    """
+
+    id: str
+    before: Path | None
+    after: Path | None
+
+
+def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
+    """Pairs that one or two paths name, in the order of their names or rows.
+
+    Args:
+        paths: two folders, a folder with ``before/`` and ``after/``, or a table or list.
+
+    Raises:
+        ConfigError: it is none of these.
+        DatasetNotFoundError: nothing is there.
+        DataError: a table cannot be read, names a pair twice, or there are no pairs.
+    """
+    given = [Path(path).expanduser() for path in paths]
+    missing = [str(path) for path in given if not path.exists()]
+    if missing:
+        raise DatasetNotFoundError(f"there is no {missing[0]!r}; {EXPECTED}")
+    if len(given) == 1 and given[0].is_dir() and all((given[0] / side).is_dir() for side in SIDES):
+        given = [given[0] / side for side in SIDES]
+    if len(given) == 2 and all(path.is_dir() for path in given):
+        found = _of_folders(*given)
+    elif len(given) == 1 and given[0].suffix.lower() in KINDS:
+        records = read_tables(Root(given[0].parent), [(given[0], None)]).records
+        found = [FilePair(record.id, record.before, record.after) for record in records]
+    elif len(given) == 1 and given[0].suffix.lower() == ".txt":
+        found = _of_list(given[0])
+    else:
+        raise ConfigError(f"{' and '.join(map(repr, map(str, given)))}: {EXPECTED}")
+    if not found:
+        raise DataError(f"{' and '.join(map(repr, map(str, given)))}: no pairs of images; {EXPECTED}")
+    return found
+
+
+def _of_folders(before: Path, after: Path) -> list[FilePair]:
+    sides: list[dict[str, Path]] = []
+    for folder in (before, after):
+        below = images_below(Root(folder.resolve().parent), folder.resolve().name)
+        sides.append({stem: folder.resolve().parent / path for stem, path in below.items()})
+    return [
+        FilePair(name, sides[0].get(name), sides[1].get(name)) for name in sorted(sides[0].keys() | sides[1].keys())
+    ]
+
+
+def _of_list(path: Path) -> list[FilePair]:
+    found: dict[str, FilePair] = {}
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        parts = [part.strip() for part in (line.split("\t") if "\t" in line else line.split())]
+        if len(parts) != 2:
+            raise DataError(f"{path}, line {number}: {len(parts)} paths; expected two, with a tab or space between")
+        name = parts[0] if parts[0] == parts[1] else "..".join(str(Path(part).with_suffix("")) for part in parts)
+        if name in found:
+            raise DataError(f"{path}, line {number}: the pair {name!r} stands there twice")
+        found[name] = FilePair(name, path.parent / parts[0], path.parent / parts[1])
+    return list(found.values())
+
+
+class Ignored:
+    """Parts of every pair that do not count: there the second image is taken for equal to the first.
+
+    Args:
+        given: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half; or folders of such
+            images by the name of the pair.
+
+    Raises:
+        ConfigError: one is none of these.
+    """
+
+    def __init__(self, given: Sequence[str] = ()) -> None:
+        self.given = list(given)
+        self.boxes: list[list[int]] = []
+        self.masks: list[Tensor] = []
+        self.folders: list[dict[str, Path]] = []
+        for text in given:
+            path = Path(text).expanduser()
+            numbers = text.split(",")
+            if path.is_dir():
+                found = images_below(Root(path.resolve().parent), path.resolve().name)
+                self.folders.append({stem: path.resolve().parent / file for stem, file in found.items()})
+            elif path.is_file():
+                self.masks.append(_mask(path))
+            elif len(numbers) == 4 and all(number.strip().isdigit() for number in numbers):
+                self.boxes.append([int(number) for number in numbers])
+            else:
+                raise ConfigError(f"--ignore {text!r}: expected X1,Y1,X2,Y2 in pixels, an image, or a folder of images")
+
+    def apply(self, id: str, before: Tensor, after: Tensor) -> Tensor:
+        """The second image ``(C, H, W)`` with the first one's pixels where nothing counts."""
+        masks = [*self.masks, *(_mask(folder[id]) for folder in self.folders if id in folder)]
+        if not masks and not self.boxes:
+            return after
+        after = after.clone()
+        for left, top, right, bottom in self.boxes:
+            after[:, top:bottom, left:right] = before[:, top:bottom, left:right]
+        for mask in masks:
+            if mask.shape != before.shape[1:]:
+                warnings.warn(
+                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are "
+                    f"{before.shape[2]}x{before.shape[1]} pixels; it is scaled",
+                    stacklevel=2,
+                )
+                mask = resize(mask[None].to(torch.uint8) * 255, (before.shape[1], before.shape[2]))[0] > 127
+            after[:, mask] = before[:, mask]
+        return after
+
+
+def _mask(path: Path) -> Tensor:
+    return read_image(path).float().mean(0) > 127

@@ -1,0 +1,198 @@
+"""compare, predict and caption-pairs as a user types them: nothing lost, nothing twice, nothing silent."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from PIL import Image
+from pyarrow import parquet
+
+from lightning_idc.cli import main
+from lightning_idc.errors import DataError
+from lightning_idc.serve.pairs import list_pairs
+
+Draw = Callable[..., Path]
+
+
+def lines(path: Path) -> list[dict]:  # type: ignore[type-arg]
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture
+def folders(draw: Draw, tmp_path: Path) -> tuple[str, str]:
+    """Unchanged in its bytes, unchanged in its pixels, changed, new, deleted."""
+    for name in ("same", "packed", "other", "sub/gone"):
+        draw(f"old/{name}.png", seed=len(name))
+    for name in ("same", "sub/fresh"):
+        draw(f"now/{name}.png", seed=len(name))
+    draw("now/other.png", seed=5, square=(8, 16))
+    with Image.open(tmp_path / "old/packed.png") as image:
+        image.save(tmp_path / "now/packed.bmp")
+    return str(tmp_path / "old"), str(tmp_path / "now")
+
+
+def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
+    model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = {name: tmp_path / name for name in ("out.jsonl", "reg.json", "junit.xml")}
+    given = ["compare", *folders, "--model", str(model), "--out", str(files["out.jsonl"]), "--where"]
+    reports = ["--reg", str(files["reg.json"]), "--junit", str(files["junit.xml"])]
+    assert main([*given, *reports, "--fail-on", "changed"]) == 1
+    assert "5 pairs: 2 unchanged, 1 changed, 1 new, 1 deleted; 1 described" in capsys.readouterr().out
+    records = {record["id"]: record for record in lines(files["out.jsonl"])}
+    assert {name: record["status"] for name, record in records.items()} == {
+        "other": "changed", "packed": "unchanged", "same": "unchanged", "sub/fresh": "new", "sub/gone": "deleted",
+    }  # fmt: skip
+    assert records["other"]["caption"] and records["other"]["boxes"]
+    assert records["same"]["caption"] is None and not records["packed"]["described"]
+    reg = json.loads(files["reg.json"].read_text())
+    assert reg["failedItems"] == reg["diffItems"] == ["other.png"] and reg["newItems"] == ["sub/fresh.png"]
+    assert reg["deletedItems"] == ["sub/gone.png"] and reg["passedItems"] == ["packed.bmp", "same.png"]
+    assert sorted(reg["expectedItems"]) == ["other.png", "packed.png", "same.png", "sub/gone.png"]
+    assert (reg["expectedDir"], reg["actualDir"]) == folders
+    suite = ElementTree.parse(files["junit.xml"]).getroot()
+    assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "0")
+    failures = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
+    assert failures == ["other", "sub/fresh", "sub/gone"]
+    assert main([*given[:3], *given[3:5]]) == 0  # changes alone are no failure
+    same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
+    assert main(["compare", *same, "--model", str(model), "--fail-on", "pixels"]) == 0
+    os.remove("comparison.jsonl")
+
+
+def test_what_cannot_be_read_or_compared_is_status_two(
+    model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "now/other.png").write_bytes((tmp_path / "now/other.png").read_bytes()[:300])
+    out = tmp_path / "out.csv"
+    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--junit", str(tmp_path / "junit.xml")]
+    assert main(given) == 2
+    with out.open(newline="") as file:
+        failed = [row for row in csv.DictReader(file) if row["status"] == "failed"]
+    assert [row["id"] for row in failed] == ["other"] and "damaged" in failed[0]["error"]
+    assert ElementTree.parse(tmp_path / "junit.xml").getroot().get("errors") == "1"
+    for wrong, said in (
+        (["compare", folders[0], "nowhere"], "there is no 'nowhere'"),
+        (["compare", *folders, "--out", "x.txt"], "expected a name that ends with .jsonl, .csv, .parquet"),
+        (["compare", *folders, "--ignore", "left"], "expected X1,Y1,X2,Y2"),
+        (["compare", *folders, "--batch-size", "0"], "expected at least 1"),
+    ):
+        extra = [] if "--out" in wrong else ["--out", str(tmp_path / "new.jsonl")]
+        assert main([*wrong, "--model", str(model), *extra]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_what_is_ignored_does_not_count(model: Path, folders: tuple[str, str], tmp_path: Path, draw: Draw) -> None:
+    def status(*ignored: str) -> str:
+        out = tmp_path / "out.jsonl"
+        assert main(["compare", *folders, "--model", str(model), "--out", str(out), "--ignore", *ignored]) == 0
+        return next(record["status"] for record in lines(out) if record["id"] == "other")
+
+    mask = Image.new("L", (32, 32))
+    mask.paste(255, (8, 16, 16, 24))
+    (tmp_path / "masks").mkdir()
+    mask.save(tmp_path / "masks/other.png")
+    mask.save(tmp_path / "one.png")
+    assert status("8,16,16,24") == "unchanged" and status("0,0,12,32", "12,0,32,32") == "unchanged"
+    assert status(str(tmp_path / "masks")) == "unchanged" and status(str(tmp_path / "one.png")) == "unchanged"
+    assert status("8,16,15,24") == "changed"
+
+
+def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
+    model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(5):
+        draw(f"before/{number}.png", seed=number)
+        draw(f"after/{number}.png", seed=number, square=(number, number))
+    draw("after/4.png", seed=4, size=(48, 48))
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{n},before/{n}.png,after/{n}.png" for n in range(5)]
+    Path("pairs.csv").write_text("\n".join(["id,before,after", *rows]))
+    Path("pairs.txt").write_text("# two a line\n" + "\n".join(f"before/{n}.png\tafter/{n}.png" for n in range(5)))
+    said = []
+    for given, out in (
+        (["before", "after"], "a.jsonl"), ([str(tmp_path)], "b.csv"), (["pairs.csv"], "c.parquet"), (["pairs.txt"], "d.jsonl"),
+    ):  # fmt: skip
+        assert main(["predict", *given, "--model", str(model), "--out", out, "--batch-size", "2"]) == 0
+        if out.endswith(".csv"):
+            with open(out, newline="") as file:
+                found = list(csv.DictReader(file))
+        else:
+            found = parquet.read_table(out).to_pylist() if out.endswith("parquet") else lines(Path(out))
+        said.append([(record["caption"], round(float(record["log_prob"]), 4)) for record in found])
+        assert not list(tmp_path.glob("*.part"))
+    assert len(said[0]) == 5 and said == [said[0]] * 4
+    assert "note: before is 32x32 and after is 48x48" not in capsys.readouterr().out
+    os.remove("after/3.png")
+    assert main(["predict", "before", "after", "--model", str(model)]) == 1
+    assert "1 images have no partner of the same name on the other side: 3" in capsys.readouterr().err
+
+
+def test_lists_are_read_strictly(tmp_path: Path) -> None:
+    for text, said in (
+        ("a.png", "line 1: 1 paths"),
+        ("a.png b.png\na.png b.png", "stands there twice"),
+        ("", "no pairs"),
+    ):
+        (tmp_path / "pairs.txt").write_text(text)
+        with pytest.raises(DataError, match=said):
+            list_pairs([tmp_path / "pairs.txt"])
+
+
+def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
+    model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(400):
+        draw(f"before/{number:03d}.png", seed=number)
+        draw(f"after/{number:03d}.png", seed=number, square=(number % 24, 3))
+    out, part = tmp_path / "out.jsonl", tmp_path / "out.jsonl.part"
+    given = ["predict", str(tmp_path), "--model", str(model), "--out", str(out), "--batch-size", "1"]
+    running = subprocess.Popen([sys.executable, "-m", "lightning_idc", *given], stderr=subprocess.DEVNULL)
+    while running.poll() is None and (not part.is_file() or part.read_bytes().count(b"\n") < 20):
+        time.sleep(0.02)
+    running.send_signal(signal.SIGKILL)
+    running.wait()
+    assert not out.exists()
+    with part.open("a") as file:
+        file.write('{"id": "399", "cap')  # as a kill in the middle of a line leaves it
+    kept = part.read_text().splitlines()[1:-1]
+    assert main([*given[:-2], "--batch-size", "32"]) == 0
+    said = capsys.readouterr()
+    assert f"{len(kept)} of 400 pairs were answered before" in said.err
+    found = out.read_text().splitlines()
+    assert [json.loads(line)["id"] for line in found] == [f"{number:03d}" for number in range(400)]
+    assert found[: len(kept)] == kept and not part.exists()
+
+
+def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
+    model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    part = tmp_path / "out.jsonl.part"
+    part.write_text('{"prediction": "another"}\n')
+    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main(given) == 2 and part.read_text() == '{"prediction": "another"}\n'
+    assert "unfinished run of another captioner" in capsys.readouterr().err
+
+
+def test_captions_are_written_beside_the_second_images_and_kept(
+    model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(3):
+        draw(f"before/{number}.png", seed=number)
+        draw(f"after/{number}.png", seed=9)
+    (tmp_path / "after/1.txt").write_text("by hand\n")
+    assert main(["caption-pairs", str(tmp_path), "--model", str(model)]) == 0
+    assert "2 captions written, 1 were there, 0 failed" in capsys.readouterr().out
+    assert (tmp_path / "after/1.txt").read_text() == "by hand\n" and (tmp_path / "after/2.txt").read_text().strip()
+    assert main(["caption-pairs", str(tmp_path), "--model", str(model), "--style", "instruction"]) == 1
+    assert "is not asked in words and says statements" in capsys.readouterr().err

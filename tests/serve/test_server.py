@@ -1,0 +1,205 @@
+"""serve: as a process of its own, asked as clients ask it, wrongly and all at once."""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_idc
+
+pytest.importorskip("litserve", reason="needs the extra serve")
+pytestmark = pytest.mark.dist
+BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+Draw = Callable[..., Path]
+MB = 2
+
+
+class Client:
+    """Asks a running server."""
+
+    def __init__(self, port: int) -> None:
+        self.port = port
+
+    def send(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
+        try:
+            connection.request("GET" if body is None else "POST", path, body, headers)
+            reply = connection.getresponse()
+            return reply.status, reply.read()
+        finally:
+            connection.close()
+
+    def describe(self, **files: bytes) -> tuple[int, Any]:
+        parts = [
+            f'--xx\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.png"\r\n\r\n'.encode()
+            + data
+            + b"\r\n"
+            for name, data in files.items()
+        ]
+        kind = {"Content-Type": "multipart/form-data; boundary=xx"}
+        status, reply = self.send("/describe", b"".join([*parts, b"--xx--\r\n"]), **kind)
+        return status, json.loads(reply)
+
+    def chat(self, *urls: str, **more: Any) -> tuple[int, Any]:
+        content = [{"type": "image_url", "image_url": {"url": url}} for url in urls]
+        body = {
+            "model": "x",
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "?"}, *content]}],
+            **more,
+        }
+        status, reply = self.send("/v1/chat/completions", json.dumps(body).encode())
+        return status, json.loads(reply)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Client]:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    given = ["serve", "--model", str(model), "--port", str(port), "--max-mb", str(MB), "--timeout", "5"]
+    process = subprocess.Popen([sys.executable, "-m", "lightning_idc", *given])
+    client, until = Client(port), time.monotonic() + 120
+    try:
+        while time.monotonic() < until and process.poll() is None:
+            try:
+                if client.send("/health")[0] == 200:
+                    break
+            except OSError:
+                time.sleep(0.2)
+        assert client.send("/health") == (200, b"ok")
+        yield client
+    finally:
+        process.send_signal(2)
+        process.wait(60)
+
+
+def data_url(path: Path) -> str:
+    return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
+
+
+def test_files_and_a_chat_are_answered_as_python_answers(server: Client, model: Path, draw: Draw) -> None:
+    before, after = draw("a.png"), draw("b.png", square=(16, 8))
+    expected = lightning_idc.load(model).describe(before, after)
+    status, found = server.describe(before=before.read_bytes(), after=after.read_bytes())
+    assert status == 200 and found["caption"] == expected.text and found["size"] == [32, 32]
+    assert found["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
+    assert all(16 <= x1 < x2 <= 24 and 8 <= y1 < y2 <= 16 for x1, y1, x2, y2 in found["boxes"])
+    status, found = server.chat(data_url(before), data_url(after))
+    assert status == 200 and found["object"] == "chat.completion"
+    assert found["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
+
+
+def test_malformed_requests_are_refused_and_nobody_else_notices(server: Client, draw: Draw) -> None:
+    good, data = draw("a.png"), draw("a.png").read_bytes()
+    form = {"Content-Type": "multipart/form-data; boundary=xx"}
+    url = data_url(good)
+    wrong = [
+        (server.send("/describe", b"{}")[0], 415),
+        (server.send("/describe", b"no parts at all", **form)[0], 400),
+        (server.describe(before=data)[0], 422),
+        (server.describe(before=data, after=b"")[0], 422),
+        (server.describe(before=data, after=b"<html>not an image</html>")[0], 422),
+        (server.describe(before=data, after=data[:200])[0], 422),
+        (server.describe(before=data, after=data, more=data)[0], 400),
+        (server.describe(before=data, after=b"\x89PNG" + bytes(MB * 1_000_000))[0], 413),
+        (server.send("/v1/chat/completions", b"{")[0], 400),
+        (server.send("/v1/chat/completions", b"[" * 5000)[0], 400),
+        (server.send("/v1/chat/completions", b"[]")[0], 400),
+        (server.chat(url)[0], 422),
+        (server.chat(url, "http://127.0.0.1:1/picture.png")[0], 422),
+        (server.chat(url, "file:///etc/hostname")[0], 422),
+        (server.chat(url, "data:image/png;base64,@@@@")[0], 422),
+        (server.chat(url, url, stream=True)[0], 400),
+        (server.send("/health", Host="rebound.example")[0], 400),
+        (server.send("/samples/..%2f..%2fanswers/before.png")[0], 404),
+        (server.send("/nothing")[0], 404),
+    ]
+    assert [found for found, _ in wrong] == [expected for _, expected in wrong]
+    assert "never fetched" in server.chat(url, "http://127.0.0.1:1/a.png")[1]["error"]["message"]
+    with ThreadPoolExecutor(16) as pool:  # in one batch with good ones
+        jobs = [pool.submit(server.describe, before=data, after=b"junk" if n % 2 else data) for n in range(16)]
+        assert [job.result()[0] for job in jobs] == [200, 422] * 8
+
+
+def test_two_hundred_at_once_are_all_answered_while_others_are_slow(server: Client, draw: Draw) -> None:
+    pairs = [
+        (draw(f"{n}a.png", seed=n).read_bytes(), draw(f"{n}b.png", seed=n, square=(n, n)).read_bytes())
+        for n in range(4)
+    ]
+    expected = [server.describe(before=before, after=after)[1]["caption"] for before, after in pairs]
+    slow = []
+    for _ in range(3):
+        connection = socket.create_connection(("127.0.0.1", server.port), timeout=60)
+        connection.sendall(b"POST /describe HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\nabc")
+        slow.append(connection)
+
+    def ask(number: int) -> tuple[int, str]:
+        before, after = pairs[number % 4]
+        status, found = server.describe(before=before, after=after)
+        return status, found.get("caption", "")
+
+    with ThreadPoolExecutor(200) as pool:
+        found = list(pool.map(ask, range(200)))
+    assert found == [(200, expected[number % 4]) for number in range(200)]
+    for connection in slow:
+        with connection:
+            assert connection.recv(100).startswith(b"HTTP/1.1 408 ")
+
+
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_the_page_describes_a_sample_in_a_browser(server: Client) -> None:
+    names = json.loads(server.send("/samples")[1])
+    command = [
+        str(BROWSER), "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom",
+        "--virtual-time-budget=20000", f"http://127.0.0.1:{server.port}/#{names[0]}",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert "CONSOLE" not in done.stderr, done.stderr
+    caption = done.stdout.partition('id="caption">')[2].partition("<")[0]
+    paths = lightning_idc.sample_pair(names[0])
+    status, found = server.describe(before=paths[0].read_bytes(), after=paths[1].read_bytes())
+    assert status == 200 and caption == found["caption"]
+
+
+def test_the_queue_has_an_end() -> None:
+    import asyncio
+
+    from lightning_idc.serve.limits import Limits
+
+    async def scenario() -> list[int]:
+        enough, statuses = asyncio.Event(), []
+
+        async def app(scope: Any, receive: Any, send: Any) -> None:
+            await enough.wait()
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def receive() -> Any:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        async def send(message: Any) -> None:
+            if "status" in message:
+                statuses.append(message["status"])
+
+        limited = Limits(app, queue=2, max_bytes=10, seconds=5)
+        scope = {"type": "http", "method": "POST", "headers": []}
+        tasks = [asyncio.create_task(limited(scope, receive, send)) for _ in range(4)]
+        await asyncio.sleep(0.05)
+        assert statuses == [429, 429]
+        enough.set()
+        await asyncio.gather(*tasks)
+        await limited(scope, receive, send)
+        return statuses
+
+    assert asyncio.run(scenario()) == [429, 429, 200, 200, 200]
