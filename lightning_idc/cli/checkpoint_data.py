@@ -22,11 +22,12 @@ class StoreData(Callback):
     """Writes what the data module of a training is made from into its checkpoints, where that is plain.
 
     Args:
-        data: ``class_path`` and ``init_args`` of the configuration.
+        class_path: of the configuration.
+        init_args: as they were given, defaults left out.
     """
 
-    def __init__(self, data: Mapping[str, Any]) -> None:
-        self.data = {"class_path": data["class_path"], "init_args": dict(data.get("init_args") or {})}
+    def __init__(self, class_path: str, init_args: Mapping[str, Any] | None) -> None:
+        self.data = {"class_path": class_path, "init_args": dict(init_args or {})}
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if _is_safe(self.data):

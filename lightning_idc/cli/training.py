@@ -280,9 +280,10 @@ class PairCLI(LightningCLI):
                 # set as they are: parsing would build whatever class a value names
                 model.init_args[name] = value
 
-    def _plain_data(self) -> dict[str, Any]:
+    def _data_to_store(self) -> list[StoreData]:
+        data = self.config.get("data")
         given = self.given.get("data") if isinstance(self.given, dict) else None
-        return {"class_path": self.config.data.class_path, "init_args": (given or {}).get("init_args")}
+        return [] if data is None else [StoreData(data.class_path, (given or {}).get("init_args"))]
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
         config = self._get(self.config_init, "trainer") or {}  # none of its keys was given
@@ -290,7 +291,7 @@ class PairCLI(LightningCLI):
         if self.verb == "fit":
             extra.append(StopCleanly())
             extra.append(ValidationSelection())
-            extra.append(StoreData(self._plain_data()))
+            extra += self._data_to_store()
         elif self.verb == "predict" and WritePredictions.fits(self.model, self.datamodule):
             extra.append(WritePredictions())
         # those that were chosen, with options of their own, take the place of these

@@ -121,8 +121,11 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
     Path("pairs.txt").write_text("# two a line\n" + "\n".join(f"before/{n}.png\tafter/{n}.png" for n in range(5)))
     said = []
     for given, out in (
-        (["before", "after"], "a.jsonl"), ([str(tmp_path)], "b.csv"), (["pairs.csv"], "c.parquet"), (["pairs.txt"], "d.jsonl"),
-    ):  # fmt: skip
+        (["before", "after"], "a.jsonl"),
+        ([str(tmp_path)], "b.csv"),
+        (["pairs.csv"], "c.parquet"),
+        (["pairs.txt"], "d.jsonl"),
+    ):
         assert main(["predict", *given, "--model", str(model), "--out", out, "--batch-size", "2"]) == 0
         if out.endswith(".csv"):
             with open(out, newline="") as file:

@@ -1,0 +1,56 @@
+"""The captioners that come with the library: there, small, loadable by name, and right about their own sample."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+import lightning_idc
+from lightning_idc.cli import main
+from lightning_idc.errors import ConfigError
+from lightning_idc.serve.opening import DEFAULT, shipped
+
+README = Path(__file__).parents[2] / "README.md"
+
+
+@pytest.mark.parametrize("name", shipped())
+def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> None:
+    folder = shipped()[name]
+    assert (folder / "model.safetensors").stat().st_size < 5e6
+    assert "## Limits" in (folder / "README.md").read_text() and "## Scores" in (folder / "README.md").read_text()
+    captioner = lightning_idc.load(name, device="cpu")
+    assert captioner.input_spec.size and captioner.input_spec.domain and captioner.input_spec.channels == 3
+    assert captioner.describe(*lightning_idc.sample_pair(name)).text
+
+
+def test_readmes_python_block_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", README.read_text(), re.S) if "lightning_idc.load" in b]
+    exec(block, {})
+    assert "Caption(text=" in capsys.readouterr().out
+
+
+def test_without_a_model_the_first_one_answers_and_says_what_it_knows(capsys: pytest.CaptureFixture[str]) -> None:
+    before, after = map(str, lightning_idc.sample_pair())
+    assert main(["describe", before, after, "--json"]) == 0
+    said = capsys.readouterr()
+    found = json.loads(said.out)
+    assert found["changed"] and found["boxes"] and found["size"] == [256, 256]
+    assert f"described by the captioner {DEFAULT!r}" in said.err and "rendered scenes" in said.err
+    same = [before, before]
+    assert main(["describe", *same, "--json"]) == 0
+    assert not json.loads(capsys.readouterr().out)["boxes"]
+
+
+def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["models"]) == 0
+    listed = capsys.readouterr().out.splitlines()
+    assert listed[0].startswith(DEFAULT) and len(listed) == len(shipped())
+    assert main(["models", "show", DEFAULT]) == 0
+    assert capsys.readouterr().out.startswith(f"# {DEFAULT}")
+    assert main(["models", "show", "clevrr"]) == 1
+    assert "did you mean 'clevr'?" in capsys.readouterr().err
+    with pytest.raises(ConfigError, match="there is no pair of images called 'x'"):
+        lightning_idc.sample_pair("x")
