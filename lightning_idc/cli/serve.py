@@ -22,6 +22,7 @@ def serve(
     queue: int = 256,
     max_mb: float = 32.0,
     timeout: float = 30.0,
+    answer_timeout: float = 120.0,
 ) -> int:
     """Answer over HTTP, with a page to drop two images on.
 
@@ -36,17 +37,18 @@ def serve(
         queue: requests that may be under way at once; further ones are answered 429.
         max_mb: of a request; larger ones are answered 413.
         timeout: seconds in which a request must have arrived; slower ones are answered 408.
+        answer_timeout: seconds that an answer may take; then the request is answered 503.
     """
     if not 1024 <= port <= 65535 or host not in ("127.0.0.1", "0.0.0.0", "::"):
         raise ConfigError(
             f"--host {host} --port {port}: expected 127.0.0.1, 0.0.0.0 or ::, and a port from 1024 to 65535"
         )
-    if batch_size < 1 or queue < 1 or max_mb <= 0 or timeout <= 0:
-        raise ConfigError("--batch-size, --queue, --max-mb and --timeout are numbers above 0")
+    if min(batch_size, queue) < 1 or min(max_mb, timeout, answer_timeout) <= 0:
+        raise ConfigError("--batch-size, --queue, --max-mb, --timeout and --answer-timeout are numbers above 0")
     from lightning_idc.serve.server import make_server
 
     hosts = LOOPBACK if host == "127.0.0.1" else ("*",)
-    server = make_server(options, batch_size, queue, max_mb, timeout, hosts)
+    server = make_server(options, batch_size, queue, max_mb, timeout, answer_timeout, hosts)
     print(f"http://{host}:{port} answers when the captioner is loaded; Ctrl+C ends it", flush=True)
     try:
         server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import litserve
 from litserve.server import RegularRequestHandler
 
+from lightning_idc.errors import IDCError
 from lightning_idc.serve.front import Refused, add_routes
 from lightning_idc.serve.limits import Limits
 from lightning_idc.serve.opening import ModelOptions
@@ -52,8 +53,9 @@ class PairAPI(litserve.LitAPI):
                 with warnings.catch_warnings(record=True) as caught:
                     warnings.simplefilter("always", UserWarning)
                     sample = self.captioner.input_spec.read(request["before"], request["after"])
-            except ValueError as error:  # ours are of this kind, and Pillow's
-                found[place] = {"error": str(error)}
+            except Exception as error:  # whatever a hostile file does concerns its own request alone
+                text = str(error) if isinstance(error, IDCError) else f"{type(error).__name__} while reading an image"
+                found[place] = {"error": text}
                 continue
             found[place]["notes"] = [str(note.message) for note in caught]
             key = (*sample.before.shape, request["where"], request["prompt"])
@@ -82,7 +84,13 @@ class PairAPI(litserve.LitAPI):
 
 
 def make_server(
-    options: ModelOptions, batch_size: int, queue: int, max_mb: float, timeout: float, hosts: Sequence[str]
+    options: ModelOptions,
+    batch_size: int,
+    queue: int,
+    max_mb: float,
+    timeout: float,
+    answer_timeout: float,
+    hosts: Sequence[str],
 ) -> litserve.LitServer:
     """A server that is ready to run.
 
@@ -91,7 +99,8 @@ def make_server(
         batch_size: most pairs that are answered at once.
         queue: requests that may be under way; further ones are refused.
         max_mb: of a request.
-        timeout: seconds that a request may take to arrive, and that an answer may take.
+        timeout: seconds that a request may take to arrive.
+        answer_timeout: seconds that an answer may take.
         hosts: names by which the server may be called; others are those of a page that abuses a browser.
     """
     from starlette.middleware.trustedhost import TrustedHostMiddleware
@@ -101,7 +110,7 @@ def make_server(
         api,
         accelerator="auto" if options.device == "auto" else "cpu",  # a device that is named is opened by the worker
         devices="auto" if options.device == "auto" else 1,
-        timeout=timeout,
+        timeout=answer_timeout,
         disable_openapi_url=True,
         middlewares=[
             (Limits, {"queue": queue, "max_bytes": int(max_mb * 1e6), "seconds": timeout}),
@@ -113,9 +122,9 @@ def make_server(
     async def answer(before: bytes, after: bytes, where: bool, prompt: str | None) -> dict[str, Any]:
         request = {"before": before, "after": after, "where": where, "prompt": prompt}
         try:
-            found: dict[str, Any] = await asyncio.wait_for(handler.handle_request(request, dict), 2 * timeout)
+            found: dict[str, Any] = await asyncio.wait_for(handler.handle_request(request, dict), answer_timeout)
         except asyncio.TimeoutError:
-            raise Refused(503, f"no answer within {2 * timeout:g} seconds; try again later") from None
+            raise Refused(503, f"no answer within {answer_timeout:g} seconds; try again later") from None
         if "error" in found:
             raise Refused(422, found["error"])
         return found

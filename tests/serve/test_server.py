@@ -68,7 +68,7 @@ def server(model: Path) -> Iterator[Client]:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    given = ["serve", "--model", str(model), "--port", str(port), "--max-mb", str(MB), "--timeout", "5"]
+    given = ["serve", "--model", str(model), "--port", str(port), "--max-mb", str(MB), "--timeout", "3"]
     process = subprocess.Popen([sys.executable, "-m", "lightning_idc", *given])
     client, until = Client(port), time.monotonic() + 120
     try:
