@@ -69,7 +69,7 @@ def compare(
         records = run_batch(options.open(), pairs, batch, out, gate=True)
         formats.write_records(records, out)
         if reg is not None:
-            formats.write_reg(records, reg)
+            formats.write_reg(records, before, after, reg)
         if junit is not None:
             formats.write_junit(records, junit)
         finish(out)

@@ -71,21 +71,22 @@ def counts(records: Sequence[Record]) -> str:
     return f"{len(records)} pairs: {', '.join(parts)}; {described} described"
 
 
-def write_reg(records: Sequence[Record], target: Path) -> None:
+def write_reg(records: Sequence[Record], before: str, after: str, target: Path) -> None:
     """Write what reg-cli writes as ``reg.json``, for reporters that read it.
 
     Args:
         records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        before: folder of the first images.
+        after: folder of the second images.
         target: the file.
     """
-    roots = {side: _root([r for r in records if r[side]], side) for side in ("before", "after")}
+    roots = {"before": Path(before).resolve(), "after": Path(after).resolve()}
+
+    def name(record: Record, side: str) -> str:
+        return os.path.relpath(record[side], roots[side])
 
     def names(*states: str, side: str = "after") -> list[str]:
-        chosen = [record for record in records if record["status"] in states]
-        return [
-            os.path.relpath(record[side] or record["before"], roots[side if record[side] else "before"])
-            for record in chosen
-        ]
+        return [name(record, side) for record in records if record["status"] in states and record[side]]
 
     failed = names("changed", "failed")
     value = {
@@ -96,20 +97,13 @@ def write_reg(records: Sequence[Record], target: Path) -> None:
         "expectedItems": names("changed", "failed", "unchanged", "deleted", side="before"),
         "actualItems": names("changed", "failed", "unchanged", "new"),
         "diffItems": failed,
-        "actualDir": roots["after"],
-        "expectedDir": roots["before"],
+        "actualDir": after,
+        "expectedDir": before,
         "diffDir": "",
-        "captions": {
-            os.path.relpath(r["after"], roots["after"]): r["caption"] for r in records if r["caption"] and r["after"]
-        },
+        "captions": {name(record, "after"): record["caption"] for record in records if record["caption"]},
     }
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, json.dumps(value, indent=1, ensure_ascii=False) + "\n")
-
-
-def _root(records: Sequence[Record], side: str) -> str:
-    folders = [os.path.dirname(os.path.abspath(record[side])) for record in records]
-    return os.path.commonpath(folders) if folders else "."
 
 
 def write_junit(records: Sequence[Record], target: Path) -> None:
