@@ -9,9 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
+from helpers.tiny import TinyPairs
 from lightning.pytorch import Trainer
 from PIL import Image
-from tiny import TinyPairs
 from torch import Tensor
 
 from lightning_idc.cli import IMPORTS, main
