@@ -2,7 +2,7 @@
 
 One image's cell is put into the other, so that nothing differs in it any more, and the caption is scored again; this
 asks nothing of a captioner but :meth:`~lightning_idc.core.captioner.PairCaptioner.score`. Cells that are equal already
-cost nothing.
+cost nothing. Within the cells that matter, the pixels that differ most say where exactly.
 """
 
 from __future__ import annotations
@@ -12,13 +12,16 @@ from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairSample
 
 CELLS = 8
 KEPT = 0.5
-"""Cells belong to a box that matter at least so much, as a share of the one that matters most."""
+"""Places belong to a box that matter at least so much, as a share of the one that matters most."""
+_SHOWN = 32
+_BLUR = 13  # differences of pixels are averaged over one part in so many of a side
 
 Box = tuple[float, float, float, float]
 
@@ -28,21 +31,14 @@ class Where:
     """Where the change lies that a caption speaks of.
 
     Args:
-        map: how much each cell matters, ``(cells, cells)``, 1 for the one that matters most; all 0 where none does.
-        boxes: around cells that matter, x1 y1 x2 y2 as shares of width and height, the most important one first.
+        map: how much each place matters, at most ``(32, 32)``, 1 for the one that matters most; all 0 where none does.
+        boxes: around places that matter, x1 y1 x2 y2 as shares of width and height, the most important one first.
+        peak: x and y of the place that matters most, as shares; None where none does.
     """
 
     map: Tensor
     boxes: list[Box]
-
-    @property
-    def peak(self) -> tuple[float, float] | None:
-        """Centre of the cell that matters most, as shares of width and height; None where none does."""
-        if not bool(self.map.any()):
-            return None
-        rows, columns = self.map.shape
-        place = int(self.map.argmax())
-        return (place % columns + 0.5) / columns, (place // columns + 0.5) / rows
+    peak: tuple[float, float] | None
 
 
 @torch.no_grad()
@@ -80,9 +76,27 @@ def locate(
     grid = torch.zeros(cells, cells)
     for (_, rows, columns), value in zip(places, lost.tolist(), strict=True):
         grid[edges[0].index(rows.start), edges[1].index(columns.start)] = value
-    if bool(grid.any()):
-        grid /= grid.max()
-    return Where(grid, boxes_of(grid))
+    return placed(grid, sample)
+
+
+def placed(grid: Tensor, sample: PairSample) -> Where:
+    """Where exactly: the square root of how much cells matter, times how much the pixels around a place differ.
+
+    Args:
+        grid: how much each cell matters, ``(rows, columns)``.
+        sample: the pair.
+    """
+    height, width = sample.before.shape[1:]
+    difference = (sample.after.float() - sample.before.float()).abs().amax(0)[None, None]
+    kernel = [side // _BLUR | 1 for side in (height, width)]
+    near = F.avg_pool2d(difference, kernel, 1, [side // 2 for side in kernel])
+    fine = F.interpolate(grid[None, None], (height, width), mode="bilinear", align_corners=False).sqrt() * near
+    if not bool(fine.any()):
+        return Where(torch.zeros(1, 1), [], None)
+    fine /= fine.max()
+    row, column = divmod(int(fine.argmax()), width)
+    shown = F.adaptive_max_pool2d(fine, (min(height, _SHOWN), min(width, _SHOWN)))[0, 0]
+    return Where(shown, boxes_of(fine[0, 0]), ((column + 0.5) / width, (row + 0.5) / height))
 
 
 def _places(edges: list[list[int]]) -> Iterator[tuple[slice, slice, slice]]:

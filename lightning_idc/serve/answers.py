@@ -91,7 +91,7 @@ def _answer(captioner: PairCaptioner, sample: PairSample, caption: Caption, wher
     found: Where | None = None
     if where:
         # an unchanged pair has no place of a change
-        found = Where(torch.zeros(1, 1), []) if changed is False else locate(captioner, sample, caption.text)
+        found = Where(torch.zeros(1, 1), [], None) if changed is False else locate(captioner, sample, caption.text)
     return Answer(
         sample.id,
         caption.text,

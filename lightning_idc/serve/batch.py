@@ -118,7 +118,10 @@ def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
     if not part.is_file():
         return {}
     found = list(records_of(part))
-    if found and found[0].get("prediction") != key:
+    if not any("id" in record for record in found):
+        part.unlink()  # it was stopped before its first answer
+        return {}
+    if found[0].get("prediction") != key:
         raise DataError(
             f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
             "pairs; finish that one, remove the file, or name another --out"

@@ -181,9 +181,10 @@ def test_an_unfinished_run_of_other_settings_is_not_mixed_with(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     part = tmp_path / "out.jsonl.part"
-    part.write_text('{"prediction": "another"}\n')
+    answered = '{"prediction": "another"}\n{"id": "other", "status": "changed"}\n'
+    part.write_text(answered)
     given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
-    assert main(given) == 2 and part.read_text() == '{"prediction": "another"}\n'
+    assert main(given) == 2 and part.read_text() == answered
     assert "unfinished run of another captioner" in capsys.readouterr().err
 
 
