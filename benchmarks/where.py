@@ -9,8 +9,8 @@ Rendered pairs whose boxes are known and which the captioner takes for changed. 
 - ``box_precision``: boxes of the answer that a true box overlaps so.
 
 Beside the map stand what needs no captioner: the place around which the pixels differ most, and what pointing
-anywhere would hit, the mean share of the image that lies in a true box. Intervals are Wilson's, 95 %. How cells and pixels are put
-together was chosen on the first 130 pairs of the split, which are left out.
+anywhere would hit, the mean share of the image that lies in a true box. Intervals are Wilson's, 95 %. How cells and
+pixels are put together was chosen on the first 130 pairs of the split, which are left out.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 from lightning_idc.cli import typed
 from lightning_idc.errors import ConfigError
 from lightning_idc.serve.opening import ModelOptions
@@ -50,6 +52,9 @@ def serve(
     hosts = LOOPBACK if host == "127.0.0.1" else ("*",)
     server = make_server(options, batch_size, queue, max_mb, timeout, answer_timeout, hosts)
     print(f"http://{host}:{port} answers when the captioner is loaded; Ctrl+C ends it", flush=True)
+    # a container is stopped with SIGTERM, and a shell's background jobs ignore Ctrl+C; either way the workers must end
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.default_int_handler)
     try:
         server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)
     except RuntimeError as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,6 +39,7 @@ class PairAPI(litserve.LitAPI):
         self.captioner: PairCaptioner | None = None
 
     def setup(self, device: str) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the server, which then ends its workers
         self.captioner = (
             replace(self.options, device=device) if self.options.device == "auto" else self.options
         ).open()

@@ -81,8 +81,13 @@ def server(model: Path) -> Iterator[Client]:
         assert client.send("/health") == (200, b"ok")
         yield client
     finally:
-        process.send_signal(2)
-        process.wait(60)
+        process.terminate()
+        try:
+            assert process.wait(30) == 0
+            with pytest.raises(OSError):  # no worker is left behind
+                client.send("/health")
+        finally:
+            process.kill()
 
 
 def data_url(path: Path) -> str:
