@@ -62,12 +62,14 @@ def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> d
         checkpoint: its content.
     """
     given = dict(config.get("data") or {})
-    options = dict(given.get("init_args") or {})
     if not given.get("class_path"):
         stored = checkpoint.get(KEY)
         if not _is_safe(stored):
             return config
+        # `--data.root X` without a class stands beside, and not under, init_args
+        options = (given.pop("init_args", None) or {}) | {k: v for k, v in given.items() if k != "class_path"}
         return {**config, "data": {"class_path": stored["class_path"], "init_args": {**stored["init_args"], **options}}}
+    options = given.get("init_args") or {}
     spec = (checkpoint.get("hyper_parameters") or {}).get("input_spec") or {}
     known = accepted_arguments(class_of(given["class_path"])) or ()
     read = {k: spec[k] for k in READING if k in known and k not in options and spec.get(k) is not None}
