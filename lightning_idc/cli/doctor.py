@@ -25,14 +25,9 @@ def run(given: list[str]) -> int:
     parser("doctor", "Look at this installation.").parse_args(given[1:])
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
     problems = [*_packages(), *_devices(), *_scripts(), *_folders()]
-<<<<<<< HEAD
+    _extras()
     java = "found" if shutil.which("java") else "not found"
     _line("Java", f"{java}; needed only for SPICE and for LIGHTNING_IDC_METEOR=java")
-=======
-    _extras()
-    java = "found: METEOR can be computed" if shutil.which("java") else "not found: METEOR is not computed"
-    _line("Java", java)
->>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
     for problem in problems:
         print(f"problem: {problem}")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")

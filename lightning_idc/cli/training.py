@@ -142,14 +142,9 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
         stored = checkpoint.get("class_path")
         if stored is None:
             raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
-<<<<<<< HEAD
         name, _ = class_and_options(full_name(stored), checkpoint.get("hyper_parameters") or {})
         found["model"] = {**(found.get("model") or {}), "class_path": name}
-    return found
-=======
-        found["model"] = {**(found.get("model") or {}), "class_path": full_name(stored)}
     return with_stored_data(found, checkpoint)
->>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
 
 
 _KEYWORDS = ("best", "last", "hpc", "registry")

@@ -96,24 +96,9 @@ def _mapped(rasters: Sequence[Raster], name: str, options: ImageOptions) -> list
     return found
 
 
-<<<<<<< HEAD
-def as_tensor(image: str | Path | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
-    """Path, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
-    raster = _as_raster(image, name, options)
-=======
-def from_pil(image: Image, options: ImageOptions = PLAIN, name: str = "the image") -> Tensor:
-    """PIL image of any mode to uint8 ``(3, H, W)``: turned as its EXIF says, transparency over white.
-
-    Raises:
-        DataError: the image would lose information that ``options`` do not speak of.
-    """
-    return _mapped([from_pil_raster(image, name, options)], name, options)[0]
-
-
 def as_tensor(image: str | Path | bytes | Image | Tensor, name: str, options: ImageOptions = PLAIN) -> Tensor:
     """Path, contents of a file, PIL image or uint8 tensor to uint8 ``(C, H, W)``."""
     raster = _as_raster(image, f"the {name} image", options)
->>>>>>> 42bfb99 (serve: describe says where, compare and predict files, caption-pairs, an HTTP server; input spec travels; captioners of one's own need four methods)
     return raster if isinstance(raster, Tensor) else _mapped([raster], f"the {name} image", options)[0]
 
 
