@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.files import atomic_write
 
 WEIGHTS = "adapter.safetensors"
@@ -36,6 +36,18 @@ class Adapter(nn.Module):
     @abstractmethod
     def disabled(self) -> AbstractContextManager[None]:
         """While it is open the network computes what it would without this adapter."""
+
+    def keep_copy(self) -> None:
+        """Keep the parameters as they are now, beside those that train.
+
+        Raises:
+            ConfigError: this kind of adapter cannot.
+        """
+        raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
+
+    def copied(self) -> AbstractContextManager[None]:
+        """While it is open the network computes with what :meth:`keep_copy` kept."""
+        raise ConfigError(f"{type(self).__name__} keeps no copy of itself; take FrozenCopy as the reference")
 
     def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
         """Parameters that :meth:`disabled` takes out of play, wherever they are kept."""

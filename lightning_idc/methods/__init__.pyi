@@ -1,10 +1,16 @@
 from lightning_idc.methods.adpo.cached_scores import CachedScores as CachedScores
 from lightning_idc.methods.adpo.negatives import Counterfactual as Counterfactual
+from lightning_idc.methods.adpo.negatives import FromData as FromData
+from lightning_idc.methods.adpo.negatives import Mixture as Mixture
 from lightning_idc.methods.adpo.negatives import RandomCaption as RandomCaption
 from lightning_idc.methods.adpo.negatives import SameScene as SameScene
+from lightning_idc.methods.adpo.negatives import SelfSampled as SelfSampled
+from lightning_idc.methods.adpo.negatives import SideBySide as SideBySide
+from lightning_idc.methods.adpo.references import AdapterCopy as AdapterCopy
 from lightning_idc.methods.adpo.references import AdaptersOff as AdaptersOff
 from lightning_idc.methods.adpo.references import FrozenCopy as FrozenCopy
 from lightning_idc.methods.adpo.references import MovingAverage as MovingAverage
+from lightning_idc.methods.adpo.references import NoReference as NoReference
 from lightning_idc.methods.clip4idc.module import Clip4Idc as Clip4Idc
 from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval as Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.pretrain import PairNaming as PairNaming

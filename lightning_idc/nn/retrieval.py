@@ -48,6 +48,25 @@ def symmetric_cross_entropy(logits: Tensor) -> Tensor:
     return (F.cross_entropy(logits, targets) + F.cross_entropy(logits.T, targets)) / 2
 
 
+def also_right(references: Sequence[Sequence[str]], captions: Sequence[str]) -> Tensor:
+    """Which captions of other pairs are references of a pair as well: bool ``(N, N)``, pairs by captions.
+
+    Args:
+        references: of each of N pairs.
+        captions: one of each pair.
+
+    Example:
+        >>> also_right([["same"], ["a cube moved"], ["same", "no change"]], ["same", "a cube moved", "no change"])
+        tensor([[False, False, False],
+                [False, False, False],
+                [ True, False, False]])
+    """
+    own = [{" ".join(text.lower().split()) for text in texts} for texts in references]
+    said = [" ".join(caption.lower().split()) for caption in captions]
+    rows = [[place != other and text in texts for other, text in enumerate(said)] for place, texts in enumerate(own)]
+    return torch.tensor(rows)
+
+
 def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
     """Place of the best relevant candidate of every query, counted from 1, ``(Q,)``.
 

@@ -17,7 +17,7 @@ from lightning_idc.core.addon import addons_of
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage
+from lightning_idc.methods.adpo.references import AdapterCopy, AdaptersOff, FrozenCopy, MovingAverage
 from lightning_idc.methods.adpo.retriever import EncoderHeads
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
@@ -110,6 +110,53 @@ def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any
             assert any(bool(p.abs().sum()) for p in model.adapters[adapter.name].mdp.parameters())
     assert off.values == pytest.approx(copied.values, abs=1e-5)
     assert abs(off.values[-1] - off.values[0]) > 1e-4
+
+
+@pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"], "use_dora": True}], ids=["lora", "more"])
+def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict[str, Any], tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+
+    def lora() -> LoRA:
+        return LoRA(rank=2, alpha=8, targets=LANGUAGE, freeze=["model", "lm_head"], **options)
+
+    first = fit([lora()], tmp_path, vlm(learning_rates={"language": 10.0}), max_epochs=2, enable_checkpointing=True)
+    first.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    kept, copied = Losses(), Losses()
+    for reference, losses in ((AdapterCopy(), kept), (FrozenCopy(), copied)):
+        model = vlm(init_from=str(tmp_path / "sft.ckpt"), learning_rates={"language": 10.0})
+        fit([lora(), PreferenceOptimization(reference=reference), losses], tmp_path, model, max_epochs=1)
+        if isinstance(reference, AdapterCopy):
+            trained = model
+    assert kept.values[0] == pytest.approx(math.log(2), abs=1e-5), "the reference is SFT, not what was there before"
+    assert kept.values == pytest.approx(copied.values, abs=1e-5) and abs(kept.values[-1] - kept.values[0]) > 1e-4
+    weights, before = dict(trained.named_parameters()), dict(first.named_parameters())
+    copies = {name: p for name, p in weights.items() if "reference" in name.split(".")}
+    assert copies and not any(p.requires_grad for p in copies.values())
+    moved = 0
+    for name, parameter in copies.items():
+        own = name.replace(".reference", ".default")
+        assert torch.equal(parameter, before[own]), name
+        moved += not torch.equal(parameter, weights[own])
+    assert moved
+    # without preference optimisation the copy is forgotten
+    trained.trainer.save_checkpoint(tmp_path / "dpo.ckpt")
+    again = type(trained).load_from_checkpoint(tmp_path / "dpo.ckpt")
+    assert not any("reference" in name.split(".") for name, _ in again.named_parameters())
+    for name, parameter in again.named_parameters():
+        assert torch.equal(parameter, weights[name]), name
+    trained.save_adapters(tmp_path / "adapters")
+    from safetensors.torch import load_file
+
+    saved = load_file(tmp_path / "adapters" / "lora" / "adapter_model.safetensors")
+    assert saved and not any("reference" in name for name in saved)
+
+
+def test_a_policy_without_adapters_has_none_to_copy(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match="no adapters to keep a copy of"):
+        fit([PreferenceOptimization(reference=AdapterCopy())], tmp_path, max_steps=1)
+    with pytest.raises(PairError, match="keeps no copy of itself"):
+        model = vlm()
+        fit([MDPAdapter(layers=[1, 2]), PreferenceOptimization(reference=AdapterCopy())], tmp_path, model, max_steps=1)
 
 
 @pytest.mark.parametrize("precision", ["bf16-mixed"])

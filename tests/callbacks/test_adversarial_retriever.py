@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -101,8 +102,14 @@ def test_the_policy_feels_nothing_of_the_retrievers_gradient(tmp_path: Path) -> 
 
 
 def test_the_order_of_the_two_callbacks_is_free_and_no_weight_is_stored_twice(tmp_path: Path) -> None:
-    first = fit([PreferenceOptimization(), AdversarialRetriever(candidates=6)], tmp_path, max_steps=3)
-    second = fit([AdversarialRetriever(candidates=6), PreferenceOptimization()], tmp_path, max_steps=3)
+    callbacks = [PreferenceOptimization(), AdversarialRetriever(candidates=6)]
+    first = fit(callbacks, tmp_path / "first", max_steps=3)
+    callbacks = [AdversarialRetriever(candidates=6), PreferenceOptimization()]
+    second = fit(callbacks, tmp_path / "second", max_steps=3)
+    # first what was drawn, then what it did: a difference shows where it began
+    met = [json.loads((tmp_path / name / "negatives.json").read_text()) for name in ("first", "second")]
+    assert {id: row["negative"] for id, row in met[0].items()} == {id: row["negative"] for id, row in met[1].items()}
+    assert_same(dict(retriever_of(first).state_dict()), dict(retriever_of(second).state_dict()))
     assert_same(host_state(first), host_state(second))
     assert not any(name.startswith("aux_addons.preference.") and "matcher" in name for name in first.state_dict())
 
@@ -207,6 +214,20 @@ def test_a_finished_encoder_is_asked_once_for_captions_and_starts_as_it_is(train
     found[0, 1].backward()
     assert (encoder.scale.grad is not None) == trained
     assert heads.pairs.weight.grad is not None and heads.captions.weight.grad is not None
+
+
+def test_pairs_of_mixed_sizes_are_seen_without_their_padding() -> None:
+    torch.manual_seed(0)
+    heads = EncoderHeads(["red", "blue"], FakeEncoder(), image_size=(6, 6))
+    pairs = [torch.randint(1, 255, (1, 2, 3, height, width), dtype=torch.uint8) for height, width in ((8, 12), (12, 9))]
+    features = PairFeatures(torch.zeros(2, 1, 1))
+    padded = torch.cat([nn.functional.pad(one, (0, 12 - one.shape[-1], 0, 12 - one.shape[-2])) for one in pairs])
+    found = heads.embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
+    alone = torch.cat([heads.embed_pairs(features, one) for one in pairs])
+    torch.testing.assert_close(found, alone)
+    assert not torch.allclose(heads.embed_pairs(features, padded), alone)
+    with pytest.raises(PairError, match=r"set data\.image_size"):
+        EncoderHeads(["red"], FakeEncoder()).embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
 
 
 def test_caption_vectors_are_sums_over_their_own_words() -> None:

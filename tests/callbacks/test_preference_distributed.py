@@ -67,6 +67,39 @@ def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: 
         assert 0 < first["moved"] < 0.1
 
 
+def preference_blocks() -> dict[str, list[str]]:
+    """Trainer blocks of all stages of recipes/paper that optimise preferences, each with the stages that have it."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(PAPER.glob("*.yaml")):
+        for choice in choices(path, {}):
+            for stage in load(path, choice).stages:
+                trainer = stage.config.get("trainer") or {}
+                names = [str(one.get("class_path")) for one in trainer.get("callbacks") or []]
+                if any(name.endswith("PreferenceOptimization") for name in names):
+                    block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
+                    found.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
+    return found
+
+
+@pytest.mark.dist
+def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) -> None:
+    blocks = preference_blocks()
+    assert {"adpo, dpo", "adpo, adpo"} <= {stage for stages in blocks.values() for stage in stages}
+    given = json.dumps([json.loads(block) for block in blocks])
+    for processes in ("1", "2"):
+        launch(HERE / "two_processes_stage.py", given, processes, tmp_path)
+    for place, stages in enumerate(blocks.values()):
+        one, two = (torch.load(tmp_path / f"{place}_{n}.pt", weights_only=True) for n in (1, 2))
+        first, second = two["held"]
+        assert first["callbacks"] == (2 if "adpo, adpo" in stages else 1)
+        assert first["own"] + second["own"] == first["every"] and first["own"] < 0.65 * first["every"], stages
+        assert first["replica"] == second["replica"], f"the replicas of {stages} went apart"
+        moved = max(float((one["weights"][name] - start).abs().max()) for name, start in one["start"].items())
+        assert moved > 1e-2, "the policy left the reference"
+        for name, value in one["weights"].items():
+            torch.testing.assert_close(two["weights"][name], value, rtol=1e-5, atol=1e-5, msg=f"{stages}: {name}")
+
+
 def test_tensor_parallelism_is_refused_and_the_sharded_strategy_takes_all_processes() -> None:
     class Mesh:
         mesh_dim_names = ("data_parallel", "tensor_parallel")

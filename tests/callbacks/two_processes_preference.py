@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.processes import gloo
-from helpers.tiny import TinyCaptioner, TinyPairs
+from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
 from torch.distributed.tensor import DTensor
@@ -18,6 +18,21 @@ from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
+
+
+class TwoColors(TinySource):
+    """Pairs that turn red or green, one caption each: every pair has just one caption that is wrong for it."""
+
+    def color(self, index: int) -> str:
+        return ("red", "green")[int(self.ids[index]) % 2]
+
+    def captions(self, index: int) -> list[str]:
+        return super().captions(index)[:1]
+
+
+class TwoColorPairs(TinyPairs):
+    def source(self, split: str) -> TwoColors:
+        return TwoColors(self.pairs if split == "train" else 7, 0 if split == "train" else 500)
 
 
 class Fixed(NegativeSource):

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.benchmarks.preference_pairs import PreferencePairs
 from lightning_idc.errors import IDCError
 
@@ -65,6 +67,40 @@ def test_a_csv_is_read_too(tmp_path: Path) -> None:
     )
     source = PreferencePairs(tmp_path, "p.csv").source("val")
     assert source.meta(0) == {"rejected": ["it is gone"], "margin": 0.5}
+
+
+@pytest.mark.parametrize("row", [PLAIN, TRL, TRL_TEXT, SWIFT])
+def test_a_folder_of_ones_own_may_hold_preferences(row: dict[str, Any], tmp_path: Path) -> None:
+    expected = data(tmp_path, {**row, "margin": 2, "error_type": "left/right"}).source("train")
+    found = FolderPairs(tmp_path).pairs_of("train")
+    assert found.meta(0) == expected.meta(0) == found.load(0).meta and found.captions(0) == ["it moved"]
+    (tmp_path / "preferences.jsonl").rename(tmp_path / "test.jsonl")
+    rows = (tmp_path / "test.jsonl").read_text().replace('"split": "train", ', "")
+    (tmp_path / "test.jsonl").write_text(rows)
+    assert FolderPairs(tmp_path).pairs_of("test").meta(0) == FolderPairs(tmp_path).pairs_of("predict").meta(0)
+    with pytest.raises(IDCError, match="the split 'train' has no preferences"):
+        FolderPairs(tmp_path).pairs_of("train")
+    with pytest.raises(IDCError, match="leave on_empty and on_bad out"):
+        FolderPairs(tmp_path, on_bad="skip").pairs_of("test")
+
+
+def test_a_table_of_datasets_may_hold_preferences(tmp_path: Path) -> None:
+    pytest.importorskip("datasets")
+    data(tmp_path, PLAIN)
+    rows = [
+        {"before": "a.png", "after": "b.png", "good": "it moved", "bad": ["it is gone", ""], "by": 1.5, "kind": "gone"},
+        {"before": "a.png", "after": "b.png", "good": "it moved", "bad": ["it grew"], "by": None, "kind": None},
+    ]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    columns = {"captions": "good", "rejected": "bad", "margin": "by", "error_type": "kind"}
+    source = HuggingFaceTable(tmp_path / "table.jsonl", "before", "after", **columns).pairs_of("train")
+    assert source.meta(0) == {"rejected": ["it is gone"], "margin": 1.5, "error_type": "gone"} == source.load(0).meta
+    assert source.meta(1) == {"rejected": ["it grew"]} and source.captions(1) == ["it moved"]
+    (tmp_path / "table.jsonl").write_text(json.dumps({**rows[0], "by": "much"}))
+    with pytest.raises(IDCError, match=r"row 0: margin is 'much'; expected a number"):
+        HuggingFaceTable(tmp_path / "table.jsonl", "before", "after", **columns).pairs_of("train")
+    with pytest.raises(IDCError, match="worse"):
+        HuggingFaceTable(tmp_path / "table.jsonl", "before", "after", "good", rejected="worse").pairs_of("train")
 
 
 @pytest.mark.parametrize(

@@ -309,6 +309,20 @@ def test_recall_is_measured_over_the_whole_split(adapted: tuple[Path, Clip4IdcRe
             assert metrics[f"test/{direction}/{name}"] == pytest.approx(value, abs=1e-4)
 
 
+def test_a_caption_that_two_pairs_share_is_no_mistake_for_either() -> None:
+    model = Clip4IdcRetrieval(TINY, intra_layers=1, vocabulary=[*SPECIALS, "same", "moved"], mask_equal=True)
+    model.build()
+    model.trainer = Trainer(**QUIET)
+    batch = {"ids": ["a", "b", "c"], "captions": [["same"], ["Same "], ["moved"]], "images": images(3)}
+    features = model.encode(batch)
+    logits = model.built_net.scale * features["pairs"] @ features["captions"].T
+    apart = logits.clone()
+    apart[0, 1] = apart[1, 0] = float("-inf")
+    torch.testing.assert_close(model.training_loss(features, batch), symmetric_cross_entropy(apart))
+    model.hparams["mask_equal"] = False
+    torch.testing.assert_close(model.training_loss(features, batch), symmetric_cross_entropy(logits))
+
+
 def test_references_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Clip4IdcRetrieval(TINY, vocabulary=None)
     drawn = []

@@ -10,11 +10,12 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_idc.core.paths import inside
+from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
 from lightning_idc.data.io.pair_folders import SAME, SHOWN, SPLITS, read_tables, read_two_folders
 from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.io.tables import KINDS
+from lightning_idc.data.io.tables import KINDS, first_columns
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 
 OnBad = Literal["raise", "skip"]
@@ -43,10 +44,10 @@ class FolderPairs(PairDataModule):
 
     A table has the columns before, after and captions (or caption, or caption_1 to caption_n, or one row for each
     caption), and perhaps id, split, change_type. Beside two folders, ``captions.csv`` or ``captions.jsonl`` has the
-    columns id (the file name without its ending) and captions. Splits are those of the column split, of the files
-    ``train.csv``, ``val.csv`` and ``test.csv``, or else drawn by a hash of the id, which does not change when pairs
-    are added. What is predicted are the pairs of a split ``predict``, else all when there are no captions, else the
-    test split.
+    columns id (the file name without its ending) and captions. A table with a column rejected holds preferences, in the
+    layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``, ``val.csv`` and
+    ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is predicted are
+    the pairs of a split ``predict``, else all when there are no captions, else the test split.
 
     Args:
         root: folder that all paths are relative to, and never leave. The two folders are read with all below them, and
@@ -94,7 +95,24 @@ class FolderPairs(PairDataModule):
         self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
 
-    def source(self, split: Split) -> TableSource:
+    def source(self, split: Split) -> FileSource:
+        tables = self._tables()
+        if tables and any(holds_preferences(first_columns(path)) for path, _ in tables):
+            return self._preferring(tables, split)
+        return self._captioned(split)
+
+    def _preferring(self, tables: list[tuple[Path, str | None]], split: Split) -> FileSource:
+        if "skip" in (self.on_empty, self.on_bad):
+            raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
+        dealt: dict[str, list[Record]] = {}
+        for record in read_preferences(self.files, tables):
+            dealt.setdefault(split_of(record, self.shares), []).append(record)
+        records = dealt.get(split) or (dealt.get("test") if split == "predict" else None)
+        if not records:
+            raise DataError(f"{self.root}: the split {split!r} has no preferences; name it in a column split")
+        return FileSource(records, self.image_size, self.interpolation, self.image_options)
+
+    def _captioned(self, split: Split) -> TableSource:
         by_split = self._read()
         if split == "predict":
             records = by_split["predict"]

@@ -10,6 +10,8 @@ from lightning_idc.core.images import Interpolation, read_pair, resize
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
+from lightning_idc.data.benchmarks.preference_pairs import margin_of
+from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.jsonfiles import sentences
@@ -36,6 +38,8 @@ class TableSource(PairSource):
         size: height and width of the images; None leaves them.
         interpolation: how images are scaled.
         folder: that paths in image columns are relative to; None refuses paths.
+        preference: columns of rejected captions, margins and types of error, by ``rejected``, ``margin``,
+            ``error_type``; they come into ``meta``.
         options: value range, bands and page of the images.
 
     Raises:
@@ -55,10 +59,13 @@ class TableSource(PairSource):
         interpolation: Interpolation = "bilinear",
         folder: Path | None = None,
         options: ImageOptions = PLAIN,
+        preference: Mapping[str, str] | None = None,
     ) -> None:
         from datasets import Image as ImageFeature
 
+        named_by = dict(preference or {})
         columns = [before, after, *([captions] if captions else []), *id, *([change_type] if change_type else [])]
+        columns += [column for column in named_by.values() if column not in columns]
         for column in columns:
             if column not in table.column_names:
                 raise PairError(require(table.column_names, column, Path(where), "named in the settings"))
@@ -77,6 +84,7 @@ class TableSource(PairSource):
                 list(filter(None, sentences(text, self._row(row)))) if text is not None else []
                 for row, text in enumerate(given)
             ]
+        self._meta = self._preferences(texts, named_by, len(table))
         kinds = list(texts[change_type]) if change_type else [None] * len(table)
         self._kinds = [None if kind is None else str(kind) for kind in kinds]
         named = [list(texts[column]) for column in id]
@@ -84,6 +92,24 @@ class TableSource(PairSource):
             if None in values:
                 raise DataError(f"{self._row(values.index(None))}: {column} is null; the ids of pairs need a value")
         self.ids = ["-".join(map(str, parts)) for parts in zip(*named, strict=True)] if id else self._places(len(table))
+
+    def _preferences(self, texts: Any, named: Mapping[str, str], count: int) -> list[dict[str, Any]]:
+        if not named:
+            return [{} for _ in range(count)]
+        given = {what: list(texts[column]) for what, column in named.items()}
+        nothing: list[Any] = [None] * count
+        rows = zip(*(given.get(what, nothing) for what in ("rejected", "margin", "error_type")), strict=True)
+        return [
+            meta_of_preference(
+                [] if texts is None else list(filter(None, sentences(texts, self._row(row)))),
+                margin_of(margin, self._row(row)),
+                None if kind is None else str(kind),
+            )
+            for row, (texts, margin, kind) in enumerate(rows)
+        ]
+
+    def meta(self, index: int) -> dict[str, Any]:
+        return self._meta[index]
 
     @staticmethod
     def _places(count: int) -> list[str]:
@@ -109,7 +135,8 @@ class TableSource(PairSource):
         before, after = read_pair(files[0], files[1], self._row(index), self.options)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
-        return PairSample(self.ids[index], before, after, list(self._captions[index]), self._kinds[index])
+        captions, kind = list(self._captions[index]), self._kinds[index]
+        return PairSample(self.ids[index], before, after, captions, kind, meta=self._meta[index])
 
     def _file(self, value: Any, where: str) -> Path | bytes:
         """Path or contents of an image."""
@@ -138,6 +165,9 @@ class HuggingFaceTable(PairDataModule):
         change_type: column of labels.
         config: of a data set on the hub that has several.
         splits: the table's name of each split; one that is left out does not exist.
+        rejected: column of rejected captions, texts or lists of texts; ``captions`` then names the chosen ones.
+        margin: column that says by how much the chosen caption is better.
+        error_type: column with what is wrong with the rejected one.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Example:
@@ -156,11 +186,16 @@ class HuggingFaceTable(PairDataModule):
         change_type: str | None = None,
         config: str | None = None,
         splits: Mapping[str, str] = SPLITS,
+        rejected: str | None = None,
+        margin: str | None = None,
+        error_type: str | None = None,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         self.path, self.config = str(path), config
         self.columns = {"before": before, "after": after, "captions": captions, "change_type": change_type}
+        named = {"rejected": rejected, "margin": margin, "error_type": error_type}
+        self.preference = {what: column for what, column in named.items() if column is not None}
         self.id_columns = [id] if isinstance(id, str) else list(id)
         for split in splits:
             if split not in ("train", "val", "test", "predict"):
@@ -187,6 +222,7 @@ class HuggingFaceTable(PairDataModule):
             interpolation=self.interpolation,
             folder=folder,
             options=self.image_options,
+            preference=self.preference,
             **self.columns,  # type: ignore[arg-type]
         )
         return Captioned(source) if split != "predict" else source

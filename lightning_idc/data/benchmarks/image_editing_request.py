@@ -15,7 +15,8 @@ SENTENCES = {"train": 3_061, "val": 1_149, "test": 1_485}
 class ImageEditingRequest(Benchmark):
     """Image-Editing-Request: 3,939 photographs with their edits, and requests that people wrote for them.
 
-    Pairs are called by their ``uid``; a photograph can be in several pairs of a split.
+    Pairs are called by their ``uid``; a photograph can be in several pairs of a split. Where an edit has another size
+    than its photograph, as a crop does, and no ``image_size`` is named, it is scaled to the photograph's.
 
     Features: photographs and their edits; one request per training pair, three per pair to evaluate on.
     Format: JPEG and JSON.
@@ -35,6 +36,7 @@ class ImageEditingRequest(Benchmark):
 
     folder = "image_editing_request"
     title = "Image-Editing-Request"
+    scale_after = True
     tree = """
 images/*.jpg                         before and after, as the annotations name them
 train.json, valid.json, test.json    [{"uid", "img0", "img1", "sents": [...]}, ...]"""

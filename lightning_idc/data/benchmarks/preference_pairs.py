@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,47 +55,75 @@ class PreferencePairs(PairDataModule):
         self._records: list[Record] | None = None
 
     def source(self, split: Split) -> FileSource:
-        records = [r for r in self._read() if self._split(r) == split]
-        if not records:
-            raise DataError(f"{self.annotations}: the split {split!r} has no pairs; name it in a column split")
-        return FileSource(records, self.image_size, self.interpolation, self.image_options)
-
-    def _split(self, record: Record) -> str:
-        named = (record.split or "").lower()
-        split = SAME.get(named, named) or split_by_hash(record.id, self.shares)
-        if split not in SPLITS:
-            raise DataError(f"{record.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
-        return split
-
-    def _read(self) -> list[Record]:
         if self._records is None:
             path = self.files.path / self.annotations
             if not path.is_file():
                 raise DatasetNotFoundError(f"there is no file {str(path)!r}; name it with annotations")
-            found: dict[tuple[Any, ...], Record] = {}
-            names: set[str] = set()
-            for row in stream_table(path)[1]:
-                self._add(row, found, names)
-            self._records = list(found.values())
-        return self._records
+            self._records = read_preferences(self.files, [(path, None)])
+        records = [r for r in self._records if split_of(r, self.shares) == split]
+        if not records:
+            raise DataError(f"{self.annotations}: the split {split!r} has no pairs; name it in a column split")
+        return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
-    def _add(self, row: Row, found: dict[tuple[Any, ...], Record], names: set[str]) -> None:
-        before, after = _images(row)
-        chosen, rejected = _answers(row)
-        if chosen == rejected:
-            raise DataError(f"{row.where}: chosen and rejected are the same text {short(chosen)}")
-        margin, kind = _margin(row), row.text("error_type")
-        key = (before, after, chosen, margin, kind)
-        if key in found:
-            found[key].meta["rejected"].append(rejected)
-            return
-        meta: dict[str, Any] = {"rejected": [rejected]}
-        meta |= {name: value for name, value in (("margin", margin), ("error_type", kind)) if value is not None}
-        name = row.text("id") or f"{len(found):06d}"
-        name = f"{name}#{len(found)}" if name in names else name
-        names.add(name)
-        first, second = self.files.file(before, row.where), self.files.file(after, row.where)
-        found[key] = Record(name, row.where, first, second, [chosen], row.text("split"), kind, meta)
+
+def holds_preferences(columns: Sequence[str]) -> bool:
+    """Whether a table with these columns says which captions are rejected."""
+    return "rejected" in columns or "rejected_response" in columns
+
+
+def split_of(record: Record, shares: Sequence[float]) -> str:
+    """Split of a pair: the named one, or else by a hash of its id.
+
+    Raises:
+        DataError: the named split is unknown.
+    """
+    named = (record.split or "").lower()
+    split = SAME.get(named, named) or split_by_hash(record.id, shares)
+    if split not in SPLITS:
+        raise DataError(f"{record.where}: the split {named!r} is unknown; expected one of {', '.join(SPLITS)}")
+    return split
+
+
+def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> list[Record]:
+    """Pairs of tables in one of the layouts of :class:`PreferencePairs`.
+
+    Args:
+        files: root that images are relative to.
+        tables: with the split that each holds; None where a column or nothing names it.
+
+    Raises:
+        DataError: a row is not as it should be.
+    """
+    found: dict[tuple[Any, ...], Record] = {}
+    names: set[str] = set()
+    for path, split in tables:
+        for row in stream_table(path)[1]:
+            _add(files, row, split, found, names)
+    return list(found.values())
+
+
+def _add(files: Root, row: Row, split: str | None, found: dict[tuple[Any, ...], Record], names: set[str]) -> None:
+    before, after = _images(row)
+    chosen, rejected = _answers(row)
+    if chosen == rejected:
+        raise DataError(f"{row.where}: chosen and rejected are the same text {short(chosen)}")
+    margin, kind = margin_of(row.values.get("margin"), row.where), row.text("error_type")
+    split = split or row.text("split")
+    key = (before, after, chosen, margin, kind, split)
+    if key in found:
+        found[key].meta["rejected"].append(rejected)
+        return
+    name = row.text("id") or f"{len(found):06d}"
+    name = f"{name}#{len(found)}" if name in names else name
+    names.add(name)
+    first, second = files.file(before, row.where), files.file(after, row.where)
+    found[key] = Record(name, row.where, first, second, [chosen], split, kind, preference([rejected], margin, kind))
+
+
+def preference(rejected: list[str], margin: float | None, error_type: str | None) -> dict[str, Any]:
+    """What ``meta`` of a pair says of a preference; keys that the data lacks are left out."""
+    known = {"rejected": rejected or None, "margin": margin, "error_type": error_type}
+    return {name: value for name, value in known.items() if value is not None}
 
 
 def _images(row: Row) -> tuple[str, str]:
@@ -133,8 +161,12 @@ def _said(row: Row, column: str) -> str:
     return " ".join(value.split())
 
 
-def _margin(row: Row) -> float | None:
-    given = row.values.get("margin")
+def margin_of(given: Any, where: str) -> float | None:
+    """A margin of the data; None where there is none.
+
+    Raises:
+        DataError: it is not a number.
+    """
     if given is None or given == "":
         return None
     try:
@@ -142,5 +174,5 @@ def _margin(row: Row) -> float | None:
     except (TypeError, ValueError):
         margin = math.nan
     if not math.isfinite(margin):
-        raise DataError(f"{row.where}: margin is {short(given)}; expected a number")
+        raise DataError(f"{where}: margin is {short(given)}; expected a number")
     return margin

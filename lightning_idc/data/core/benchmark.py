@@ -95,6 +95,8 @@ class Benchmark(PairDataModule):
     """Where it lies below ``data`` unless told otherwise, and its name on the command line."""
     title: ClassVar[str]
     """Name that people know it by."""
+    scale_after: ClassVar[bool] = False
+    """Whether a second image of another size is scaled to that of the first where no ``image_size`` is named."""
     tree: ClassVar[str]
     """The official layout below the root, one path with its explanation per line."""
     steps: ClassVar[str]
@@ -186,7 +188,7 @@ class Benchmark(PairDataModule):
             replace(record, captions=list(filter(None, record.captions)) or [""]) if "" in record.captions else record
             for record in records
         ]
-        return FileSource(kept, self.image_size, self.interpolation, self.image_options)
+        return FileSource(kept, self.image_size, self.interpolation, self.image_options, self.scale_after)
 
     def prepare_data(self) -> None:
         """Tell what is missing before anything else is built."""

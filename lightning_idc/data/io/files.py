@@ -60,6 +60,7 @@ class FileSource(PairSource):
         size: height and width of the images; None leaves them.
         interpolation: how images are scaled.
         options: value range, bands and page of the files.
+        scale_after: scale a second image of another size to that of the first, as where an edit may be a crop.
     """
 
     def __init__(
@@ -68,8 +69,10 @@ class FileSource(PairSource):
         size: tuple[int, int] | None,
         interpolation: Interpolation = "bilinear",
         options: ImageOptions = PLAIN,
+        scale_after: bool = False,
     ) -> None:
         self.records, self.size, self.interpolation, self.options = records, size, interpolation, options
+        self.scale_after = scale_after
         self.ids = self._ids()
 
     def _ids(self) -> Sequence[str]:
@@ -104,6 +107,8 @@ class FileSource(PairSource):
         before, after = read_pair(record.before, record.after, record.name, self.options)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
+        elif self.scale_after:
+            after = resize(after, (before.shape[1], before.shape[2]), self.interpolation)
         return PairSample(record.id, before, after, list(record.captions), record.change_type, meta=record.meta)
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import difflib
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -124,7 +125,18 @@ def stream_table(path: Path) -> tuple[list[str], Iterator[Row]]:
     return list(columns), _guarded(path, read(path))
 
 
-def _guarded(path: Path, rows: Iterator[Row]) -> Iterator[Row]:
+def first_columns(path: Path) -> list[str]:
+    """Columns of the first row of a table, without reading the others; [] where it has none.
+
+    Raises:
+        DataError: the file cannot be read.
+    """
+    read = _csv_rows if path.suffix.lower() == ".csv" else _json_rows
+    with contextlib.closing(_guarded(path, read(path))) as rows:
+        return next((list(row.values) for row in rows), [])
+
+
+def _guarded(path: Path, rows: Iterator[Row]) -> Generator[Row, None, None]:
     """The rows, with errors of the file as ours."""
     try:
         yield from rows

@@ -83,7 +83,9 @@ class Retriever(Addon, NegativeSource):
 
     def logits(self, step: TrainingStep, places: Tensor) -> Tensor:
         """Of q, for the captions at these places of the pool: ``(B, N)``."""
-        pairs = self.matcher.embed_pairs(step.features, step.batch.images)
+        # of pairs of mixed sizes a captioner says the own size of each
+        sizes = step.batch.model_inputs.get("sizes")
+        pairs = self.matcher.embed_pairs(step.features, step.batch.images, sizes)
         captions = self.matcher.embed_captions(places.to(pairs.device))
         return self.sharpness * (pairs @ captions.T)
 

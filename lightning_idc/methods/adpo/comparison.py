@@ -33,19 +33,32 @@ class Comparison:
     margin: Tensor | None = None
 
     @classmethod
-    def of(cls, policy: Tensor, reference: Tensor, lengths: Tensor, margin: Tensor | None = None) -> Comparison:
-        """Comparison of K chosen captions with the K rejected ones beside them.
+    def of(
+        cls,
+        policy: Tensor,
+        reference: Tensor,
+        lengths: Tensor,
+        margin: Tensor | None = None,
+        count: int | None = None,
+    ) -> Comparison:
+        """Comparison of K chosen captions with S times K rejected ones beside them.
 
         Args:
-            policy: summed log-probabilities ``(B, 2 K)``, the chosen captions first.
+            policy: summed log-probabilities ``(B, K + S K)``, the chosen captions first.
             reference: the same under the reference policy.
-            lengths: tokens of each caption ``(B, 2 K)``; 0 marks an absent one.
-            margin: ``(B, K)`` or None.
+            lengths: tokens of each caption ``(B, K + S K)``; 0 marks an absent one.
+            margin: ``(B, S K)`` or None.
+            count: K; half of the captions when None.
         """
-        chosen_lengths, rejected_lengths = lengths.chunk(2, 1)
+        count = policy.shape[1] // 2 if count is None else count
+
+        def both(values: Tensor) -> tuple[Tensor, Tensor]:
+            rejected = values[:, count:]
+            return values[:, :count].repeat(1, rejected.shape[1] // count), rejected
+
+        (chosen, rejected), (known_chosen, known_rejected) = both(policy), both(reference)
+        chosen_lengths, rejected_lengths = both(lengths)
         present = (chosen_lengths > 0) & (rejected_lengths > 0)
-        chosen, rejected = policy.chunk(2, 1)
-        known_chosen, known_rejected = reference.chunk(2, 1)
         return cls(chosen, rejected, known_chosen, known_rejected, chosen_lengths, rejected_lengths, present, margin)
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,12 +26,13 @@ class Draw:
     """Rejected captions of a batch.
 
     Args:
-        texts: K per pair.
+        texts: K per pair, or a multiple of K, first all of one source and then all of the next.
         margin: by how much the data says that the chosen caption is better, ``(B, K)``; None where it says nothing.
         log_probs: of each drawn caption under the source, with gradient, ``(B, K)``; None where nothing is trained.
         distribution: log-probabilities of all candidates, without gradient, ``(B, N)``; None where there are none.
         source: place of the source within a mixture that gave each caption, ``(B, K)``; None outside of mixtures.
         parts: what the sources of a mixture drew.
+        weights: of each caption in the loss, ``(B, K)``, 1 on average; None counts all of them alike.
     """
 
     texts: list[list[str]]
@@ -40,6 +41,7 @@ class Draw:
     distribution: Tensor | None = None
     source: Tensor | None = None
     parts: tuple[Draw, ...] = ()
+    weights: Tensor | None = None
 
 
 class NegativeSource(ABC):
@@ -201,10 +203,13 @@ class FromData(NegativeSource):
     Args:
         key: of ``meta`` that holds a caption or a list of captions.
         margin: key of ``meta`` that says by how much the chosen caption is better; none when None.
+        error_margins: margin by ``meta["error_type"]`` (HAE-DPO), for pairs without a number of their own.
     """
 
-    def __init__(self, key: str = "rejected", margin: str | None = None) -> None:
-        self.key, self.margin = key, margin
+    def __init__(
+        self, key: str = "rejected", margin: str | None = None, error_margins: Mapping[str, float] | None = None
+    ) -> None:
+        self.key, self.margin, self.error_margins = key, margin, error_margins
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         batch: PairBatch = step.batch
@@ -216,14 +221,22 @@ class FromData(NegativeSource):
                 raise DataError(f"pair {id!r} has no rejected caption: no {self.key!r} is in its meta {list(meta)}")
             start = int(torch.randint(len(texts), (), generator=generator))
             rows.append([texts[(start + k) % len(texts)] for k in range(count)])
-            if self.margin is not None:
-                if not isinstance(meta.get(self.margin), (int, float)):
-                    raise DataError(
-                        f"pair {id!r}: meta[{self.margin!r}] is {meta.get(self.margin)!r}; expected a number"
-                    )
-                margins.append([float(meta[self.margin])] * count)
+            if self.margin is not None or self.error_margins is not None:
+                margins.append([self._margin(id, meta)] * count)
         device = batch.tokens.device
         return Draw(rows, margin=torch.tensor(margins, device=device) if margins else None)
+
+    def _margin(self, id: str, meta: Mapping[str, Any]) -> float:
+        given = None if self.margin is None else meta.get(self.margin)
+        if given is None and self.error_margins is not None:
+            kind = meta.get("error_type")
+            if kind not in self.error_margins:
+                known = ", ".join(self.error_margins)
+                raise DataError(f"pair {id!r}: error_type is {kind!r}; error_margins has {known}")
+            return float(self.error_margins[kind])
+        if not isinstance(given, (int, float)):
+            raise DataError(f"pair {id!r}: meta[{self.margin!r}] is {given!r}; expected a number")
+        return float(given)
 
 
 class SelfSampled(NegativeSource):
@@ -262,19 +275,13 @@ class SelfSampled(NegativeSource):
         return found
 
 
-class Mixture(NegativeSource, nn.Module):
-    """Each rejected caption from one of several sources, drawn anew for each.
-
-    Args:
-        sources: to draw from.
-        shares: of the captions, one for each source; equal ones when None.
-
-    Raises:
-        ConfigError: there are not as many shares as sources, or a share is negative.
-    """
+class _Several(NegativeSource, nn.Module):
+    """Several sources, each with a share."""
 
     def __init__(self, sources: Sequence[NegativeSource], shares: Sequence[float] | None = None) -> None:
         super().__init__()
+        if any(isinstance(source, SideBySide) for source in sources):
+            raise ConfigError("sources that stand side by side are not one of several; give their sources themselves")
         shares = [1.0] * len(sources) if shares is None else list(shares)
         if len(shares) != len(sources) or not sources or min(shares) < 0 or not sum(shares):
             raise ConfigError(f"{len(sources)} sources have the shares {shares}; give each source a share of 0 or more")
@@ -288,6 +295,47 @@ class Mixture(NegativeSource, nn.Module):
     def connect(self, data: PairDataModule) -> None:
         for source in self.sources:
             source.connect(data)
+
+
+class SideBySide(_Several):
+    """Every chosen caption against one rejected caption of each source (DNPO has two sources).
+
+    Args:
+        sources: to draw from.
+        shares: of the loss, one for each source; equal ones when None.
+
+    Raises:
+        ConfigError: there are not as many shares as sources, or a share is negative.
+    """
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        parts = tuple(source.draw(step, count, generator) for source in self.sources)
+        texts = [[text for part in parts for text in part.texts[b]] for b in range(len(step.batch))]
+        device = step.batch.tokens.device
+        margin = None
+        if any(part.margin is not None for part in parts):
+            zero = torch.zeros(len(step.batch), count, device=device)
+            margin = torch.cat([zero if part.margin is None else part.margin for part in parts], 1)
+        weights = (self.shares * len(parts) / self.shares.sum()).to(device).repeat_interleave(count)
+        return Draw(texts, margin=margin, parts=parts, weights=weights.expand(len(texts), -1))
+
+    def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
+        count = losses.shape[1] // len(self.sources)
+        slices = zip(losses.split(count, 1), present.split(count, 1), strict=True)
+        for source, part, (own, there) in zip(self.sources, draw.parts, slices, strict=True):
+            source.update(part, own, there)
+
+
+class Mixture(_Several):
+    """Each rejected caption from one of several sources, drawn anew for each.
+
+    Args:
+        sources: to draw from.
+        shares: of the captions, one for each source; equal ones when None.
+
+    Raises:
+        ConfigError: there are not as many shares as sources, or a share is negative.
+    """
 
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)

@@ -13,7 +13,7 @@ from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
-from lightning_idc.methods.adpo.preference_addon import Preference
+from lightning_idc.methods.adpo.preference_addon import OTHER_IMAGES, Preference
 from lightning_idc.methods.adpo.references import FrozenCopy, ReferencePolicy
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ class PreferenceOptimization(AddonCallback):
             transformers needs it on.
         falling: nats by which the chosen captions may become less likely, on average, before a warning.
         validation: also log the figures of comparisons on validation pairs, against random negatives.
+        image_weight: of a loss that prefers the pair itself to another pair of images, for the same caption (mDPO's
+            conditional preference). Costs a look at those; pairs without a change are left out.
+        other_images: ``identical``, the first image twice, or ``swapped``.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """
@@ -54,12 +57,17 @@ class PreferenceOptimization(AddonCallback):
         dropout: bool = False,
         falling: float = 3.0,
         validation: bool = False,
+        image_weight: float = 0.0,
+        other_images: str = "identical",
         name: str = "preference",
         weight: float = 1.0,
     ) -> None:
         super().__init__(name, weight)
         if beta <= 0:
             raise ConfigError(f"beta is {beta}; expected a positive number, such as 0.1")
+        if other_images not in OTHER_IMAGES:
+            raise ConfigError(f"other_images is {other_images!r}; expected one of {', '.join(OTHER_IMAGES)}")
+        self.image_weight, self.other_images = image_weight, other_images
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives
         self.reference = FrozenCopy() if reference is None else reference
@@ -82,6 +90,8 @@ class PreferenceOptimization(AddonCallback):
             self.length_normalise,
             self.caption_weight,
             self.falling,
+            self.image_weight,
+            self.other_images,
         )
 
     def adopt(self, host: LightningModule, addon: Addon) -> None:

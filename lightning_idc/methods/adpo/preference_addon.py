@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import warnings
 import zlib
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -19,7 +21,13 @@ from lightning_idc.methods.adpo.negatives import Mixture, NegativeSource
 from lightning_idc.methods.adpo.preference_losses import sft
 from lightning_idc.methods.adpo.record import NegativeRecord
 from lightning_idc.methods.adpo.references import ReferencePolicy
+from lightning_idc.metrics.grouping import NO_CHANGE
 
+OTHER_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
+    "identical": lambda images: images[:, :1].expand_as(images),
+    "swapped": lambda images: images.flip(1),
+}
+"""Pairs of images for which the captions of a changed pair are wrong: nothing changes, or it changes the other way."""
 LOOK_EVERY = 20
 """Steps between looks at whether the chosen captions' probability falls; each look waits for the accelerator."""
 
@@ -35,6 +43,8 @@ class Preference(Addon):
         length_normalise: compare means per token instead of sums.
         caption_weight: of the caption loss of the chosen captions.
         falling: nats by which the chosen captions may become less likely before a warning.
+        image_weight: of the preference for the pair itself over another pair of images.
+        other_images: which that is, one of :data:`OTHER_IMAGES`.
     """
 
     chosen_ratio: Tensor
@@ -49,8 +59,11 @@ class Preference(Addon):
         length_normalise: bool,
         caption_weight: float,
         falling: float,
+        image_weight: float = 0.0,
+        other_images: str = "identical",
     ) -> None:
         super().__init__()
+        self.image_weight, self.other_images = image_weight, other_images
         self.loss, self.beta, self.negatives, self.reference = loss, beta, negatives, reference
         self.length_normalise, self.caption_weight, self.falling = length_normalise, caption_weight, falling
         self.record = NegativeRecord()
@@ -90,10 +103,33 @@ class Preference(Addon):
         source.update(draw, losses.detach(), comparison.present)
         self.record.update(batch, draw.texts, self.beta * comparison.log_ratio.detach())
         self._log(step, comparison)
-        loss = comparison.mean(losses)
+        loss = comparison.mean(losses if draw.weights is None else draw.weights * losses)
         if self.caption_weight:
             loss = loss + self.caption_weight * comparison.mean(sft(comparison))
+        if self.image_weight:
+            loss = loss + self.image_weight * self._image_side(step, comparison)
         return loss
+
+    def _image_side(self, step: TrainingStep, comparison: Comparison) -> Tensor:
+        """Loss of preferring a pair to another pair of images for which its captions are wrong."""
+        batch, host, count = step.batch, cast(Any, step.host), step.batch.tokens.shape[1]
+        other = replace(batch, images=OTHER_IMAGES[self.other_images](batch.images).contiguous())
+        look = TrainingStep(host, other, step.index, host.encode(other), name=step.name)
+        # nothing changed in an unchanged pair the other way round either
+        changed = torch.tensor([kind != NO_CHANGE for kind in batch.change_types], device=batch.images.device)
+        tokens, mask = batch.tokens, batch.caption_mask & changed[:, None, None]
+        policy, reference = host.score(look.features, tokens, mask), self.reference.score(look, tokens, mask)
+        found = Comparison(
+            comparison.chosen[:, :count],
+            policy,
+            comparison.reference_chosen[:, :count],
+            reference,
+            comparison.chosen_lengths[:, :count],
+            mask.sum(-1),
+            mask.any(-1),
+        )
+        step.host.log("train/rewards/image_accuracies", found.mean((found.log_ratio.detach() > 0).float()))
+        return found.mean(self.losses_of(found))
 
     def losses_of(self, comparison: Comparison) -> Tensor:
         """Loss of each comparison ``(B, K)``."""
@@ -108,7 +144,8 @@ class Preference(Addon):
         assert isinstance(host, PairCaptioner)
         tokens, mask = beside(step.batch, host.tokenize([text for row in rejected for text in row]))
         policy = host.score(step.features, tokens, mask)
-        return Comparison.of(policy, self.reference.score(step, tokens, mask), mask.sum(-1), margin)
+        reference = self.reference.score(step, tokens, mask)
+        return Comparison.of(policy, reference, mask.sum(-1), margin, step.batch.tokens.shape[1])
 
     @torch.no_grad()
     def validate(self, step: TrainingStep, source: NegativeSource) -> dict[str, Tensor]:
@@ -162,17 +199,17 @@ class Preference(Addon):
 
 
 def beside(batch: PairBatch, rejected: list[list[int]]) -> tuple[Tensor, Tensor]:
-    """Chosen captions and as many rejected ones per pair, ``(B, 2 K, T)``, with the mask of the tokens to predict.
+    """Chosen and rejected captions of each pair, ``(B, K + S K, T)``, with the mask of the tokens to predict.
 
     Args:
-        batch: with K chosen captions per pair; where one is absent its rejected one is masked as well.
-        rejected: B * K lists of token ids, begin and end included.
+        batch: with K chosen captions per pair; where one is absent its rejected ones are masked as well.
+        rejected: B * S * K lists of token ids, begin and end included.
     """
-    pairs, count, _ = batch.tokens.shape
-    device = batch.tokens.device
+    pairs, chosen, _ = batch.tokens.shape
+    device, count = batch.tokens.device, len(rejected) // pairs
     rows = [rejected[start : start + count] for start in range(0, pairs * count, count)]
     tokens, mask = (part.to(device) for part in pad_captions(rows, count))
-    mask = mask & batch.caption_mask.any(-1, keepdim=True)
+    mask = mask & batch.caption_mask.any(-1, keepdim=True).repeat(1, count // chosen, 1)
     length = max(tokens.shape[-1], batch.tokens.shape[-1])
 
     def joined(first: Tensor, second: Tensor) -> Tensor:

@@ -1,10 +1,11 @@
-"""The reference policy of preference optimisation: adapters off, a frozen copy, a moving average, or none."""
+"""The reference policy of preference optimisation: adapters off or copied, a frozen copy, a moving average, or none."""
 
 from __future__ import annotations
 
 import copy
 from abc import abstractmethod
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -69,9 +70,14 @@ class AdaptersOff(ReferencePolicy):
         host: Any = step.host
         if not self._checked:
             self._check(host)
-        with torch.no_grad(), host.disable_adapters():
+        with torch.no_grad(), self.switched(host):
             features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
             return host.score(features, tokens, mask)
+
+    def switched(self, host: Any) -> AbstractContextManager[None]:
+        """While it is open the host is the reference policy."""
+        found: AbstractContextManager[None] = host.disable_adapters()
+        return found
 
     def _check(self, host: Any) -> None:
         if not isinstance(host, SwitchesAdaptersOff):
@@ -83,6 +89,32 @@ class AdaptersOff(ReferencePolicy):
                 f"{', '.join(leaking[:3])}; the reference would move with them. Freeze them, or use FrozenCopy"
             )
         self._checked = True
+
+
+class AdapterCopy(AdaptersOff):
+    """The policy with its adapters as they were at the start; costs no more than their memory.
+
+    For a policy whose LoRA comes from supervised training and is trained on: a second adapter of PEFT lies beside it in
+    the same layers (TRL's ``ref_adapter_name``).
+
+    Raises:
+        ConfigError: on :meth:`connect`, if there are no adapters, or ones that keep no copy.
+    """
+
+    def connect(self, host: PairCaptioner) -> None:
+        adapters = [adapter for adapter in host.adapters.installed().values() if not adapter.merged]
+        if not adapters:
+            raise ConfigError(f"{type(host).__name__} has no adapters to keep a copy of; take FrozenCopy")
+        for adapter in adapters:
+            adapter.keep_copy()
+
+    @contextmanager
+    def switched(self, host: Any) -> Iterator[None]:
+        with ExitStack() as stack:
+            for adapter in host.adapters.installed().values():
+                if not adapter.merged:
+                    stack.enter_context(adapter.copied())
+            yield
 
 
 class FrozenCopy(ReferencePolicy):

@@ -26,8 +26,14 @@ class PairTextMatcher(nn.Module):
     """Unit vectors of pairs and of the captions of one fixed list."""
 
     @abstractmethod
-    def embed_pairs(self, features: PairFeatures, images: Tensor) -> Tensor:
-        """``(B, D)`` from a captioner's features and its uint8 images ``(B, 2, 3, H, W)``; no gradient to either."""
+    def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
+        """``(B, D)`` from a captioner's features and its uint8 images; no gradient to either.
+
+        Args:
+            features: of B pairs.
+            images: ``(B, 2, 3, H, W)``.
+            sizes: height and width of each pair where they were padded at the right and the bottom, ``(B, 2)``.
+        """
 
     @abstractmethod
     def embed_captions(self, places: Tensor) -> Tensor:
@@ -63,7 +69,7 @@ class FeatureHeads(PairTextMatcher):
         nn.init.normal_(self.words.weight, std=width**-0.5)
         self.captions = nn.Linear(width, width)
 
-    def embed_pairs(self, features: PairFeatures, images: Tensor) -> Tensor:
+    def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         memory = self.norm(features.memory.detach().to(self.queries.dtype))
         scores = memory @ self.queries.T
         if features.mask is not None:
@@ -162,12 +168,19 @@ class EncoderHeads(PairTextMatcher):
         pixels = F.interpolate(images.flatten(0, 1).float(), self.image_size, mode="bilinear", antialias=True)
         return pixels.round().clamp(0, 255).to(images.dtype).unflatten(0, images.shape[:2])
 
-    def embed_pairs(self, features: PairFeatures, images: Tensor) -> Tensor:
+    def _cut(self, images: Tensor, sizes: Tensor) -> Tensor:
+        """Each pair without its padding, resized."""
+        if self.image_size is None:
+            raise ConfigError("pairs of mixed sizes need an encoder that takes one size; set data.image_size")
+        cut = [pair[None, ..., :height, :width] for pair, (height, width) in zip(images, sizes.tolist(), strict=True)]
+        return torch.cat([self._resized(pair) for pair in cut])
+
+    def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         encoder: Any = self.encoder if self.train_encoder else self._frozen[0]
         if not self.train_encoder and next(encoder.parameters()).device != images.device:
             encoder.to(images.device)  # nobody else moves what is no sub-module
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.train_encoder):
-            found = encoder.embed_pairs(self._resized(images))
+            found = encoder.embed_pairs(self._resized(images) if sizes is None else self._cut(images, sizes))
         return F.normalize(self.pairs(found.to(self.pairs.weight.dtype)), dim=-1)
 
     def embed_captions(self, places: Tensor) -> Tensor:

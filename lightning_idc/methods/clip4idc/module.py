@@ -19,7 +19,7 @@ from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.errors import reads_file
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.nn.clip import build_clip
-from lightning_idc.nn.retrieval import recall_of_pairs, symmetric_cross_entropy
+from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
 
 VIT_B_32 = "ViT-B-32-quickgelu"
 """OpenAI's weights were trained with QuickGELU."""
@@ -40,6 +40,8 @@ class Clip4IdcRetrieval(PairModule):
         stem: as of `PairClip`.
         tower_weights: checkpoint of PairNaming that the image tower starts from.
         vocabulary: ``clip``, or words with their special tokens; made from the training captions when None.
+        mask_equal: a pair is not trained away from a caption of another pair that is one of its own references as well.
+            For data in which many pairs have the same captions, such as pairs without a change.
         options: of :class:`~lightning_idc.core.module.PairModule`.
     """
 
@@ -54,6 +56,7 @@ class Clip4IdcRetrieval(PairModule):
         stem: bool = False,
         tower_weights: str | None = None,
         vocabulary: list[str] | str | None = CLIP,
+        mask_equal: bool = False,
         **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -122,7 +125,14 @@ class Clip4IdcRetrieval(PairModule):
         if self.trainer.world_size > 1:
             # every process scores all pairs against all captions; gradients flow back to where they came from
             pairs, texts = self._gathered(pairs), self._gathered(texts)
-        return symmetric_cross_entropy(self._built.scale * pairs @ texts.T)
+        logits = self._built.scale * pairs @ texts.T
+        if self.hparams["mask_equal"]:
+            own = (batch["captions"], self._captions_of_epoch(batch["ids"], batch["captions"]))
+            parts = all_gather_object(own)
+            references = [captions for part, _ in parts for captions in part]
+            right = also_right(references, [caption for _, part in parts for caption in part])
+            logits = logits.masked_fill(right.to(logits.device), float("-inf"))
+        return symmetric_cross_entropy(logits)
 
     # ---- measuring --------------------------------------------------------------------------------------
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +19,8 @@ ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
 NAME = "default"
 """Of the adapter within PEFT, whose files say it nowhere."""
+COPY = "reference"
+"""Of the copy that a reference policy keeps of it."""
 
 
 @runtime_checkable
@@ -105,6 +108,7 @@ class LoraAdapter(Adapter):
         finally:
             _give_hooks(model, hooks)
         self._model = (model,)
+        net.register_load_state_dict_pre_hook(_without_copy)
         for parameter in self.trained(model):
             if parameter.is_floating_point():
                 parameter.data = parameter.data.float()
@@ -143,10 +147,45 @@ class LoraAdapter(Adapter):
             for parameter, flag in flags:
                 parameter.requires_grad_(flag)
 
+    def keep_copy(self) -> None:
+        from peft import inject_adapter_in_model
+
+        (model,) = self._model
+        flags = {name: p.requires_grad for name, p in model.named_parameters()}
+        active = [(layer, layer._active_adapter) for layer in _layers(model)]
+        hooks = _take_hooks(model, self.modules_to_save)
+        try:
+            inject_adapter_in_model(copy.deepcopy(model.peft_config[NAME]), model, COPY)
+        finally:
+            _give_hooks(model, hooks)
+        for layer, before in active:  # PEFT makes the newest one active
+            layer._active_adapter = before
+        weights = dict(model.named_parameters())
+        for name, parameter in weights.items():
+            if name not in flags:
+                kept = weights[name.replace(f".{COPY}", f".{NAME}")]
+                parameter.data = kept.detach().clone()
+            parameter.requires_grad_(flags.get(name, False))
+
+    @contextmanager
+    def copied(self) -> Iterator[None]:
+        (model,) = self._model
+        layers = list(_layers(model))
+        active = [layer._active_adapter for layer in layers]
+        for layer in layers:
+            # its own setter also switches what is trained, which a graph that is already built must not notice
+            layer._active_adapter = [COPY]
+        try:
+            yield
+        finally:
+            for layer, before in zip(layers, active, strict=True):
+                layer._active_adapter = before
+
     def trained(self, net: nn.Module) -> Iterator[nn.Parameter]:
         for layer in _layers(net):
-            for name in layer.adapter_layer_names:
-                yield from getattr(layer, name).parameters()
+            for kind in layer.adapter_layer_names:
+                named = getattr(layer, kind).named_parameters()
+                yield from (parameter for name, parameter in named if COPY not in name.split("."))
 
     def merge(self, net: nn.Module) -> bool:
         from peft.tuners.tuners_utils import BaseTunerLayer
@@ -242,6 +281,13 @@ def _is_layer(part: nn.Module) -> bool:
 def _layers(model: nn.Module) -> Iterator[Any]:
     """Layers that PEFT has put into a model."""
     return (part for part in model.modules() if _is_layer(part))
+
+
+def _without_copy(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Drop the copy of a reference policy from a checkpoint where none is kept: a ``load_state_dict`` pre-hook."""
+    own = {prefix + name for name, _ in net.named_parameters()}
+    for key in [key for key in state_dict if key.startswith(prefix) and COPY in key.split(".") and key not in own]:
+        del state_dict[key]
 
 
 def _check_paths(model: nn.Module, paths: Sequence[str]) -> None:

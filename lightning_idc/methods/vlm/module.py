@@ -240,6 +240,10 @@ class VLMCaptioner(PairCaptioner):
             batch.model_inputs[SIZES] = torch.tensor(sizes)
         return batch
 
+    def batch_image_size(self, batch: PairBatch) -> list[int] | None:
+        # the model takes any size, so what it is asked about is never stretched to that of its training
+        return None
+
     def fit(self, sample: PairSample) -> PairSample:
         """The pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` per image."""
         _, height, width = sample.before.shape
