@@ -50,11 +50,11 @@ class Comparison:
             margin: ``(B, S K)`` or None.
             count: K; half of the captions when None.
         """
-        count = policy.shape[1] // 2 if count is None else count
+        first = policy.shape[1] // 2 if count is None else count
 
         def both(values: Tensor) -> tuple[Tensor, Tensor]:
-            rejected = values[:, count:]
-            return values[:, :count].repeat(1, rejected.shape[1] // count), rejected
+            rejected = values[:, first:]
+            return values[:, :first].repeat(1, rejected.shape[1] // first), rejected
 
         (chosen, rejected), (known_chosen, known_rejected) = both(policy), both(reference)
         chosen_lengths, rejected_lengths = both(lengths)
