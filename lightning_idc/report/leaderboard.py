@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -145,7 +146,11 @@ def _common_name(names: Sequence[str]) -> str:
     parts = [name.split("/") for name in names]
     if len({len(part) for part in parts}) > 1:
         return names[0]
-    return "/".join(same[0] if len(set(same)) == 1 else "#" for same in zip(*parts, strict=True))
+    return "/".join(same[0] if len(set(same)) == 1 else f"{_common_start(same)}#" for same in zip(*parts, strict=True))
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    return "".join(signs[0] for signs in takewhile(lambda signs: len(set(signs)) == 1, zip(*texts, strict=False)))
 
 
 def _identity(path: Path, result: Mapping[str, Any]) -> str:
@@ -180,7 +185,7 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
             row.model,
             *(_cell(row, metric) for metric in shown),
             *([str(len(row.results))] if seeds else []),
-            *([p.get(row.name, "best" if row is rows[0] else "-")] if p else []),
+            *([p.get(row.files[0], "best" if row is rows[0] else "-")] if p else []),
             _selection(row),
             next(iter(row.captions))[:8] if len(row.captions) == 1 else f"{len(row.captions)} sets",
             row.name,
@@ -237,8 +242,8 @@ def _cell(row: Row, metric: str) -> str:
     return f"{values[0]:.1f} ({interval[0]:.1f} to {interval[1]:.1f})"
 
 
-def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[str, str]]:
-    """The metric, and p of each row against the first, where the captions of both lie beside their results."""
+def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[Path, str]]:
+    """The metric, and p of each row against the first, by its first file, where captions lie beside both results."""
     ranked = next((metric for metric in _TESTED if all(row.values(metric) for row in rows)), None)
     if ranked is None or len(rows) < 2:
         return None, {}
@@ -250,7 +255,7 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[s
         scores = _pair_scores(row, ranked)
         if scores is not None:
             p = compare(best, scores, samples)[ranked].p
-            found[row.name] = f"{p:.3f}" if p >= 0.001 else "<0.001"
+            found[row.files[0]] = f"{p:.3f}" if p >= 0.001 else "<0.001"
     return ranked, found
 
 
