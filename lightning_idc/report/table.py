@@ -33,10 +33,10 @@ class Table:
         strong: rows, by index, that stand out.
 
     Example:
-        >>> print(Table(["model", "CIDEr-D"], [["a|b", "12.0"]]).markdown())
+        >>> print(Table(["model", "CIDEr-D"], [["tiny", "12.0"]]).markdown())
         | model | CIDEr-D |
         |-------|--------:|
-        | a\\\\|b  |    12.0 |
+        | tiny  |    12.0 |
     """
 
     columns: Sequence[str]
