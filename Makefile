@@ -1,6 +1,7 @@
 # make demo   environment, then renders a world, trains a captioner on it and shows what it says
 # make test   environment, then the tests that answer in a few minutes
 # make test-all  all tests, with every recipe and those in several processes: what CI runs
+# make lock   hashes of the packages in requirements.lock, made anew for the versions that it names
 # make fuzz   ten minutes of drawn inputs for everything that reads files
 # make lint   ruff
 # make types  mypy
@@ -10,6 +11,7 @@
 # needed, and about 7 GB of disk.
 
 PYTHON ?= python3
+UV_VERSION := 0.13.9
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
@@ -17,7 +19,7 @@ READY := $(VENV)/.ready
 # Python's compiled files make the second start of a process twice as fast as the first
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all fuzz lint types clean
+.PHONY: help demo test test-all lock fuzz lint types clean
 
 help:
 	@sed -n 's/^# make/  make/p' Makefile
@@ -31,13 +33,13 @@ $(READY): requirements.lock setup.cfg setup.py pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || \
 	    { rm -rf $(VENV); echo "$(PYTHON) cannot make environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; }
 	@if command -v uv >/dev/null; then uv=uv; \
-	elif $(BIN)/python -m pip install --quiet --disable-pip-version-check uv 2>/dev/null; then uv=$(BIN)/uv; fi; \
+	elif $(BIN)/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION) 2>/dev/null; then uv=$(BIN)/uv; fi; \
 	if [ -n "$$uv" ]; then \
-	    $$uv pip install --python $(BIN)/python --quiet -r requirements.lock && \
+	    $$uv pip install --python $(BIN)/python --quiet --require-hashes -r requirements.lock && \
 	    $$uv pip install --python $(BIN)/python --quiet --no-deps -e . ; \
 	else \
 	    echo "uv cannot be had; installing with pip, which takes a few minutes ..." ; \
-	    $(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock && \
+	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements.lock && \
 	    $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e . ; \
 	fi || { echo "Installing failed; what is there is kept, and the same command goes on from it."; exit 1; }
 	@touch $@
@@ -51,6 +53,13 @@ test: $(READY)
 
 test-all: $(READY)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
+
+# the versions stay: edit them, or add lines, and run this; PyPI has the files that the hashes are of
+lock:
+	@command -v uv >/dev/null || { echo "This needs uv: pip install uv"; exit 1; }
+	uv pip compile requirements.lock --universal --no-deps --generate-hashes --no-annotate --no-header \
+	    --python-version 3.10 --quiet -o requirements.lock.new
+	mv requirements.lock.new requirements.lock
 
 fuzz: $(READY)
 	$(BIN)/python benchmarks/fuzz.py --minutes 10

@@ -2,8 +2,8 @@
 
     python benchmarks/fuzz.py --minutes 10
 
-The fuzzing tests are run again and again with other examples, which `pytest` alone keeps the same. What fails is
-printed by hypothesis with its smallest example; keep it with `@example` in the test.
+The tests that draw their inputs are run again and again with other examples, which `pytest` alone keeps the same. What
+fails is printed by hypothesis with its smallest example; keep it with `@example` in the test.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round")
+    parser.add_argument("more", nargs="*", help="arguments of pytest, after --")
     options = parser.parse_args()
     until, seed, rounds = time.monotonic() + 60 * options.minutes, options.seed, 0
     files = fuzzing_tests()
     while time.monotonic() < until:
-        arguments = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=fresh"]
-        if pytest.main([*arguments, f"--hypothesis-seed={seed}", "-m", "not dist", *files]):
+        arguments = ["-q", "-x", "--no-header", "-p", "no:cacheprovider", "--hypothesis-profile=fresh", *options.more]
+        if pytest.main([*arguments, f"--hypothesis-seed={seed}", "-m", "hypothesis and not dist", *files]):
             sys.exit(f"failed in round {rounds + 1}; repeat it with --seed {seed}")
         rounds, seed = rounds + 1, seed + 1
     print(f"{rounds} rounds over {len(files)} files of tests, nothing found")

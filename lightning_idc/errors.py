@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -35,6 +36,26 @@ PairError = IDCError
 """Name of the base class in the first edition."""
 
 
+def check_number(name: str, value: float, least: float, below: float = math.inf) -> None:
+    """Refuse a number that is out of range, NaN included.
+
+    Args:
+        name: of the argument, for the message.
+        value: that was given.
+        least: smallest value that is accepted.
+        below: first value that is too large.
+
+    Raises:
+        ConfigError: the number is out of range.
+
+    Example:
+        >>> check_number("heads", 4, least=1)
+    """
+    if not least <= value < below:
+        upper = "" if math.isinf(below) else f" and less than {below}"
+        raise ConfigError(f"{name} is {value!r}; expected at least {least}{upper}")
+
+
 @contextmanager
 def reading(path: Any) -> Iterator[None]:
     """Turn whatever goes wrong with the content of a file into one sentence about the file.
@@ -60,6 +81,32 @@ def reading(path: Any) -> Iterator[None]:
             f"{str(path)!r} is damaged, or was made by another program or version ({type(error).__name__}: {said}); "
             "use another copy of it, or make it anew"
         ) from error
+
+
+@contextmanager
+def loading_model(name: Any) -> Iterator[None]:
+    """Turn what transformers says of a folder or hub id that it does not load into one sentence.
+
+    Its own sentence on a model with code advises to run that code.
+
+    Args:
+        name: folder or hub id.
+
+    Raises:
+        ConfigError: in place of transformers' errors.
+    """
+    try:
+        yield
+    except IDCError:
+        raise
+    except (ValueError, OSError, ImportError) as error:
+        said = " ".join(str(error).split())
+        if any(words in said for words in ("trust_remote_code", "does not recognize", "Unrecognized")):
+            raise ConfigError(
+                f"{str(name)!r} is of a type that the installed transformers does not know, or brings code of its own, "
+                "which is never run; choose a model that transformers itself has, or update transformers"
+            ) from error
+        raise ConfigError(f"{str(name)!r} cannot be loaded: {said[:300]}") from error
 
 
 def reads_file(argument: str) -> Callable[[F], F]:

@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_idc.callbacks.show_results import results_of
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.text import plain
+from lightning_idc.core.text import markdown
 from lightning_idc.core.types import PairError
 from lightning_idc.files import save
 from lightning_idc.report.results import Results, spread
@@ -69,6 +69,5 @@ def captions_table(results: Results, records: list[dict[str, Any]]) -> str:
     for record in records:
         score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")
         cells = [record["id"], record["caption"], next(iter(record["references"]), "")]
-        quoted = ["".join(f"&#{ord(c)};" if c in "<>&|`*_[]\\" else c for c in plain(cell)) for cell in cells]
-        lines.append(f"| {' | '.join(quoted)} | {'' if score is None else f'{score:.0f}'} |")
+        lines.append(f"| {' | '.join(map(markdown, cells))} | {'' if score is None else f'{score:.0f}'} |")
     return "\n".join(lines)

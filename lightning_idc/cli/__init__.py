@@ -111,11 +111,12 @@ def guarded(given: list[str]) -> int:
         raise
     except Exception as error:
         from lightning_idc.cli.errors import readable
+        from lightning_idc.core.text import printable
 
         message = readable(error)
         if message is None or os.environ.get(TRACEBACK):
             raise
-        print(f"error: {message}", file=sys.stderr)
+        print(f"error: {printable(message)}", file=sys.stderr)
         return 1
 
 

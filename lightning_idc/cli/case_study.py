@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.text import printable
 from lightning_idc.errors import PairError
 
 FILE = "negatives.json"
@@ -22,7 +23,7 @@ def run(given: list[str]) -> int:
     arguments.add_argument("--rows", type=_at_least_one, default=5, help="pairs to show")
     arguments.add_argument("--seed", type=int, default=0, help="draws other pairs")
     options = arguments.parse_args(given[1:])
-    print(case_study(options.run, options.rows, options.seed))
+    print(printable(case_study(options.run, options.rows, options.seed)))
     return 0
 
 

@@ -141,7 +141,9 @@ def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
             return
         inner = at[key] if isinstance(at, list) else at.get(key)
         if not isinstance(inner, (dict, list)):
-            at[key] = inner = {}
+            inner = at[key] = _as_class(inner, False)  # arguments of a class that was given as text
+        if not isinstance(inner, (dict, list)):
+            inner = at[key] = {}
         at = inner
 
 

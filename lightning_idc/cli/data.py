@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_idc.core.text import printable
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
@@ -129,12 +130,12 @@ def _count(name: str, arguments: list[str]) -> int:
 
 
 def _say(line: str) -> None:
-    print(line, flush=True)
+    print(printable(line), flush=True)
 
 
 def _told(problems: list[str]) -> int:
     for problem in problems:
-        print(f"problem: {problem}")
+        _say(f"problem: {problem}")
     print("no problems" if not problems else "1 problem" if len(problems) == 1 else f"{len(problems)} problems")
     return 1 if problems else 0
 

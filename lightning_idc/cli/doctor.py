@@ -7,12 +7,9 @@ import os
 import platform
 import shutil
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
-PACKAGES = (
-    "lightning", "torch", "torchvision", "torchmetrics", "transformers", "peft", "timm", "open_clip_torch",
-    "pycocoevalcap", "snowballstemmer", "datasets", "jsonargparse", "numba", "pillow", "rich", "safetensors", "numpy",
-)  # fmt: skip
 LEAST_DISK = 2.0
 """GiB that rendered data and the checkpoints of a recipe may take."""
 
@@ -39,12 +36,28 @@ def _line(name: str, value: str) -> None:
 
 
 def _packages() -> list[str]:
+    """Versions of what this library needs; those below its lower bounds are untested or have known holes."""
+    from packaging.requirements import Requirement
+
+    try:
+        needs = [Requirement(need) for need in importlib.metadata.requires("lightning_idc") or ()]
+    except importlib.metadata.PackageNotFoundError:
+        return ["lightning_idc is imported from a folder and not installed: pip install --no-deps -e ."]
     problems = []
-    for name in PACKAGES:
+    for need in needs:
+        if need.marker is not None and not need.marker.evaluate({"extra": ""}):
+            continue
         try:
-            _line(name, importlib.metadata.version(name))
+            version = importlib.metadata.version(need.name)
         except importlib.metadata.PackageNotFoundError:
-            problems.append(f"{name} is not installed: pip install {name}")
+            problems.append(f"{need.name} is not installed: pip install '{need.name}{need.specifier}'")
+            continue
+        _line(need.name, version)
+        if not need.specifier.contains(version, prereleases=True):
+            problems.append(
+                f"{need.name} {version} is installed and {need.specifier} is expected, since others were not tested or "
+                f"have known security holes: pip install '{need.name}{need.specifier}'"
+            )
     return problems
 
 
@@ -90,6 +103,8 @@ def _scripts() -> list[str]:
         return []
     _line("lightning", found)
     if b"lightning_idc" in Path(found).read_bytes():
+        if find_spec("lightning_sdk") is not None:
+            _line("", "commands that are not of this library go to lightning-sdk; removing either removes the script")
         return []
     return [
         f"the script {found} belongs to another package (lightning-sdk has one, too): use lightning-idc instead, "

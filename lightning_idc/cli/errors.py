@@ -180,6 +180,7 @@ def _type(path: str, inner: str) -> str | None:
     kinds = re.findall(r"Expected an? <class '(?:[\w.]+\.)?(\w+)'>", inner)
     for options in re.findall(r"Expected a typing\.Literal\[([^\]]+)\]", inner):
         kinds += options.split(", ")
+    kinds += [f"a list of {count} values" for count in re.findall(r"Expected a tuple with (\d+) elements", inner)]
     found = re.findall(r"(?:Got value|Given value): (.*?)(?:\. Got value: .*)?$", inner, re.MULTILINE)
     if not set(kinds) - {"NoneType"} or not found:
         return None

@@ -21,6 +21,7 @@ PATIENT = "OMP_WAIT_POLICY", "PASSIVE"
 """Threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one."""
 SECONDS_TO_STOP = 60
 """A stage that was asked to stop may finish its step and save for so long."""
+_STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -60,6 +61,7 @@ class _Forked:
 def _stage(arguments: list[str], environment: Mapping[str, str]) -> None:
     from lightning_idc.cli import main
 
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
     os.setsid()
     os.environ.update(environment)
     sys.argv = ["lightning-idc", *arguments]
@@ -96,9 +98,17 @@ def run_process(
         given_up: asked once a second whether the stage shall be stopped.
     """
     variables = {RESULT: str(result), PARENT: str(os.getpid()), **(environment or {})}
-    process = (_Forked if forked else _Started)([verb, "--config", str(config)], variables)
+    arguments = [verb, "--config", str(config)]
+    # Python prints and forgets an interrupt that comes while it forks
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING if forked else ())
+    try:
+        process = _Forked(arguments, variables) if forked else _Started(arguments, variables)
+    except BaseException:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
+        raise
     with _stopping_is_an_interrupt():
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, held)
             while (status := process.wait(None if given_up is None else 1.0)) is None:
                 if given_up is not None and given_up():
                     _kill(process)
@@ -135,7 +145,7 @@ def _stopping_is_an_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: Any) -> None:
         raise KeyboardInterrupt
 
-    before = {name: signal.signal(name, interrupt) for name in (signal.SIGTERM, signal.SIGHUP)}
+    before = {name: signal.signal(name, interrupt) for name in _STOPPING[1:]}
     try:
         yield
     finally:

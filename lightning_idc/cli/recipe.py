@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -35,6 +35,7 @@ from lightning_idc.cli.recipes import shipped_folder
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of, nearest, with_full_names
 from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.files import digest
 
 VERBS = ("fit", "validate", "test", "predict")
 SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")
@@ -57,6 +58,11 @@ class Stage:
     run: str
     config: dict[str, Any]
 
+    @property
+    def model(self) -> str:
+        """Path of the model's class."""
+        return (self.config.get("model") or {}).get("class_path", "")
+
 
 @dataclass
 class Recipe:
@@ -67,12 +73,14 @@ class Recipe:
         about: title, requirements, expected, minutes, smoke, import.
         stages: in order.
         choice: entry of each axis of the matrix.
+        keys: per stage, a digest of what the recipe and its defaults say of it and of the stages it takes weights from.
     """
 
     path: Path
     about: dict[str, Any]
     stages: list[Stage]
     choice: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, str] = field(default_factory=dict)
 
 
 def about(path: Path) -> dict[str, Any]:
@@ -146,7 +154,31 @@ def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
         filled = _filled(stage.config, f"{path}, stage {name}", earlier, base)
         earlier += [name] if stage.run == "fit" else []
         stage.config = with_full_names(filled)
-    return Recipe(path, found["recipe"], list(stages.values()), chosen)
+    return Recipe(path, found["recipe"], list(stages.values()), chosen, _keys(list(stages.values())))
+
+
+def _keys(stages: Sequence[Stage]) -> dict[str, str]:
+    """Digests of stages, in which a class counts by its name, so that one that moves to another module is the same."""
+
+    def said(value: Any) -> Any:
+        if isinstance(value, dict):
+            of_class = {"class_path": str(value["class_path"]).rpartition(".")[2]} if "class_path" in value else {}
+            return [(key, said(inner)) for key, inner in sorted({**value, **of_class}.items(), key=str)]
+        return [said(inner) for inner in value] if isinstance(value, list) else repr(value)
+
+    keys: dict[str, str] = {}
+    for number, stage in enumerate(stages):
+        earlier, text = stages[:number], repr(said(stage.config))
+        # predictions write files that any later stage may read
+        used = {
+            other.name
+            for other in earlier
+            if other.run == "predict" or f"{{stages.{other.name}.best}}" in text or f"{{run_dir}}/{other.name}/" in text
+        }
+        if stage.run != "fit" and not stage.config.get("ckpt_path"):
+            used |= {other.name for other in earlier if other.run == "fit" and other.model == stage.model}
+        keys[stage.name] = digest(stage.run, text, *(keys[other.name] for other in earlier if other.name in used))
+    return keys
 
 
 def _read(path: Path, full_names: bool = True) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import sys
@@ -76,11 +75,9 @@ class Run:
             raise PairError(
                 f"there is no run in {str(folder)!r} to resume; runs of {recipe} lie in {Path('runs') / recipe.stem}"
             )
-        known = read_record(record, ("recipe", "sha256", "overrides"), "a run without it cannot be resumed: start anew")
+        known = read_record(record, ("recipe", "overrides"), "a run without it cannot be resumed: start anew")
         if known["recipe"] != recipe.name:
             raise PairError(f"{folder} holds a run of {known['recipe']}, not of {recipe.name}")
-        if known["sha256"] != _digest(recipe):
-            print(f"note: {recipe} was changed after this run began; finished stages stay as they are", flush=True)
         return cls(folder.resolve(), known["overrides"], resuming=True)
 
     def go(self, recipe: Recipe) -> int:
@@ -94,8 +91,7 @@ class Run:
             with only_run_in(self.folder):
                 if not self.resuming and (self.folder / RUN).exists():
                     raise PairError(_taken(self.folder))  # by one that was started in the same moment
-                record = {"recipe": recipe.path.name, "sha256": _digest(recipe.path), "overrides": self.overrides}
-                write_json(self.folder / RUN, record)
+                write_json(self.folder / RUN, {"recipe": recipe.path.name, "overrides": self.overrides})
                 status = self._go(recipe)
         finally:
             if self.peers is not None:
@@ -108,31 +104,41 @@ class Run:
         began = time.monotonic()
         fits: list[tuple[Stage, str]] = []
         for number, stage in enumerate(recipe.stages, 1):
-            result = self._finished(stage)
+            key = recipe.keys[stage.name]
+            result = self._finished(stage, key)
             if result is not None:
                 print(f"\n== {stage.name}: already done", flush=True)
             else:
                 print(f"\n== {stage.name} ({stage.run}, stage {number} of {len(recipe.stages)})", flush=True)
                 started = time.monotonic()
-                status = self._run(stage, fits)
+                status = self._run(stage, fits, key)
                 if status:
                     said = "stopped in" if status == 130 else "failed in"
                     resume = f"lightning-idc run {shlex.quote(str(recipe.path))} --resume {shlex.quote(shown)}"
                     print(f"\n{said} stage {stage.name}; continue with\n  {resume}", file=sys.stderr, flush=True)
                     return status
-                result = self._finished(stage) or {}
+                result = self._finished(stage, key) or {}
                 print(f"== {stage.name} took {_spent(started)}", flush=True)
             if stage.run == "fit":
                 fits.append((stage, result.get("best", "")))
         print(f"\ndone in {_spent(began)}; results: {shown}", flush=True)
         return 0
 
-    def _finished(self, stage: Stage) -> dict[str, Any] | None:
+    def _finished(self, stage: Stage, key: str) -> dict[str, Any] | None:
+        """What a stage left; None where it has not been finished as the recipe, and those below it, say now."""
         record = self.folder / stage.name / DONE
         if not record.is_file():
             return None
         again = f"remove {os.path.relpath(record)} to run the stage again"
         result = read_record(record, ("best", "metrics"), again)
+        if result.get("key", key) != key:  # runs of earlier versions have none
+            kept = _set_aside(record.parent)
+            print(
+                f"\n== {stage.name}: the recipe was changed after this stage was run, so it runs again; "
+                f"what it left is in {os.path.relpath(kept)}",
+                flush=True,
+            )
+            return None
         if result["best"]:
             best = self.folder / result["best"]  # relative, so that a run may be moved
             if not best.exists():
@@ -148,7 +154,7 @@ class Run:
             result["best"] = str(best)
         return result
 
-    def _run(self, stage: Stage, fits: list[tuple[Stage, str]]) -> int:
+    def _run(self, stage: Stage, fits: list[tuple[Stage, str]], key: str) -> int:
         config = self._config(stage, fits)
         home = self.folder / stage.name
         file = home / "stage.yaml"
@@ -168,7 +174,7 @@ class Run:
             result["digest"] = digest_of(best)
             if best.resolve().is_relative_to(self.folder):
                 result["best"] = str(best.resolve().relative_to(self.folder))
-        write_json(home / DONE, result)
+        write_json(home / DONE, {**result, "key": key})
         (home / OUTCOME).unlink()
         return 0
 
@@ -185,7 +191,7 @@ class Run:
         trainer = config["trainer"] = config.get("trainer") or {}
         trainer.setdefault("default_root_dir", str(home))
         if stage.run != "fit":
-            same = [(fit, best) for fit, best in fits if _model(fit) == _model(stage)]
+            same = [(fit, best) for fit, best in fits if fit.model == stage.model]
             if not config.get("ckpt_path") and same:
                 fit, config["ckpt_path"] = same[-1]
                 if not config["ckpt_path"]:
@@ -212,12 +218,13 @@ def _taken(folder: Path) -> str:
     return f"{folder} holds a run already; continue it with --resume {folder}, or name another folder"
 
 
-def _digest(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
-
-
-def _model(stage: Stage) -> str:
-    return (stage.config.get("model") or {}).get("class_path", "")
+def _set_aside(home: Path) -> Path:
+    """Rename the folder of a stage, so that nothing in it is lost."""
+    number = 1
+    while (kept := home.with_name(f"{home.name}.{number}")).exists():
+        number += 1
+    home.rename(kept)
+    return kept
 
 
 def follow(peers: Peers) -> int:

@@ -7,8 +7,9 @@ import logging
 import os
 import warnings
 from argparse import ArgumentError
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from jsonargparse import set_parsing_settings
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 
 from lightning_idc.callbacks.interrupt import StopCleanly
 from lightning_idc.callbacks.progress import default_progress
@@ -34,7 +35,7 @@ from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.names import class_and_options, class_of, full_name
-from lightning_idc.errors import CheckpointError, ConfigError, IDCError
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number
 from lightning_idc.files import atomic_write
 
 
@@ -53,7 +54,8 @@ def run(given: list[str]) -> int:
         PairCLI(verb, _for_help(arguments))
         return 0
     config = with_checkpoint(gather([name for name in arguments if name != "--print_config"]))
-    cli = PairCLI(verb, config)
+    files = [Path(value) for flag, value in pairwise(arguments) if flag in ("--config", "-c")]
+    cli = PairCLI(verb, config, files)
     if "--print_config" in arguments:
         print(cli.parser.dump(cli.config, skip_none=False), end="")
         return 0
@@ -147,8 +149,35 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
     return with_stored_data(found, checkpoint)
 
 
+_LEAST = {
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
+    **dict.fromkeys(("gradient_clip_val", "log_every_n_steps", "min_epochs", "min_steps"), 0),
+    "num_sanity_val_steps": -1,
+    "val_check_interval": 1e-9,
+}
+"""Smallest values of the Trainer's arguments."""
 _KEYWORDS = ("best", "last", "hpc", "registry")
 """What Lightning takes for a checkpoint instead of a path."""
+
+
+class SaveConfig(SaveConfigCallback):
+    """Writes the configuration of a run, under another name where that is a file which it was read from.
+
+    Args:
+        args: of Lightning's callback.
+        files: that the configuration was read from.
+        options: of Lightning's callback.
+    """
+
+    def __init__(self, *args: Any, files: Sequence[Path] = (), **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.files = files
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        target = Path(trainer.log_dir or ".", self.config_filename)
+        if any(target.resolve() == file.resolve() for file in self.files):
+            self.config_filename = f"{target.stem}_of_run{target.suffix}"
+        super().setup(trainer, pl_module, stage)
 
 
 class PairCLI(LightningCLI):
@@ -157,12 +186,13 @@ class PairCLI(LightningCLI):
     Args:
         verb: fit, validate, test or predict.
         config: merged configuration; or arguments that ask for help.
+        files: that it was read from.
 
     Raises:
         ConfigError: a key, class or value that is not right; what was expected.
     """
 
-    def __init__(self, verb: str, config: dict[str, Any] | list[str]) -> None:
+    def __init__(self, verb: str, config: dict[str, Any] | list[str], files: Sequence[Path] = ()) -> None:
         self.verb, self.given = verb, config
         # a value typed Any must never become an object of a class that it names
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
@@ -174,7 +204,8 @@ class PairCLI(LightningCLI):
             # a top-level optimizer would be built before add-ons bring their parameters
             auto_configure_optimizers=False,
             # every run has a folder of its own; resuming in it must not stumble over its own file
-            save_config_kwargs={"overwrite": True},
+            save_config_callback=SaveConfig,
+            save_config_kwargs={"overwrite": True, "files": files},
             seed_everything_default=0,
             parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
             args=config,
@@ -228,10 +259,23 @@ class PairCLI(LightningCLI):
 
     def build(self) -> None:
         """Build trainer, model and data."""
+        self._check_numbers()
         self._take_from_checkpoint()
         super()._set_seed()
         with self._one_sentence():
             super().instantiate_classes()
+
+    def _check_numbers(self) -> None:
+        """Refuse what Lightning accepts and fails at, or passes over, in the middle of a run.
+
+        Raises:
+            ConfigError: a number is out of range.
+        """
+        check_number("seed_everything", self.config["seed_everything"], least=0, below=2**32)
+        for name, least in _LEAST.items():
+            value = self.config["trainer"].get(name)
+            if isinstance(value, int | float):
+                check_number(f"trainer.{name}", value, least)
 
     @contextmanager
     def _one_sentence(self) -> Iterator[None]:

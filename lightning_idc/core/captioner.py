@@ -16,7 +16,7 @@ from lightning_idc.core.input_spec import InputSpec
 from lightning_idc.core.module import PairModule, ProvidesCaptions, ProvidesInputSpec
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError, check_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -44,6 +44,9 @@ class PairCaptioner(PairModule):
         input_spec: what the images of the training were like, as of :class:`~lightning_idc.core.input_spec.InputSpec`;
             written by training, kept by checkpoints, and applied to whatever is described or predicted.
         options: of :class:`~lightning_idc.core.module.PairModule`.
+
+    Raises:
+        ConfigError: a number is out of range.
     """
 
     word_hparams: tuple[str, ...] = ("vocabulary",)
@@ -61,6 +64,12 @@ class PairCaptioner(PairModule):
         input_spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
+        check_number("captions_per_pair", captions_per_pair, least=1)
+        check_number("num_beams", num_beams, least=1)
+        if max_length is not None:
+            check_number("max_length", max_length, least=1)
+        for side in image_size or ():
+            check_number("a side of image_size", side, least=1)
         super().__init__(**options)
         self.vocabulary: Vocabulary | None = None
         self.evaluation = CorpusEvaluation()

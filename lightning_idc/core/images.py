@@ -81,6 +81,10 @@ def _name(path: str | Path | bytes, record: str | None) -> str:
 def _raster(file: str | Path | bytes, record: str | None, options: ImageOptions) -> Raster:
     if not isinstance(file, bytes) and not os.path.isfile(file):
         where = f"{record}: " if record else ""
+        if "://" in str(file):
+            raise DataError(
+                f"{where}{str(file)!r} is an address of the network; expected the path of a file: fetch it first"
+            )
         raise DataError(f"{where}there is no image {str(file)!r}; check the path and that the download is complete")
     return read_raster(file, _name(file, record), options)
 

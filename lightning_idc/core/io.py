@@ -19,6 +19,7 @@ from lightning_idc.errors import CheckpointError
 TRAINING_ONLY = frozenset({"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters"})
 """Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
 
+_IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}
 PIECES = ".metadata"
 """File of torch.distributed.checkpoint that lists what each process of a sharded model wrote."""
 
@@ -35,6 +36,8 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
             f"{str(path)!r} is a checkpoint in pieces, which only Trainer.fit goes on from; to get one file, train "
             "with save_distributed_checkpoint: false, or go on from it under its strategy and call save_pretrained"
         )
+    if "://" in str(path):
+        raise CheckpointError(f"{str(path)!r} is an address of the network; expected a file: fetch it first")
     if not Path(path).is_file():
         raise CheckpointError(
             f"there is no checkpoint {str(path)!r}; check the path (resuming never starts afresh silently)"
@@ -53,6 +56,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Any]:
 
 def _unreadable(path: str | Path, error: Exception) -> str:
     """Sentence on a file that torch refused; torch's own advises to load it in the way that runs its code."""
+    with open(path, "rb") as file:
+        start = file.read(16)
+    for magic, kind in _IMAGES.items():
+        if start.startswith(magic):
+            return f"{str(path)!r} is an image ({kind}); expected a checkpoint (.ckpt) or a folder of save_pretrained"
     names = re.findall(r"(?:GLOBAL|global|class|function|type) `?([\w.]+\.\w+)`?", str(error))
     if names and isinstance(error, pickle.UnpicklingError):
         return (

@@ -24,7 +24,7 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, i
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
-from lightning_idc.errors import CheckpointError, ConfigError, IDCError, reading, reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number, reading, reads_file
 from lightning_idc.files import atomic_write
 
 if TYPE_CHECKING:
@@ -89,6 +89,8 @@ class PairModule(AddonHost):
         schedules: dict[str, Schedule] | None = None,
     ) -> None:
         super().__init__()
+        for group, factor in (learning_rates or {}).items():
+            check_number(f"learning_rates.{group}", factor, least=0)
         # of the outermost subclass, whose arguments are all of the checkpoint's
         self.save_hyperparameters(ignore=list(NOT_STORED))
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
@@ -403,15 +405,17 @@ class PairModule(AddonHost):
         from safetensors.torch import load_file
 
         folder = Path(folder)
-        for name in (CONFIG, WEIGHTS):
-            if not (folder / name).is_file():
-                raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
-        config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
+        config = json.loads(_file_of(folder, CONFIG).read_text(encoding="utf-8"))
+        if isinstance(config, dict) and "class_path" not in config and "model_type" in config:
+            raise CheckpointError(
+                f"{str(folder)!r} is a model of transformers ({str(config['model_type'])[:40]}), not a captioner; a "
+                "vision-language model is the argument `model` of VLMCaptioner"
+            )
         options = plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
         name, options = class_and_options(config["class_path"], options)
         model: Self = class_named(name, cls)(**options)
         model.build_from(folder)
-        state = load_file(folder / WEIGHTS)
+        state = load_file(_file_of(folder, WEIGHTS))
         refuse_nan(state, folder / WEIGHTS)
         model.load_state_dict(state)
         return model.eval()
@@ -419,6 +423,12 @@ class PairModule(AddonHost):
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
         self.build()
+
+
+def _file_of(folder: Path, name: str) -> Path:
+    if not (folder / name).is_file():
+        raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
+    return folder / name
 
 
 def rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:

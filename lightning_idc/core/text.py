@@ -10,6 +10,26 @@ _HIDDEN = frozenset(["Cc", "Cf", "Cs", "Zl", "Zp"])
 _JOINERS = "\u200c\u200d"
 
 
+def printable(text: str) -> str:
+    """The text with its lines, and control characters as escapes: what others wrote must not steer a terminal.
+
+    Example:
+        >>> printable("two\\nlines \\x1b[2J")
+        'two\\nlines \\\\x1b[2J'
+    """
+    return "".join(
+        c.encode("unicode_escape").decode()
+        if unicodedata.category(c) in _HIDDEN and c not in "\n\t" and c not in _JOINERS
+        else c
+        for c in text
+    )
+
+
+def markdown(text: str) -> str:
+    """One line of Markdown in which the text is text: never markup, HTML or a link."""
+    return "".join(f"&#{ord(c)};" if c in "<>&|`*[]\\" else c for c in plain(text))
+
+
 def plain(text: str, encoding: str | None = None) -> str:
     """One line without control characters; what ``encoding`` lacks becomes a question mark.
 

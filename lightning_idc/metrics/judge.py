@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import PairError, loading_model
 from lightning_idc.metrics.captions import check_ids
 
 TextModel = Callable[[Sequence[str], int], list[str]]
@@ -178,10 +178,12 @@ class CausalJudge:
     ) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
-        options = {} if gguf_file is None else {"gguf_file": gguf_file}
+        options: dict[str, Any] = {"trust_remote_code": False}
+        options |= {} if gguf_file is None else {"gguf_file": gguf_file}
         self.name = path
-        self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **options)
-        model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
+        with loading_model(path):
+            self._tokenizer = AutoTokenizer.from_pretrained(path, padding_side="left", **options)
+            model: Any = AutoModelForCausalLM.from_pretrained(path, **options)
         self._model = model.to(device).eval()
         if self._tokenizer.pad_token is None:
             self._tokenizer.pad_token = self._tokenizer.eos_token

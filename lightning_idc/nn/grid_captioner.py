@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import check_number
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.transformer import Decoder, DecoderState
 
@@ -27,6 +28,8 @@ class GridCaptionNet(nn.Module):
 
     def __init__(self, backbone: GridBackbone, grid: tuple[int, int], freeze_backbone: bool) -> None:
         super().__init__()
+        for side in grid:
+            check_number("grid", side, least=1)
         self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
         if freeze_backbone:
             backbone.requires_grad_(False).eval()

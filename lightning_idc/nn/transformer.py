@@ -13,7 +13,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, PairError, check_number
+
+
+def check_heads(width: int, heads: int) -> None:
+    """Refuse attention heads that cannot share a width.
+
+    Raises:
+        ConfigError: the width is not a multiple of the heads.
+    """
+    check_number("heads", heads, least=1)
+    check_number("width", width, least=1)
+    if width % heads:
+        raise ConfigError(f"heads is {heads} and width {width}; expected a width that is a multiple of the heads")
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -33,6 +45,7 @@ class FeedForward(nn.Sequential):
     """
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
+        check_number("dropout", dropout, least=0, below=1)
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.Dropout(dropout))
 
 
@@ -73,6 +86,7 @@ class EncoderLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
+        check_heads(width, heads)
         self.heads = heads
         self.dropout = dropout
         self.norm_attention, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
@@ -92,6 +106,7 @@ class CrossLayer(nn.Module):
 
     def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
+        check_heads(width, heads)
         self.heads = heads
         self.dropout = dropout
         self.norm_self, self.norm_cross, self.norm_feed = (nn.LayerNorm(width) for _ in range(3))
@@ -201,6 +216,8 @@ class Decoder(nn.Module):
         self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float, max_length: int = 256
     ) -> None:
         super().__init__()
+        check_number("layers of the decoder", layers, least=1)
+        check_heads(width, heads)
         self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)
         self.position = nn.Parameter(torch.empty(max_length, width))

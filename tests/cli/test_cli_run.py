@@ -109,11 +109,41 @@ def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.Captur
     assert "holds a run already" in capsys.readouterr().err
 
 
-def test_a_changed_recipe_is_told_when_resuming(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+def resumed(runs: Any, *arguments: str) -> list[str]:
+    """Names of the stages that resuming runs."""
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out", *arguments]) == 0
+    return [name for name, _ in runs]
+
+
+def test_a_stage_whose_recipe_was_changed_runs_again(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
-    Path("toy.yaml").write_text(RECIPE + "# changed\n")
-    assert main(["run", "toy.yaml", "--resume", "out"]) == 0
-    assert "was changed after this run began" in capsys.readouterr().out
+    Path("toy.yaml").write_text(RECIPE + "# a comment\n")
+    assert resumed(runs) == []
+    assert resumed(runs, "--model.width", "4") == [], "keys of the command are for what is not finished"
+    best = json.loads((tmp_path / "out/first" / stages.DONE).read_text())["best"]
+    Path("toy.yaml").write_text(
+        RECIPE.replace("class_path: toy_idc.Other", "class_path: toy_idc.Other, init_args: {width: 5}")
+    )
+    capsys.readouterr()
+    assert resumed(runs) == ["first"], "the test takes the weights of the second"
+    assert "first: the recipe was changed" in capsys.readouterr().out
+    assert (tmp_path / "out" / best.replace("first/", "first.1/", 1)).is_file(), "what it left is kept"
+    assert resumed(runs) == []
+
+
+def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew(runs: Any, tmp_path: Path) -> None:
+    base, rest = RECIPE.split("stages:\n")
+    recipe, base = base.split("base:\n")
+    Path("shared.yaml").write_text(f"base:\n{base}")
+    Path("toy.yaml").write_text(f"{recipe}defaults: [shared]\nstages:\n{rest}")
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert resumed(runs) == []
+    Path("shared.yaml").write_text(f"base:\n{base}".replace("width: 3", "width: 6"))
+    assert resumed(runs) == ["second", "test"], "the first stage names another class, and so other arguments"
+    assert resumed(runs) == []
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:

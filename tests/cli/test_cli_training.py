@@ -54,6 +54,14 @@ def test_fit_saves_a_checkpoint_of_plain_types_and_its_configuration(write: Any,
     assert yaml.safe_load((tmp_path / "config.yaml").read_text())["model"]["class_path"] == "toy_idc.Toy"
 
 
+def test_the_saved_configuration_replaces_no_file_that_was_given(write: Any, tmp_path: Path) -> None:
+    text = f"# mine\n{Path(write()).read_text()}"
+    Path("config.yaml").write_text(text)
+    assert main(["fit", "--config", "config.yaml"]) == 0
+    assert Path("config.yaml").read_text() == text
+    assert yaml.safe_load((tmp_path / "config_of_run.yaml").read_text())["model"]["class_path"] == "toy_idc.Toy"
+
+
 def test_the_command_line_beats_the_file(write: Any, tmp_path: Path) -> None:
     assert main(["fit", "--config", write(width=3), "--model.width", "5"]) == 0
     assert torch.load(trained(tmp_path), weights_only=True)["hyper_parameters"]["width"] == 5

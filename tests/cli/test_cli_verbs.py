@@ -112,6 +112,18 @@ def test_doctor_finds_a_lightning_script_of_another_package(
     assert "belongs to another package" in capsys.readouterr().out
 
 
+def test_doctor_warns_of_versions_below_the_lower_bounds(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.metadata
+
+    known = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: "2.6" if name == "torch" else known(name))
+    assert main(["doctor"]) == 1
+    (said,) = (line for line in capsys.readouterr().out.splitlines() if "torch 2.6 is installed" in line)
+    assert said.startswith("problem: ") and ">=2.10 is expected" in said
+
+
 def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 
@@ -130,10 +142,29 @@ def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pyt
     found = json.loads(capsys.readouterr().out)
     assert {"caption", "log_prob", "change_score", "boxes", "map", "size", "notes"} <= set(found)
     assert found["caption"] == model.describe(*images).text and found["size"] == [40, 40]
-    assert main(["describe", *images, "--checkpoint", str(tmp_path / "gone.ckpt")]) == 1
-    assert main(["describe", images[0], str(tmp_path / "gone.png"), "--checkpoint", str(tmp_path / "model")]) == 1
-    said = capsys.readouterr().err
-    assert "gone.ckpt" in said and "gone.png" in said and "Traceback" not in said
+    foreign = tmp_path / "foreign"
+    foreign.mkdir()
+    (foreign / "config.json").write_text('{"model_type": "qwen2_5_vl", "architectures": ["X"]}')
+    for before, after, checkpoint, says in (
+        (*images, "gone.ckpt", "gone.ckpt"),
+        (images[0], str(tmp_path / "gone.png"), "model", "there is no image"),
+        (images[0], "https://example.org/a.png", "model", "is an address of the network"),
+        (*images, "before.png", "is an image (PNG); expected a checkpoint"),
+    ):
+        assert main(["describe", before, after, "--checkpoint", str(tmp_path / checkpoint)]) == 1
+        said = capsys.readouterr().err.splitlines()[-1]
+        assert said.startswith("error: ") and says in said
+    for folder, says in ((foreign, "is a model of transformers (qwen2_5_vl)"), (tmp_path, "has no config.json")):
+        with pytest.raises(CheckpointError, match=re.escape(says)):
+            load_captioner(folder)
+
+
+def test_data_check_shows_hostile_ids_without_effect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "a\x1b]0;owned\x07"
+    (tmp_path / "captions.csv").write_text(f"id,before,after,captions,split\n{name},a.png,b.png,,train\n")
+    assert main(["data", "check", "folder", "--root", str(tmp_path)]) == 1
+    said = "".join(capsys.readouterr())
+    assert "\x1b" not in said and "\x07" not in said and "owned" in said
 
 
 def test_data_check_names_the_bad_record_and_the_missing_argument(

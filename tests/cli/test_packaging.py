@@ -28,6 +28,12 @@ def requirements(text: str) -> list[Requirement]:
     return [Requirement(line) for line in text.splitlines() if line.strip() and not line.startswith("#")]
 
 
+def hashed_pins() -> dict[str, list[str]]:
+    """Pins of the lock with the hashes of their files."""
+    lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").replace("\\\n", " ").splitlines()
+    return {pin.strip(): hashes.split() for pin, _, hashes in (line.partition(" --hash=") for line in lines)}
+
+
 def locked(python: str) -> dict[str, str]:
     """Version of each package that the lock gives to a Linux machine with this Python."""
     environment = {
@@ -36,7 +42,7 @@ def locked(python: str) -> dict[str, str]:
         "sys_platform": "linux",
         "platform_machine": "x86_64",
     }
-    pins = requirements((ROOT / "requirements.lock").read_text(encoding="utf-8"))
+    pins = [Requirement(pin) for pin in hashed_pins()]
     here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate(environment)]
     found = {canonicalize_name(pin.name): str(pin.specifier).removeprefix("==") for pin in here}
     assert len(found) == len(here), "a package is pinned twice for one Python"
@@ -59,8 +65,16 @@ def test_every_dependency_has_a_lower_bound_and_a_reason() -> None:
 
 
 def test_the_lock_names_no_place() -> None:
-    text = (ROOT / "requirements.lock").read_text(encoding="utf-8")
+    text = re.sub(r"--hash=sha256:[0-9a-f]{64}", "", (ROOT / "requirements.lock").read_text(encoding="utf-8"))
     assert not re.search(r"https?:|://|@|--|#|/", text), "a lock with URLs, options or paths works on one machine only"
+
+
+def test_every_file_of_the_lock_has_a_hash() -> None:
+    """Without one of them pip refuses all, and uv takes whatever the index gives; `make lock` writes them."""
+    pins = hashed_pins()
+    assert len(pins) > 150
+    for pin, hashes in pins.items():
+        assert hashes and all(re.fullmatch(r"(--hash=)?sha256:[0-9a-f]{64}", value) for value in hashes), pin
 
 
 @pytest.mark.parametrize("python", PYTHONS)

@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from toy_idc import RECIPE
 
 from lightning_idc.callbacks.resume import resume_point
-from lightning_idc.cli import main, stages
+from lightning_idc.cli import main, processes, stages
 from lightning_idc.cli.locking import only_run_in
 from lightning_idc.errors import PairError
 
@@ -192,6 +192,17 @@ def test_a_killed_run_takes_its_stage_with_it(runs: Any, forked: bool) -> None:
         wait_for(lambda: not alive(stage) or None, 30)
     finally:
         process.kill()
+
+
+def test_an_interrupt_at_the_moment_of_forking_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python prints and forgets what is raised while it forks, and the stage would train on."""
+    moments = [True]
+    os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT) if moments and moments.pop() else None)
+    monkeypatch.setattr(processes, "_stage", lambda arguments, environment: time.sleep(20))
+    began = time.monotonic()
+    assert processes.run_process("fit", tmp_path / "x.yaml", tmp_path / "out", forked=True) == 130
+    assert not moments and time.monotonic() - began < 10
+    assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, ()), "later ones are heard"
 
 
 def wait_for(found: Any, seconds: float) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_idc.core.paths import inside
+from lightning_idc.core.text import printable
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
@@ -143,6 +144,7 @@ class FolderPairs(PairDataModule):
         if self.on_empty == "raise":
             raise DataError(f"{found}. Write them, or leave them out with on_empty: skip")
         kept = records.without_empty()
+        found = printable(found)
         warnings.warn(f"{found}. Left out: {len(records) - len(kept)} pairs without any caption", stacklevel=2)
         return kept
 
@@ -163,7 +165,8 @@ class FolderPairs(PairDataModule):
             return records
         shown = "; ".join(f"{records[place].name}: {fault}" for place, fault in list(bad.items())[:SHOWN])
         more = f"; and {', '.join(records.ids[place] for place in list(bad)[SHOWN:])}" if len(bad) > SHOWN else ""
-        warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {shown}{more}", stacklevel=2)
+        named = printable(f"{shown}{more}")
+        warnings.warn(f"left out {len(bad)} of {len(records)} {split} pairs: {named}", stacklevel=2)
         return records.take(np.setdiff1d(np.arange(len(records)), list(bad)))
 
     # ---- reading ----------------------------------------------------------------------------------------

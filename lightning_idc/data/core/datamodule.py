@@ -19,6 +19,7 @@ from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.shards import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
+from lightning_idc.errors import check_number
 
 Split = Literal["train", "val", "test", "predict"]
 NO_CHANGE = "no_change"
@@ -72,6 +73,10 @@ class PairDataModule(LightningDataModule):
             raise PairError(f"batch_size is {batch_size} and num_workers {num_workers}; expected at least 1 and 0")
         if interpolation not in get_args(Interpolation):
             raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
+        check_number("batch_size", batch_size, least=1)
+        check_number("num_workers", num_workers, least=0)
+        if limit is not None:
+            check_number("limit", limit, least=1)
         self.interpolation: Interpolation = interpolation
         self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
         self.image_size: tuple[int, int] | None = (

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from lightning_idc.core.image_files import ENDINGS
+from lightning_idc.core.text import printable
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.record_table import RecordTable, RecordTableBuilder, concatenate
 from lightning_idc.data.io.tables import KINDS, Row, is_caption_column, require, short, stream_table
@@ -182,7 +183,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             else:
                 found[stem] = f"{side}/{relative}"
     if passed:
-        shown = ", ".join(sorted(passed)[:SHOWN]) + (", ..." if len(passed) > SHOWN else "")
+        shown = printable(", ".join(sorted(passed)[:SHOWN])) + (", ..." if len(passed) > SHOWN else "")
         warnings.warn(
             f"{base}: passed over {len(passed):,} files that are not images by their ending: {shown}. Read are "
             f"{', '.join(sorted(ENDINGS))}",

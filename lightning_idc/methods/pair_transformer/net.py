@@ -10,9 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import check_number
 from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
-from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias
+from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias, check_heads
 
 
 class PairTransformerNet(GridCaptionNet):
@@ -43,6 +44,8 @@ class PairTransformerNet(GridCaptionNet):
         freeze_backbone: bool = False,
     ) -> None:
         super().__init__(backbone, grid, freeze_backbone)
+        check_heads(width, heads)
+        check_number("encoder_layers", encoder_layers, least=0)
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
         self.fuse = nn.Sequential(nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, loading_model
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import Family
 from lightning_idc.methods.vlm.published import find_model
@@ -103,17 +103,19 @@ def load_language_model(name: str, special_tokens: Iterable[str]) -> tuple[Any, 
     """
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    options = {}
+    options: dict[str, Any] = {"trust_remote_code": False}
     if name.endswith(".gguf"):
         file = _gguf(name)
-        name, options = str(file.parent), {"gguf_file": file.name}
+        name = str(file.parent)
+        options["gguf_file"] = file.name
     else:
         find_model(name)
-    tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
+    with loading_model(name):
+        tokenizer: Any = AutoTokenizer.from_pretrained(name, **options)
+        model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if tokenizer.eos_token_id is None:
         raise ConfigError(f"the tokenizer of {name!r} has no end token, without which no caption would ever end")
     tokenizer.add_tokens(list(special_tokens), special_tokens=True)
-    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32, **options)
     if len(tokenizer) > model.config.vocab_size:
         # the new tokens stand where features of the images go, so what they start from is never read
         model.resize_token_embeddings(len(tokenizer), mean_resizing=False)

@@ -96,8 +96,9 @@ def plan_of(
     from transformers import AutoModelForImageTextToText, AutoProcessor
 
     find_model(model, revision)
-    config = read_config(Source(model, revision))
-    processor = AutoProcessor.from_pretrained(model, **({"revision": revision} if revision else {}))
+    source = Source(model, revision)
+    config = read_config(source)
+    processor = AutoProcessor.from_pretrained(model, **source.options())
     with torch.device("meta"):
         inner = AutoModelForImageTextToText.from_config(config)
         family = family_for(inner, processor)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, loading_model
 from lightning_idc.methods.vlm.families import family_for
 from lightning_idc.methods.vlm.families.base import Family
 
@@ -42,6 +42,10 @@ class Source:
     attn: str | None = None
     device: str | None = None
 
+    def options(self) -> dict[str, Any]:
+        """What transformers is given with the name, whatever it loads; without the second it asks on a terminal."""
+        return {**({"revision": self.revision} if self.revision else {}), "trust_remote_code": False}
+
 
 def load_model(source: Source) -> tuple[Any, Any, Family]:
     """Model, processor and family of a folder or hub id.
@@ -53,7 +57,7 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
 
     find_model(source.name, source.revision)
     config = read_config(source)
-    options: dict[str, Any] = {"revision": source.revision} if source.revision else {}
+    options = source.options()
     processor = AutoProcessor.from_pretrained(source.name, **options)
     if source.attn is not None:
         options["attn_implementation"] = source.attn
@@ -88,8 +92,10 @@ def load_skeleton(folder: Path) -> tuple[Any, Any, Family]:
     """Model of a configuration, its weights yet to come, with processor and family."""
     from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor, GenerationConfig
 
-    processor = AutoProcessor.from_pretrained(folder)
-    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(folder), dtype=torch.float32)
+    with loading_model(folder):
+        processor = AutoProcessor.from_pretrained(folder, trust_remote_code=False)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+        model = AutoModelForImageTextToText.from_config(config, dtype=torch.float32, trust_remote_code=False)
     model.generation_config = GenerationConfig.from_pretrained(folder)
     return model, processor, family_for(model, processor)
 
@@ -103,14 +109,8 @@ def read_config(source: Source) -> Any:
     from transformers import AutoConfig
     from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    options = {"revision": source.revision} if source.revision else {}
-    try:
-        config = AutoConfig.from_pretrained(source.name, **options)
-    except ValueError as error:
-        raise ConfigError(
-            f"{source.name!r} is of a type that the installed transformers does not know, or brings code of its own, "
-            "which is never run; choose a model that transformers itself has, or update transformers"
-        ) from error
+    with loading_model(source.name):
+        config = AutoConfig.from_pretrained(source.name, **source.options())
     if type(config) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
         raise ConfigError(
             f"{source.name!r} is a {config.model_type}, which takes no images and text; expected a vision-language "

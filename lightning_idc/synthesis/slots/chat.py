@@ -63,7 +63,7 @@ class ChatModel(Pretrained, TextModel):
         if not problems and self.template is None:
             from transformers import AutoTokenizer
 
-            tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision)
+            tokenizer = AutoTokenizer.from_pretrained(self.name, revision=self.revision, trust_remote_code=False)
             problems += [] if tokenizer.chat_template else [self._bare()]
         return problems
 

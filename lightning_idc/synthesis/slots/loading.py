@@ -108,6 +108,8 @@ def weight_bytes(name: str, revision: str | None) -> int:
 
 def unreadable(name: str, why: object) -> str:
     """Sentence that says how to get a model."""
+    if "trust_remote_code" in str(why):  # transformers advises to run the code
+        return f"the model {name!r} brings code of its own, which is never run; choose one that transformers itself has"
     return (
         f"the model {name!r} cannot be read ({why}); fetch it where there is a network, with `hf download {name}`, or "
         "name a local folder"

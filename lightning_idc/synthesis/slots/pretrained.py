@@ -77,10 +77,11 @@ class Pretrained(ModelInterface):
             return  # a stage may be made ready more than once
         dtype = getattr(torch, self.dtype)
         try:
+            where = {"revision": self.revision, "trust_remote_code": False}
             net, about = kind.from_pretrained(
-                self.name, revision=self.revision, dtype=dtype, output_loading_info=True, **self.loading.options(dtype)
+                self.name, dtype=dtype, output_loading_info=True, **where, **self.loading.options(dtype)
             )
-            self.processor = processor.from_pretrained(self.name, revision=self.revision)
+            self.processor = processor.from_pretrained(self.name, **where)
         except (OSError, ValueError) as error:
             raise PairError(unreadable(self.name, error)) from error
         if about["missing_keys"]:

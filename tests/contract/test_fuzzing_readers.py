@@ -1,0 +1,211 @@
+"""Fuzzing what reads images, checkpoints, YAML and command lines: our own errors or a sound result, nothing else."""
+
+from __future__ import annotations
+
+import io
+import json
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+from PIL import Image
+from safetensors.torch import save
+from test_hostile_checkpoints import MODEL, good  # noqa: F401
+
+from lightning_idc.cli.configuration import parse_overrides, parse_value, read_yaml
+from lightning_idc.cli.recipe import load
+from lightning_idc.cli.training import gather
+from lightning_idc.core.checkpoint_io import newest_checkpoint
+from lightning_idc.core.images import read_image_bytes
+from lightning_idc.core.loading import load_captioner
+from lightning_idc.core.value_range import ImageOptions
+from lightning_idc.errors import IDCError
+
+QUICK = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
+CHANGES = st.lists(
+    st.tuples(
+        st.sampled_from(["flip", "set", "cut", "insert", "repeat", "remove"]), st.floats(0, 1), st.integers(0, 255)
+    ),
+    max_size=6,
+)
+
+
+def changed(data: bytes, changes: list[tuple[str, float, int]], within: int | None = None) -> bytes:
+    """Bytes with drawn damage at drawn places, of the first ``within`` bytes where that is given."""
+    found = bytearray(data)
+    for kind, place, value in changes:
+        at = int(place * (min(len(found), within or len(found)) - 1)) if found else 0
+        if kind == "flip" and found:
+            found[at] ^= 1 << value % 8
+        elif kind == "set" and found:
+            found[at] = value
+        elif kind == "cut":
+            del found[at:]
+        elif kind == "insert":
+            found[at:at] = bytes([value]) * (1 + value % 9)
+        elif kind == "repeat":
+            found[at:at] = found[at : at + value]
+        else:
+            del found[at : at + value]
+    return bytes(found)
+
+
+# ---- images ----------------------------------------------------------------------------------------------
+
+
+def pictures() -> dict[str, bytes]:
+    """A small image in every format, and in the modes that formats treat apart."""
+    values = np.random.default_rng(0).integers(0, 256, (6, 5, 4), dtype=np.uint8)
+    colour = Image.fromarray(values[..., :3])
+    modes = {
+        **{kind: colour for kind in ("PNG", "JPEG", "GIF", "BMP", "WEBP", "TIFF", "PPM")},
+        "PNG RGBA": Image.fromarray(values),
+        "PNG P": colour.convert("P"),
+        "PNG 1": colour.convert("1"),
+        "PNG 16": Image.fromarray(values[..., 0].astype(np.uint16) * 257),
+        "TIFF F": Image.fromarray(values[..., 0].astype(np.float32)),
+        "TIFF 16": Image.fromarray(values[..., 0].astype(np.uint16) * 257),
+    }
+    found = {}
+    for name, image in modes.items():
+        buffer = io.BytesIO()
+        image.save(buffer, name.split()[0])
+        found[name] = buffer.getvalue()
+    return found
+
+
+PICTURES = pictures()
+
+
+def read_or_refuse(data: bytes, options: ImageOptions) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
+        try:
+            image = read_image_bytes(data, "fuzz", options)
+        except IDCError as error:
+            assert "fuzz" in str(error) and len(str(error)) < 1000
+            return
+    assert image.dtype == torch.uint8 and image.ndim == 3 and min(image.shape) > 0
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@given(changes=CHANGES, auto=st.booleans())
+@QUICK
+def test_damaged_images(name: str, changes: list[Any], auto: bool) -> None:
+    read_or_refuse(changed(PICTURES[name], changes), ImageOptions("auto" if auto else None, None, None, None))
+
+
+@given(
+    start=st.sampled_from([b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff", b"GIF89a", b"BM", b"II*\0", b"P6 ", b"RIFF"]),
+    rest=st.binary(max_size=120),
+)
+@QUICK
+def test_images_of_any_bytes(start: bytes, rest: bytes) -> None:
+    read_or_refuse(start + rest, ImageOptions("auto", "all", 0, 0.0))
+
+
+# ---- checkpoints -----------------------------------------------------------------------------------------
+
+
+@given(changes=CHANGES.filter(bool), old=st.booleans(), start=st.booleans())
+@QUICK
+def test_damaged_checkpoints(good: dict[str, Any], changes: list[Any], old: bool, start: bool, tmp_path: Path) -> None:  # noqa: F811
+    buffer = io.BytesIO()
+    torch.save(good, buffer, _use_new_zipfile_serialization=not old)
+    path = tmp_path / "last.ckpt"
+    path.write_bytes(changed(buffer.getvalue(), changes, 2000 if start else None))
+    newest_checkpoint(tmp_path, lambda said: None)
+    try:
+        load_captioner(path)
+    except IDCError as error:
+        assert "last.ckpt" in str(error) or "the checkpoint" in str(error)
+
+
+@given(of_config=CHANGES, of_weights=CHANGES)
+@QUICK
+def test_damaged_folders(good: dict[str, Any], of_config: list[Any], of_weights: list[Any], tmp_path: Path) -> None:  # noqa: F811
+    hparams = {key: value for key, value in good["hyper_parameters"].items() if not key.startswith("_")}
+    config = json.dumps({"class_path": MODEL, "init_args": hparams}).encode()
+    weights = save({key: value.clone() for key, value in good["state_dict"].items()})
+    (tmp_path / "config.json").write_bytes(changed(config, of_config))
+    (tmp_path / "model.safetensors").write_bytes(changed(weights, of_weights, 2000))
+    try:
+        load_captioner(tmp_path)
+    except IDCError as error:
+        assert str(error)
+
+
+# ---- YAML and command lines ------------------------------------------------------------------------------
+
+FRAGMENTS = (
+    *("a", "recipe", "base", "stages", "defaults", "matrix", "name", "run", "fit", "config", "model", "class_path"),
+    *(": ", ":", "\n", "\n  ", "\n    ", "- ", "\n- ", "{", "}", "[", "]", ", ", "&x ", "*x", "<<: *x", "? ", "| "),
+    *("!!python/object:os.system ", "!!binary ", "!!set ", "!x ", "%YAML 1.1\n", "---\n", "...", "'", '"', "#", "\t"),
+    *("${a}", "${", "${env:HOME}", "${run_dir}", "${stages.x.best}", "${base.a}", "1e3", "0x1f", "1_0", "0o7", ".nan"),
+    *("~", "null", "true", "2024-01-01", "1:30", "5", "-1", "é", "\\", "\x00", "\ufeff", "=", "@", "`"),
+)
+YAMLS = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join) | st.text(max_size=30)
+RECIPE = """
+recipe: {title: x}
+base: {model: {class_path: ProCap}}
+stages: [{name: a, run: fit}, {name: b, run: test}]
+"""
+WORDS = st.sampled_from(["--a", "--a.b", "--a+", "--", "-c", "--a=", "=", "--a.0", "x"]) | YAMLS
+
+
+def each_reader(path: Path) -> None:
+    for reader in (read_yaml, load, lambda file: gather(["--config", str(file)])):
+        try:
+            reader(path)
+        except IDCError as error:
+            assert str(error)
+
+
+@given(text=YAMLS)
+@example(text="a: &x [*x]\n")
+@example(text="a: &x {b: *x}\n")
+@example(text="5: 1\n")
+@example(text="{" * 5000)
+@example(text="[" * 5000)
+@example(text="a: &x {b: 1}\nc: {<<: *x}\n")
+@example(text="a: {<<: 5}\n")
+@example(text="? [a, b]\n: 1\n")
+@example(text="? {a: b}\n: 1\n")
+@example(text="a: 2024-13-45\n")
+@example(text="a: !!binary x\n")
+@QUICK
+def test_yaml_of_any_shape(text: str, tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
+    each_reader(tmp_path / "x.yaml")
+
+
+@given(changes=CHANGES)
+@QUICK
+def test_damaged_recipes(changes: list[Any], tmp_path: Path) -> None:
+    (tmp_path / "x.yaml").write_bytes(changed(RECIPE.encode(), changes))
+    each_reader(tmp_path / "x.yaml")
+
+
+@given(words=st.lists(WORDS, max_size=5))
+@example(words=["--a.", "1"])
+@example(words=["--.", "1"])
+@example(words=["--a", "1", "--a.b", "2"])
+@QUICK
+def test_command_lines_of_any_words(words: list[str]) -> None:
+    for reader in (parse_overrides, lambda given: gather([word for word in given if word not in ("-c", "--config")])):
+        try:
+            reader(list(words))
+        except IDCError as error:
+            assert str(error)
+    for word in words:
+        try:
+            parse_value(word)
+        except IDCError as error:
+            assert str(error)

@@ -1,0 +1,92 @@
+"""Models of transformers that bring code of their own: never run, never asked about on a terminal."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import lightning_idc
+from lightning_idc.errors import IDCError
+
+PACKAGE = Path(lightning_idc.__file__).parent
+CODE = """
+from pathlib import Path
+Path({trace!r}).touch()
+from transformers import PretrainedConfig
+class Config(PretrainedConfig):
+    model_type = "unheard_of"
+"""
+
+
+def unsaid(source: str) -> list[int]:
+    """Lines in which an Auto class of transformers loads something, and nothing says that no code is run."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
+            continue
+        of = node.func.value
+        if node.func.attr != "from_pretrained" or not isinstance(of, ast.Name) or not of.id.startswith("Auto"):
+            continue
+        said = any(option.arg == "trust_remote_code" and not ast.literal_eval(option.value) for option in node.keywords)
+        passed = any(option.arg is None for option in node.keywords)  # **options, which the readers below try
+        if not said and not passed:
+            found.append(node.lineno)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("source", "lines"),
+    [
+        ("AutoConfig.from_pretrained(x)", [1]),
+        ("AutoConfig.from_pretrained(x, trust_remote_code=True)", [1]),
+        ("AutoConfig.from_pretrained(x, trust_remote_code=False)", []),
+        ("AutoConfig.from_pretrained(x, **source.options())", []),
+    ],
+)
+def test_the_search_finds_them(source: str, lines: list[int]) -> None:
+    assert unsaid(source) == lines
+
+
+def test_every_load_says_that_no_code_is_run() -> None:
+    files = {path.relative_to(PACKAGE).as_posix(): unsaid(path.read_text("utf-8")) for path in PACKAGE.rglob("*.py")}
+    assert not {name: lines for name, lines in files.items() if lines}
+
+
+def readers(folder: Path) -> dict[str, Callable[[], Any]]:
+    from lightning_idc.methods.vlm.loading import load_language_model
+    from lightning_idc.methods.vlm.published import Source, load_model, load_skeleton
+    from lightning_idc.metrics.judge import CausalJudge
+    from lightning_idc.synthesis.slots.chat import ChatModel
+
+    return {
+        "model": lambda: load_model(Source(str(folder))),
+        "skeleton": lambda: load_skeleton(folder),
+        "language model": lambda: load_language_model(str(folder), ()),
+        "judge": lambda: CausalJudge(str(folder)),
+        "slot": lambda: ChatModel(str(folder)).load(),
+    }
+
+
+@pytest.mark.parametrize("name", ["model", "skeleton", "language model", "judge", "slot"])
+def test_a_folder_with_code_runs_nothing(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(prompt: str = "") -> str:
+        raise AssertionError(f"a terminal was asked: {prompt}")
+
+    monkeypatch.setattr(builtins, "input", asked)
+    trace = tmp_path / "PWNED"
+    auto = {kind: f"evil.{kind}" for kind in ("AutoModelForCausalLM", "AutoProcessor", "AutoModelForImageTextToText")}
+    auto |= {"AutoConfig": "evil.Config", "AutoTokenizer": ["evil.Config", None]}
+    for file in ("config.json", "tokenizer_config.json", "processor_config.json", "preprocessor_config.json"):
+        content = {"model_type": "unheard_of", "auto_map": auto, "architectures": ["X"]}
+        (tmp_path / file).write_text(json.dumps(content))
+    (tmp_path / "evil.py").write_text(CODE.format(trace=str(trace)))
+    with pytest.raises(IDCError) as caught:
+        readers(tmp_path)[name]()
+    assert "trust_remote_code" not in str(caught.value), "transformers advises to run the code"
+    assert not trace.exists()
