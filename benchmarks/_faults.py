@@ -261,7 +261,15 @@ def damaged_file(trial: Trial) -> None:
     """a file of the run cut or flipped after a kill"""
     killed(trial)
     files = [path for path in trial.run.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".lock")]
-    _damage_one_of(files, trial.chance)
+    _damage_one_of([path for path in files if _is_read_again(trial.run, path)], trial.chance)
+
+
+def _is_read_again(run: Path, path: Path) -> bool:
+    """Whether the library reads a file once more; what a finished stage leaves for the user it does not."""
+    stage = run / path.relative_to(run).parts[0]
+    if not (stage / "stage.json").is_file():
+        return True
+    return path.name in ("stage.json", "best.ckpt") or "records" in path.parts
 
 
 def damaged_cache(trial: Trial) -> None:

@@ -34,6 +34,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 from _faults import FAULTS, NEED_MOUNT, Trial, killed_worker, start
 
+from lightning_idc.errors import IDCError
+
 TRAINER = """
   trainer: {accelerator: cpu, logger: false, enable_model_summary: false, num_sanity_val_steps: 0, max_epochs: EPOCHS,
             deterministic: true}
@@ -206,7 +208,13 @@ def attempt(fault: Callable[[Trial], None], trial: Trial, scenario: Scenario, re
     try:
         fault(trial)
         trial.finish()
-        found = scenario.result(trial.run)
+        try:
+            found = scenario.result(trial.run)
+        except IDCError as error:  # what was damaged after its stage was finished is refused when it is read
+            trial.refused.append(str(error))
+            trial.put_right(str(error))
+            trial.finish()
+            found = scenario.result(trial.run)
         if found != reference:
             different = [name for name in reference if found.get(name) != reference[name]]
             return f"FAILED: another result: {', '.join(different)}"

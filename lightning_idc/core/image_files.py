@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import re
+import struct
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ FORMATS = ("AVIF", "BMP", "GIF", "JPEG", "JPEG2000", "PNG", "PPM", "QOI", "TIFF"
 _NAMES = "apng avif bmp dcm dicom gif j2k jfif jp2 jpeg jpg pbm pgm png pnm ppm qoi tif tiff webp"
 ENDINGS = frozenset(f".{name}" for name in _NAMES.split())
 """Names of files that :func:`read_raster` reads, DICOM with the extra ``scientific``."""
+_OF_PILLOW = (
+    *(OSError, SyntaxError, ValueError, EOFError, OverflowError, TypeError, LookupError, AttributeError),
+    *(struct.error, zlib.error),
+)
+"""What Pillow raises on damaged files."""
 _START = 4096
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _REDUCED, _MASK = 1, 4  # bits of TIFF's NewSubfileType
@@ -83,7 +89,7 @@ def open_image(file: str | Path | bytes, name: str) -> Iterator[Image.Image]:
     except Image.DecompressionBombError as error:
         pixels = int((re.findall(r"\d+", str(error)) or ["0"])[0])
         raise DataError(too_large(f"{name} claims {pixels:,} pixels")) from None
-    except (OSError, SyntaxError, ValueError, EOFError, OverflowError, zlib.error) as error:
+    except _OF_PILLOW as error:
         if isinstance(error, IDCError):
             raise
         raise DataError(f"{name} is damaged ({error}); fetch it again or leave this pair out") from error

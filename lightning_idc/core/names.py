@@ -159,7 +159,7 @@ def class_of(name: str) -> Any:
     module_name, _, original = path.rpartition(".")
     try:
         module = importlib.import_module(module_name)
-    except ImportError as error:
+    except (ImportError, ValueError) as error:  # a path such as "a..b" is the latter
         raise ConfigError(f"class_path {name!r} cannot be imported: {error}") from error
     try:
         found = getattr(module, original)

@@ -57,8 +57,10 @@ def read_tiff(file: _File, name: str, options: ImageOptions) -> Raster:
 
 def _channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
     """Array ``(C, H, W)`` of the machine's byte order."""
-    if "".join(sorted(axes)) not in ("XY", "SXY"):
-        raise DataError(f"{name} has the axes {axes}; expected rows and columns, perhaps with bands")
+    if "".join(sorted(axes)) not in ("XY", "SXY") or values.ndim != len(axes):
+        raise DataError(
+            f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"
+        )
     order = [axes.index(axis) for axis in ("SYX" if "S" in axes else "YX")]
     values = values.transpose(order)
     values = values if "S" in axes else values[None]

@@ -33,6 +33,7 @@ def pages_cleared(way: str) -> int:
     return int(done.stdout)
 
 
+@pytest.mark.slow  # two processes that import everything
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="it is glibc's allocator that is told to")
 def test_what_was_freed_is_kept() -> None:
     assert pages_cleared("given back") > 100

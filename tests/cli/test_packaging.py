@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import configparser
+import os
 import re
 import shutil
 import subprocess
@@ -89,6 +90,7 @@ def test_the_lock_satisfies_what_setup_cfg_asks_for(python: str) -> None:
         assert version is not None and need.specifier.contains(version), (str(need), version)
 
 
+@pytest.mark.slow  # builds it, and starts a process of it
 def test_the_wheel_brings_recipes_and_runs_from_anywhere(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
@@ -112,7 +114,7 @@ def test_the_wheel_brings_recipes_and_runs_from_anywhere(tmp_path: Path) -> None
     listed = subprocess.run(
         [sys.executable, "-m", "lightning_idc", "recipes", "ls"],
         cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "installed"), "PATH": ""},
         capture_output=True,
         text=True,
         check=True,

@@ -17,6 +17,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from toy_idc import RECIPE
 
+import lightning_idc.cli
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.cli import main, processes, stages
 from lightning_idc.cli.locking import only_run_in
@@ -198,7 +199,7 @@ def test_an_interrupt_at_the_moment_of_forking_is_not_lost(tmp_path: Path, monke
     """Python prints and forgets what is raised while it forks, and the stage would train on."""
     moments = [True]
     os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT) if moments and moments.pop() else None)
-    monkeypatch.setattr(processes, "_stage", lambda arguments, environment: time.sleep(20))
+    monkeypatch.setattr(lightning_idc.cli, "main", lambda arguments: time.sleep(20))
     began = time.monotonic()
     assert processes.run_process("fit", tmp_path / "x.yaml", tmp_path / "out", forked=True) == 130
     assert not moments and time.monotonic() - began < 10

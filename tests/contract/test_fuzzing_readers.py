@@ -97,6 +97,11 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
 
 @pytest.mark.parametrize("name", PICTURES)
 @given(changes=CHANGES, auto=st.booleans())
+@example(changes=[("flip", 0.59375, 0)], auto=False)
+@example(changes=[("remove", 0.75, 4), ("flip", 0.59375, 0)], auto=False)
+@example(changes=[("repeat", 0.03125, 118)], auto=False)
+@example(changes=[("repeat", 0.0, 78)], auto=False)
+@example(changes=[("repeat", 0.25, 32)], auto=False)
 @QUICK
 def test_damaged_images(name: str, changes: list[Any], auto: bool) -> None:
     read_or_refuse(changed(PICTURES[name], changes), ImageOptions("auto" if auto else None, None, None, None))

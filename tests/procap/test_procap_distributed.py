@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from helpers.processes import launch
 
@@ -12,6 +13,7 @@ from lightning_idc.methods.procap.procedures import ProcedureFolder
 HERE = Path(__file__).parent
 
 
+@pytest.mark.dist
 def test_two_processes_agree_in_every_stage(tmp_path: Path) -> None:
     launch(HERE / "procap_two_processes.py", tmp_path)
     ranks = [torch.load(tmp_path / f"rank{rank}.pt", weights_only=True) for rank in (0, 1)]
