@@ -253,9 +253,11 @@ def warm(place: Path) -> None:
     import lightning_idc.methods.img_diff.edits
     import lightning_idc.methods.pair_transformer.module
     import lightning_idc.synthesis.pipeline  # noqa: F401
+    from lightning_idc.core import evaluation
     from lightning_idc.data import SyntheticPairs
     from lightning_idc.synthesis.library import cutouts
 
+    evaluation.USUAL = evaluation.FAST  # METEOR takes longer than everything else here
     cutouts(None)
     sizes = {"train_pairs": 1, "val_pairs": 1, "test_pairs": 1, "render_size": 24, "render_workers": 1}
     SyntheticPairs(cache_dir=place / "warm", progress=False, **sizes).prepare_data()

@@ -61,11 +61,14 @@ class _Forked:
 def _stage(arguments: list[str], environment: Mapping[str, str]) -> None:
     from lightning_idc.cli import main
 
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
-    os.setsid()
-    os.environ.update(environment)
-    sys.argv = ["lightning-idc", *arguments]
-    sys.exit(main(arguments))
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+        os.setsid()
+        os.environ.update(environment)
+        sys.argv = ["lightning-idc", *arguments]
+        sys.exit(main(arguments))
+    except KeyboardInterrupt:  # before the command has begun, which treats it in its own way
+        sys.exit(130)
 
 
 def may_fork(trainer: dict[str, Any], imported_only: bool) -> bool:
