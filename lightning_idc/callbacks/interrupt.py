@@ -16,20 +16,23 @@ NAME = "interrupted.ckpt"
 class StopCleanly(Callback):
     """Turns the first Ctrl-C of a training run into a checkpoint after the step in hand; the second stops at once.
 
+    Where a validation follows the step, the checkpoint comes after the first step behind it: Lightning does not validate
+    when it resumes from one that was saved in between, and the result differs.
+
     Args:
         folder: where ``interrupted.ckpt`` is written; None for ``checkpoints`` in the trainer's folder.
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
         self.folder = folder
-        self._asked = False
+        self._asked = self._waits = False
         self._before: Any = None
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # several processes hear of it in different steps, and one cannot save without the others
         if trainer.world_size > 1 or threading.current_thread() is not threading.main_thread():
             return
-        self._asked = False
+        self._asked = self._waits = False
         self._before = signal.signal(signal.SIGINT, self._ask)
 
     def _ask(self, number: int, frame: FrameType | None) -> None:
@@ -44,6 +47,10 @@ class StopCleanly(Callback):
         whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0 or trainer.is_last_batch
         if not self._asked or not whole:
             return
+        every = trainer.val_check_batch
+        self._waits = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+        if self._waits:
+            return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
         target = folder / NAME
         trainer.save_checkpoint(target)
@@ -51,7 +58,7 @@ class StopCleanly(Callback):
         raise KeyboardInterrupt
 
     def on_validation_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
-        if self._asked:
+        if self._asked and not self._waits:
             raise KeyboardInterrupt  # the epoch's own checkpoint is newer than anything that could be saved here
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

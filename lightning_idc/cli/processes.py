@@ -46,9 +46,10 @@ class _Started:
 class _Forked:
     """A stage in a process of its own that has what this one has imported, which saves seconds per stage."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str]) -> None:
+    def __init__(self, arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any]) -> None:
         sys.stdout.flush()
-        self.process = multiprocessing.get_context("fork").Process(target=_stage, args=(arguments, environment))
+        context = multiprocessing.get_context("fork")
+        self.process = context.Process(target=_stage, args=(arguments, environment, handlers))
         self.process.start()
         self.pid = self.process.pid or 0
 
@@ -58,17 +59,22 @@ class _Forked:
         return self.process.exitcode
 
 
-def _stage(arguments: list[str], environment: Mapping[str, str]) -> None:
+def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any]) -> None:
     from lightning_idc.cli import main
 
     try:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _STOPPING)
+        _set_handlers(handlers)
         os.setsid()
         os.environ.update(environment)
         sys.argv = ["lightning-idc", *arguments]
         sys.exit(main(arguments))
     except KeyboardInterrupt:  # before the command has begun, which treats it in its own way
         sys.exit(130)
+
+
+def _set_handlers(handlers: Mapping[int, Any]) -> None:
+    for name, handler in handlers.items():
+        signal.signal(name, handler)
 
 
 def may_fork(trainer: dict[str, Any], imported_only: bool) -> bool:
@@ -102,23 +108,23 @@ def run_process(
     """
     variables = {RESULT: str(result), PARENT: str(os.getpid()), **(environment or {})}
     arguments = [verb, "--config", str(config)]
-    # Python prints and forgets an interrupt that comes while it forks
-    held = signal.pthread_sigmask(signal.SIG_BLOCK, _STOPPING if forked else ())
-    try:
-        process = _Forked(arguments, variables) if forked else _Started(arguments, variables)
-    except BaseException:
-        signal.pthread_sigmask(signal.SIG_SETMASK, held)
-        raise
+    handlers = {name: signal.getsignal(name) for name in _STOPPING}
+    process: _Started | _Forked | None = None if forked else _Started(arguments, variables)
     with _stopping_is_an_interrupt():
         try:
-            signal.pthread_sigmask(signal.SIG_SETMASK, held)
+            if process is None:
+                with _noting() as noted:
+                    process = _Forked(arguments, variables, handlers)
+                if noted:
+                    raise KeyboardInterrupt
             while (status := process.wait(None if given_up is None else 1.0)) is None:
                 if given_up is not None and given_up():
                     _kill(process)
                     return 1
         except KeyboardInterrupt:
             print("\nstopping after the step in hand; once more to stop at once ...", file=sys.stderr, flush=True)
-            _stop(process)
+            if process is not None:
+                _stop(process)
             return 130
     # a signal reads as a negative status
     return status if status >= 0 else 128 - status
@@ -154,6 +160,17 @@ def _stopping_is_an_interrupt() -> Iterator[None]:
     finally:
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+@contextmanager
+def _noting() -> Iterator[list[int]]:
+    """Note signals instead of raising: Python prints and forgets an interrupt that is raised while it forks."""
+    noted: list[int] = []
+    before = {name: signal.signal(name, lambda number, frame: noted.append(number)) for name in _STOPPING}
+    try:
+        yield noted
+    finally:
+        _set_handlers(before)
 
 
 def end_with_parent() -> None:

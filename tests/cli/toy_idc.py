@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -86,6 +88,17 @@ class OneRankFails(Base):
 
 class Other(Base):
     """Another class, which no other stage trains."""
+
+
+class InterruptAt(Callback):
+    """Ctrl-C while a step is computed."""
+
+    def __init__(self, step: int) -> None:
+        self.step = step
+
+    def on_train_batch_start(self, trainer: Trainer, *unused: Any) -> None:
+        if trainer.global_step == self.step:
+            os.kill(os.getpid(), signal.SIGINT)
 
 
 class Continuing(DataLoader[Any]):
