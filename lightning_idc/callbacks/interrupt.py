@@ -16,8 +16,8 @@ NAME = "interrupted.ckpt"
 class StopCleanly(Callback):
     """Turns the first Ctrl-C of a training run into a checkpoint after the step in hand; the second stops at once.
 
-    Where a validation follows the step, the checkpoint comes after the first step behind it: Lightning does not validate
-    when it resumes from one that was saved in between, and the result differs.
+    Where a validation follows the step, the checkpoint comes after the first step behind it: Lightning does not
+    validate when it resumes from one that was saved in between, and the result differs.
 
     Args:
         folder: where ``interrupted.ckpt`` is written; None for ``checkpoints`` in the trainer's folder.
