@@ -46,10 +46,12 @@ class _Started:
 class _Forked:
     """A stage in a process of its own that has what this one has imported, which saves seconds per stage."""
 
-    def __init__(self, arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any]) -> None:
+    def __init__(
+        self, arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any], noted: list[int]
+    ) -> None:
         sys.stdout.flush()
         context = multiprocessing.get_context("fork")
-        self.process = context.Process(target=_stage, args=(arguments, environment, handlers))
+        self.process = context.Process(target=_stage, args=(arguments, environment, handlers, noted))
         self.process.start()
         self.pid = self.process.pid or 0
 
@@ -59,11 +61,13 @@ class _Forked:
         return self.process.exitcode
 
 
-def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any]) -> None:
+def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any], noted: list[int]) -> None:
     from lightning_idc.cli import main
 
     try:
         _set_handlers(handlers)
+        if noted:  # asked to stop already
+            raise KeyboardInterrupt
         os.setsid()
         os.environ.update(environment)
         sys.argv = ["lightning-idc", *arguments]
@@ -114,7 +118,7 @@ def run_process(
         try:
             if process is None:
                 with _noting() as noted:
-                    process = _Forked(arguments, variables, handlers)
+                    process = _Forked(arguments, variables, handlers, noted)
                 if noted:
                     raise KeyboardInterrupt
             while (status := process.wait(None if given_up is None else 1.0)) is None:
