@@ -47,7 +47,7 @@ class _Forked:
     """A stage in a process of its own that has what this one has imported, which saves seconds per stage."""
 
     def __init__(
-        self, arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any], noted: list[int]
+        self, arguments: list[str], environment: Mapping[str, str], handlers: Mapping[Any, Any], noted: list[int]
     ) -> None:
         sys.stdout.flush()
         context = multiprocessing.get_context("fork")
@@ -61,7 +61,7 @@ class _Forked:
         return self.process.exitcode
 
 
-def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mapping[int, Any], noted: list[int]) -> None:
+def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mapping[Any, Any], noted: list[int]) -> None:
     from lightning_idc.cli import main
 
     try:
@@ -76,7 +76,7 @@ def _stage(arguments: list[str], environment: Mapping[str, str], handlers: Mappi
         sys.exit(130)
 
 
-def _set_handlers(handlers: Mapping[int, Any]) -> None:
+def _set_handlers(handlers: Mapping[Any, Any]) -> None:
     for name, handler in handlers.items():
         signal.signal(name, handler)
 
