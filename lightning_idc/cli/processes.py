@@ -170,7 +170,8 @@ def _stopping_is_an_interrupt() -> Iterator[None]:
 def _noting() -> Iterator[list[int]]:
     """Note signals instead of raising: Python prints and forgets an interrupt that is raised while it forks."""
     noted: list[int] = []
-    before = {name: signal.signal(name, lambda number, frame: noted.append(number)) for name in _STOPPING}
+    heard = [name for name in _STOPPING if signal.getsignal(name) is not signal.SIG_IGN]  # nohup ignores some
+    before = {name: signal.signal(name, lambda number, frame: noted.append(number)) for name in heard}
     try:
         yield noted
     finally:

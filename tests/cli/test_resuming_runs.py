@@ -218,12 +218,16 @@ def test_a_killed_run_takes_its_stage_with_it(runs: Any, forked: bool) -> None:
 def test_an_interrupt_at_the_moment_of_forking_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python prints and forgets what is raised while it forks, and the stage would train on."""
     moments = [True]
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in a job of the background
     os.register_at_fork(before=lambda: os.kill(os.getpid(), signal.SIGINT) if moments and moments.pop() else None)
     monkeypatch.setattr(lightning_idc.cli, "main", lambda arguments: time.sleep(20))
     began = time.monotonic()
-    assert processes.run_process("fit", tmp_path / "x.yaml", tmp_path / "out", forked=True) == 130
-    assert not moments and time.monotonic() - began < 10
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "later ones are heard"
+    try:
+        assert processes.run_process("fit", tmp_path / "x.yaml", tmp_path / "out", forked=True) == 130
+        assert not moments and time.monotonic() - began < 10
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler, "later ones are heard"
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def wait_for(found: Any, seconds: float) -> Any:
