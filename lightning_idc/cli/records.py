@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.errors import DataError
-from lightning_idc.files import atomic_write, digest, file_digest
+from lightning_idc.files import atomic_write, digest, file_digest, fingerprint
 
 
-def write_json(path: Path, value: Any) -> None:
-    """Write plain values, durably."""
-    atomic_write(path, json.dumps(value, indent=2))
+_SEAL = "digest_of_record"
+
+
+def write_json(path: Path, value: dict[str, Any]) -> None:
+    """Write plain values, durably, with a digest that shows whether they are still those."""
+    atomic_write(path, json.dumps({**value, _SEAL: fingerprint(value)}, indent=2))
 
 
 def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]:
@@ -25,7 +28,7 @@ def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]
         remedy: what to do about a damaged one.
 
     Raises:
-        DataError: it cannot be read, or a name is missing.
+        DataError: it cannot be read, a name is missing, or it is not what was written.
     """
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
@@ -34,6 +37,9 @@ def read_record(path: Path, names: Sequence[str], remedy: str) -> dict[str, Any]
     missing = [name for name in names if name not in found] if isinstance(found, dict) else list(names)
     if missing:
         raise DataError(f"{path} is damaged: it has no {missing[0]!r}; {remedy}")
+    seal = found.pop(_SEAL, None)  # earlier versions wrote none
+    if seal is not None and seal != fingerprint(found):
+        raise DataError(f"{path} is damaged: it is not what was written; {remedy}")
     return dict(found)
 
 

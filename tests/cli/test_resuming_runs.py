@@ -147,6 +147,23 @@ def test_damaged_records_are_one_sentence(
     assert len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize("name", ["run.json", "second/stage.json"])
+def test_a_flipped_character_of_a_record_is_noticed(
+    runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    Path("toy.yaml").write_text(FIT)
+    assert main(["run", "toy.yaml", "--run_dir", "out", "--model.width", "7"]) == 0
+    path = tmp_path / "out" / name
+    text = path.read_text()
+    old, new = ('"model.width": 7', '"model.width": 5') if name == "run.json" else ("best", "bess")
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    capsys.readouterr()
+    assert main(["run", "toy.yaml", "--resume", "out"]) == 1
+    (said,) = capsys.readouterr().err.strip().splitlines()
+    assert said.startswith("error: ") and name.split("/")[-1] in said and "damaged" in said
+
+
 # ---- one run in a folder at a time -----------------------------------------------------------------------
 
 
