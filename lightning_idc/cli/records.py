@@ -10,7 +10,6 @@ from typing import Any
 from lightning_idc.errors import DataError
 from lightning_idc.files import atomic_write, digest, file_digest, fingerprint
 
-
 _SEAL = "digest_of_record"
 
 

@@ -155,7 +155,7 @@ def test_a_flipped_character_of_a_record_is_noticed(
     assert main(["run", "toy.yaml", "--run_dir", "out", "--model.width", "7"]) == 0
     path = tmp_path / "out" / name
     text = path.read_text()
-    old, new = ('"model.width": 7', '"model.width": 5') if name == "run.json" else ("best", "bess")
+    old, new = ('"model.width": 7', '"model.width": 5') if name == "run.json" else (".ckpt", ".ckpu")
     assert old in text
     path.write_text(text.replace(old, new, 1))
     capsys.readouterr()
