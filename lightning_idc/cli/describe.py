@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_idc.cli import typed
+from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
 from lightning_idc.serve.notes import noted
@@ -48,5 +49,5 @@ def describe(
                 raise ConfigError(
                     f"cannot write {str(save)!r} ({error}); name a .png in a folder that exists"
                 ) from error
-    print(answer.as_json(notes=notes) if json else answer.as_text())
+    print(answer.as_json(notes=notes) if json else printable(answer.as_text()))
     return 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,8 @@ import torch
 
 from lightning_idc.cli import VERBS, lightning, main
 from lightning_idc.cli.recipes import shipped
+from lightning_idc.core.loading import load_captioner
+from lightning_idc.errors import CheckpointError
 
 ROOT = Path(__file__).resolve().parents[2]
 
