@@ -1,7 +1,6 @@
 from lightning_idc.methods.adpo.cached_scores import CachedScores as CachedScores
 from lightning_idc.methods.adpo.negatives import Counterfactual as Counterfactual
 from lightning_idc.methods.adpo.negatives import FromData as FromData
-from lightning_idc.methods.adpo.negatives import Mixture as Mixture
 from lightning_idc.methods.adpo.negatives import RandomCaption as RandomCaption
 from lightning_idc.methods.adpo.negatives import SameScene as SameScene
 from lightning_idc.methods.adpo.negatives import SelfSampled as SelfSampled
