@@ -62,12 +62,10 @@ def test_the_example_of_a_data_set_runs(name: str, tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(Benchmark.__init__, "__defaults__", (None, False, "raise", False))
     monkeypatch.setattr(DeepPCB.__init__, "__defaults__", ("data/deeppcb", False, True, False))
     kind = KINDS[name]
+    (tmp_path / "data").mkdir()
     for make in ALL:
-        root = tmp_path / "data" / make.__name__
         if make.__name__ == getattr(kind, "folder", None):
-            root.mkdir(parents=True)
-            make(root)
-    (tmp_path / "data").mkdir(exist_ok=True)
+            make(tmp_path / "data" / make.__name__)
     OTHERS.get(name, lambda data: None)(tmp_path / "data")
     module = importlib.import_module(kind.__module__)
     own = {**vars(module), "torch": torch, "json": json}
