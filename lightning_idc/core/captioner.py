@@ -110,29 +110,47 @@ class PairCaptioner(PairModule):
         max_length: int | None = None,
         num_beams: int | None = None,
         change_scores: bool = False,
+        samples: int | None = None,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
     ) -> list[Caption]:
-        """Say what changed, one caption per pair.
+        """Say what changed: one caption per pair, or ``samples`` random ones, those of a pair together.
 
         Args:
             features: B pairs.
             max_length: most tokens, the end token included.
             num_beams: 1 decodes greedily.
             change_scores: also score the known no-change sentences.
+            samples: captions drawn at random per pair; None searches for the likeliest one.
+            temperature: of samples, as in :meth:`sample`.
+            top_p: of samples.
+            generator: of samples.
+
+        Raises:
+            ConfigError: samples are drawn and ``num_beams`` is given too.
         """
-        vocabulary, net = self.built_vocabulary, self.built_net
-        length = max_length or self.hparams["max_length"]
-        beams = num_beams or self.hparams["num_beams"]
-        with gathered(net):  # captions of different length would make processes wait for each other
-            decoded: Decoded = (
-                greedy(net, features, length, vocabulary.special)
-                if beams == 1
-                else beam_search(net, features, length, beams, special=vocabulary.special)
-            )
+        vocabulary = self.built_vocabulary
+        if samples is None:
+            decoded = self._searched(features, max_length, num_beams or self.hparams["num_beams"])
+        elif num_beams is not None:
+            raise ConfigError(f"samples is {samples} and num_beams {num_beams}; give one of them")
+        else:
+            decoded = self.sample(features, samples, temperature, top_p, generator, max_length)
         scores = self.change_scores(features) if change_scores else [None] * len(features)
+        scores = [score for score in scores for _ in range(samples or 1)]
         return [
             Caption(vocabulary.decode(ids), log_prob, score)
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
+
+    def _searched(self, features: PairFeatures, max_length: int | None, beams: int) -> Decoded:
+        net, special = self.built_net, self.built_vocabulary.special
+        length = max_length or self.hparams["max_length"]
+        with gathered(net):  # captions of different length would make processes wait for each other
+            if beams == 1:
+                return greedy(net, features, length, special)
+            return beam_search(net, features, length, beams, special=special)
 
     def sample(
         self,
@@ -142,8 +160,9 @@ class PairCaptioner(PairModule):
         top_p: float = 1.0,
         generator: torch.Generator | None = None,
         max_length: int | None = None,
+        uniforms: Tensor | None = None,
     ) -> Decoded:
-        """Captions drawn at random, ``samples`` per pair, those of a pair together; see ``core/decoding.py: sample``.
+        """Token ids of captions drawn at random, ``samples`` per pair, those of a pair together.
 
         Args:
             features: B pairs.
@@ -152,11 +171,12 @@ class PairCaptioner(PairModule):
             top_p: probability of the likely tokens that are drawn from.
             generator: of all chance; torch's global one when None.
             max_length: most tokens, the end token included.
+            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
         """
         length = max_length or self.hparams["max_length"]
         net, special = self.built_net, self.built_vocabulary.special
         with gathered(net):  # captions of different length would make processes wait for each other
-            return sample(net, features, length, samples, temperature, top_p, generator, special)
+            return sample(net, features, length, samples, temperature, top_p, generator, special, uniforms)
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""

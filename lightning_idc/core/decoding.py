@@ -274,8 +274,9 @@ def sample(
     top_p: float = 1.0,
     generator: torch.Generator | None = None,
     special: SpecialIds = OWN,
+    uniforms: Tensor | None = None,
 ) -> Decoded:
-    """Draw captions at random, token by token, from one look at each pair.
+    """Draw captions at random, token by token, from one encoding of each pair.
 
     Args:
         net: the network.
@@ -286,6 +287,8 @@ def sample(
         top_p: tokens are drawn from the fewest likely ones whose probabilities sum to this.
         generator: of all chance; torch's global one when None.
         special: ids of the vocabulary's special tokens.
+        uniforms: numbers in [0, 1) that decide instead of the generator, one for each token, ``(B * K, length)``: what
+            a pair gets then does not depend on the other pairs of its batch.
 
     Returns:
         B * K captions, those of a pair together; the log-probabilities are the network's own, whatever temperature
@@ -300,6 +303,9 @@ def sample(
             f"{samples}"
         )
     device, count = features.memory.device, len(features) * samples
+    if uniforms is None:
+        uniforms = torch.rand(count, length, generator=generator, device=generator.device if generator else None)
+    uniforms = uniforms.to(device)
     owners = torch.arange(len(features), device=device).repeat_interleave(samples)
     state = select_rows(net.start(features), owners)
     ids = torch.full((count, length), special.pad, dtype=torch.long, device=device)
@@ -307,15 +313,14 @@ def sample(
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
+    ends = torch.tensor(special.ends, device=device)
     for position in range(length):
         log_probs = _next_log_probs(net.step(state, tokens), special)
-        chances = _nucleus((log_probs / temperature).softmax(-1), top_p)
-        drawn_on = device if generator is None else generator.device
-        tokens = torch.multinomial(chances.to(drawn_on), 1, generator=generator)[:, 0].to(device)
+        tokens = _drawn(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
         ids[rows, position] = tokens
         sums[rows] += log_probs.gather(1, tokens[:, None])[:, 0]
         lengths[rows] += 1
-        going = tokens != special.eos
+        going = ~torch.isin(tokens, ends)
         if position + 1 == length or not bool(going.any()):
             break
         if not bool(going.all()):
@@ -324,11 +329,32 @@ def sample(
     return _collect(ids, lengths, sums)
 
 
-def _nucleus(chances: Tensor, top_p: float) -> Tensor:
-    """Zero out all but the fewest tokens whose probabilities ``(N, V)`` sum to ``top_p``; the likeliest stays."""
+def sampling_probabilities(log_probs: Tensor, temperature: float = 1.0, top_p: float = 1.0) -> Tensor:
+    """Probabilities ``(N, V)`` that tokens are drawn with.
+
+    Args:
+        log_probs: of the next tokens, ``(N, V)``.
+        temperature: divides them.
+        top_p: all but the fewest likely tokens whose probabilities sum to this get 0; the likeliest stays.
+
+    Example:
+        >>> sampling_probabilities(torch.tensor([[0.5, 0.3, 0.2]]).log(), top_p=0.6)
+        tensor([[0.6250, 0.3750, 0.0000]])
+    """
+    chances = (log_probs / temperature).softmax(-1)
     if top_p >= 1:
         return chances
     ordered = chances.sort(-1, descending=True)
     before = ordered.values.cumsum(-1) - ordered.values
     kept = ordered.values.masked_fill(before >= top_p, 0.0)
+    kept = kept / kept.sum(-1, keepdim=True)
     return torch.zeros_like(chances).scatter(-1, ordered.indices, kept)
+
+
+def _drawn(chances: Tensor, uniforms: Tensor) -> Tensor:
+    """Tokens ``(N,)`` of distributions ``(N, V)`` by the inverse of their sums, so that one number decides each."""
+    sums = chances.cumsum(-1)
+    # scaled to the last sum, which rounding may keep from 1, and below it, or a token without a chance could be next
+    below = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))
+    goals = torch.minimum(uniforms[:, None].to(sums) * sums[:, -1:], below)
+    return torch.searchsorted(sums, goals, right=True)[:, 0]

@@ -64,6 +64,14 @@ from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureMo
 from lightning_idc.methods.procap.procedure import WarmupHold as WarmupHold
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer as NamingTokenizer
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining as TokenizerTraining
+from lightning_idc.methods.rl.judge_reward import JudgeReward as JudgeReward
+from lightning_idc.methods.rl.mining import RewardMined as RewardMined
+from lightning_idc.methods.rl.rewards import CiderReward as CiderReward
+from lightning_idc.methods.rl.rewards import FactsReward as FactsReward
+from lightning_idc.methods.rl.rewards import LengthReward as LengthReward
+from lightning_idc.methods.rl.rewards import MetricReward as MetricReward
+from lightning_idc.methods.rl.rewards import Reward as Reward
+from lightning_idc.methods.rl.rewards import WeightedRewards as WeightedRewards
 from lightning_idc.methods.vlm.lora import LoraAdapter as LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner as VLMCaptioner
 from lightning_idc.methods.vlm.tower import TowerNaming as TowerNaming

@@ -1,4 +1,4 @@
-"""Preference optimisation on two processes: DPO equals one process, ADPO keeps its replicas equal."""
+"""Preference and policy optimisation on two processes: DPO and GRPO equal one process; ADPO's replicas stay equal."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "recipes" / "paper"
 
 
-def outcome(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+def outcome(kind: str, out: Path) -> tuple[list[dict[str, torch.Tensor]], list[list[float]]]:
     launch(HERE / "two_processes_preference.py", kind, out)
-    weights = torch.load(out / f"{kind}.ckpt", weights_only=True)["state_dict"]
+    files = (f"{kind}.ckpt", f"{kind}-rewarded.ckpt")
+    weights = [torch.load(out / name, weights_only=True)["state_dict"] for name in files]
     return weights, torch.load(out / f"{kind}.pt", weights_only=True)
 
 
@@ -31,14 +32,15 @@ def outcome(kind: str, out: Path) -> tuple[dict[str, torch.Tensor], list[list[fl
 def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     expected, _ = outcome("one", tmp_path_factory.mktemp("one"))
     found, replicas = outcome(kind, tmp_path)
-    assert found.keys() == expected.keys()
-    moved = 0.0
-    for name, value in expected.items():
-        twin = f"aux_addons.preference.reference.twin.{name}"
-        if twin in expected:
-            moved = max(moved, float((value - expected[twin]).abs().max()))
-        torch.testing.assert_close(found[name], value, rtol=1e-4, atol=5e-6, msg=name)
-    assert moved > 1e-2, "the policy left the reference"
+    for addon, one, two in zip(("preference", "policy"), expected, found, strict=True):
+        assert two.keys() == one.keys()
+        moved = 0.0
+        for name, value in one.items():
+            twin = f"aux_addons.{addon}.reference.twin.{name}"
+            if twin in one:
+                moved = max(moved, float((value - one[twin]).abs().max()))
+            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=5e-6, msg=f"{addon}: {name}")
+        assert moved > 1e-2, f"{addon}: the policy left the reference"
     assert len(replicas) == 2 and replicas[0] == replicas[1]
 
 

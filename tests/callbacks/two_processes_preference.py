@@ -1,4 +1,4 @@
-"""Run by test_preference_distributed.py: DPO, then ADPO, on one or two gloo processes; write what came out."""
+"""Run by test_preference_distributed.py: DPO, ADPO, then GRPO, on one or two gloo processes; write what came out."""
 
 from __future__ import annotations
 
@@ -11,13 +11,17 @@ from helpers.processes import gloo
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
+from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from lightning_idc.core.addon import TrainingStep
 from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.types import PairBatch
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.rl.policy import GroupRelative
+from lightning_idc.methods.rl.rewards import Reward, Texts
 
 
 class TwoColors(TinySource):
@@ -41,6 +45,14 @@ class Fixed(NegativeSource):
     def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
         wrong = {"red": "it turned green", "green": "it turned blue", "blue": "it turned red"}
         return Draw([[wrong[str(kind)]] * count for kind in step.batch.change_types])
+
+
+class Mentions(Reward):
+    """How often a caption names its colour."""
+
+    def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
+        kinds = [str(kind) for kind in pairs.change_types]
+        return torch.tensor([[float(t.split().count(k)) for t in row] for k, row in zip(kinds, texts, strict=True)])
 
 
 def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCaptioner]:
@@ -72,6 +84,10 @@ def main(kind: str, out: Path) -> None:
     torch.set_num_threads(1)
     trainer, _ = train(kind, out, [PreferenceOptimization(negatives=Fixed())])
     trainer.save_checkpoint(out / f"{kind}.ckpt")
+    # token means and the deviation of a step are over all processes
+    rewarded = GroupRelative(Mentions(), samples=8, beta=0.05, scale="batch", averaging="token", filter_groups=True)
+    trainer, _ = train(kind, out, [rewarded])
+    trainer.save_checkpoint(out / f"{kind}-rewarded.ckpt")
     trainer, model = train(kind, out, [PreferenceOptimization(), AdversarialRetriever(candidates=6, alignment=0.5)])
     replicas = all_gather_object(replica(model))
     if trainer.is_global_zero:

@@ -93,6 +93,8 @@ class Flip(PairTransform):
             captions=[swap_sides(caption) for caption in sample.captions],
             boxes=boxes,
             masks=None if sample.masks is None else sample.masks.flip(-1),
+            # a ground truth in meta stays that of the pictures before
+            meta={**sample.meta, "flipped": not sample.meta.get("flipped", False)},
         )
 
 

@@ -19,8 +19,9 @@ from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
+from lightning_idc.methods.adpo.policy_callback import train_data
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
-from lightning_idc.methods.adpo.preference import PreferenceOptimization, train_data
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import LOOK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
 from lightning_idc.methods.adpo.retriever import EncoderHeads, FeatureHeads, PairTextMatcher

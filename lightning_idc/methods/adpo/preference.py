@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_idc.core.addon import AUX, Addon, TrainingStep, addons_of
-from lightning_idc.core.addon_callback import AddonCallback
+from lightning_idc.core.addon import Addon, TrainingStep, addons_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
+from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.adpo.preference_addon import OTHER_IMAGES, Preference
 from lightning_idc.methods.adpo.references import FrozenCopy, ReferencePolicy
 
-if TYPE_CHECKING:
-    from lightning_idc.data.core.datamodule import PairDataModule
 
-
-class PreferenceOptimization(AddonCallback):
+class PreferenceOptimization(PolicyCallback):
     """Trains a captioner by direct preference optimisation instead of by the caption loss.
 
     The chosen captions are those that the batch holds (``captions_per_pair`` of them), each against one rejected
@@ -62,7 +59,7 @@ class PreferenceOptimization(AddonCallback):
         name: str = "preference",
         weight: float = 1.0,
     ) -> None:
-        super().__init__(name, weight)
+        super().__init__(FrozenCopy() if reference is None else reference, dropout, name, weight)
         if beta <= 0:
             raise ConfigError(f"beta is {beta}; expected a positive number, such as 0.1")
         if other_images not in OTHER_IMAGES:
@@ -70,9 +67,8 @@ class PreferenceOptimization(AddonCallback):
         self.image_weight, self.other_images = image_weight, other_images
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives
-        self.reference = FrozenCopy() if reference is None else reference
         self.length_normalise, self.caption_weight = length_normalise, caption_weight
-        self.dropout, self.falling = dropout, falling
+        self.falling = falling
         self.rivals = RandomCaption() if validation else None
 
     def build(self, host: LightningModule) -> Addon:
@@ -81,6 +77,7 @@ class PreferenceOptimization(AddonCallback):
         for source in (self.negatives, self.rivals):
             if source is not None:
                 source.connect(train_data(host))
+        assert self.reference is not None
         self.reference.connect(host)
         return Preference(
             self.loss,
@@ -106,10 +103,6 @@ class PreferenceOptimization(AddonCallback):
         assert isinstance(found, Preference)
         return found
 
-    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        if stage == "fit":  # nothing of it is needed, and no training data is there, in any other stage
-            super().setup(trainer, pl_module, stage)
-
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Hand over the source of negatives that trains beside this one; by now all add-ons are attached."""
         opponents = {
@@ -121,16 +114,6 @@ class PreferenceOptimization(AddonCallback):
             raise ConfigError(f"add-ons {list(opponents)} all give negatives; at most one may: remove the others")
         for opponent in opponents.values():
             self.addon(pl_module).play_against(opponent, opponent.share)
-
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self.dropout and self.weight:
-            for name, child in pl_module.named_children():
-                if name != AUX:
-                    child.eval()
-
-    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
-        if self.weight:
-            self.reference.follow(pl_module)
 
     def on_validation_batch_end(
         self,
@@ -148,32 +131,6 @@ class PreferenceOptimization(AddonCallback):
         logged = {f"val/{name}": value for name, value in figures.items()}
         pl_module.log_dict(logged, batch_size=len(batch), sync_dist=True)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        self.reference.save()
-
-    def state_dict(self) -> dict[str, Any]:
-        return self.reference.beyond_weights()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.reference.restore(state_dict)
-
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.reference.save()
+        super().on_train_end(trainer, pl_module)
         self.addon(pl_module).record.save(trainer.default_root_dir)
-
-
-def train_data(host: LightningModule) -> PairDataModule:
-    """Data module that a captioner is trained on.
-
-    Raises:
-        ConfigError: there is none, so nobody knows the captions of the training split.
-    """
-    from lightning_idc.data.core.datamodule import PairDataModule
-
-    data = host.trainer.datamodule  # type: ignore[attr-defined]
-    if not isinstance(data, PairDataModule):
-        raise ConfigError(
-            f"negatives are drawn from the training captions of a PairDataModule; the trainer has "
-            f"{'none' if data is None else type(data).__name__}"
-        )
-    return data

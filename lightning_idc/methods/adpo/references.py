@@ -40,6 +40,26 @@ class ReferencePolicy(nn.Module):
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability ``(B, K)`` of ``tokens (B, K, T)`` without a gradient."""
 
+    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
+        """Log-probability of every token, ``(B, K, T)``, without a gradient.
+
+        Raises:
+            ConfigError: this reference knows sums only.
+        """
+        raise ConfigError(
+            f"{type(self).__name__} gives no log-probability per token; use FrozenCopy, MovingAverage or AdaptersOff"
+        )
+
+
+class PolicyReference(ReferencePolicy):
+    """A reference that is a captioner itself, and so scores any caption token by token."""
+
+    @abstractmethod
+    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor: ...
+
+    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+        return (self.log_probs(step, tokens) * mask).sum(-1)
+
 
 def encoding_is_trained(features: PairFeatures) -> bool:
     """Whether anything that made these features is trained; if not, policy and reference see the same ones."""
@@ -55,7 +75,7 @@ class SwitchesAdaptersOff(Protocol):
     def trainable_non_adapter_parameters(self) -> list[str]: ...
 
 
-class AdaptersOff(ReferencePolicy):
+class AdaptersOff(PolicyReference):
     """The policy with all its adapters (LoRA, MDP) switched off; costs no memory.
 
     After supervised training with adapters these must first become part of the network, or the reference would be the
@@ -66,13 +86,14 @@ class AdaptersOff(ReferencePolicy):
         super().__init__()
         self._checked = False
 
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
         host: Any = step.host
         if not self._checked:
             self._check(host)
         with torch.no_grad(), self.switched(host):
             features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
-            return host.score(features, tokens, mask)
+            found: Tensor = host.log_probs(features, tokens)
+            return found
 
     def switched(self, host: Any) -> AbstractContextManager[None]:
         """While it is open the host is the reference policy."""
@@ -117,7 +138,7 @@ class AdapterCopy(AdaptersOff):
             yield
 
 
-class FrozenCopy(ReferencePolicy):
+class FrozenCopy(PolicyReference):
     """A copy of the policy as it was at the start; costs its memory once more, in checkpoints too."""
 
     twin: PairCaptioner
@@ -136,10 +157,10 @@ class FrozenCopy(ReferencePolicy):
         self.twin.requires_grad_(False)
 
     @torch.no_grad()
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
         self.twin.eval()  # Lightning sets everything to training
         features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
-        return self.twin.score(features, tokens, mask)
+        return self.twin.log_probs(features, tokens)
 
 
 class MovingAverage(FrozenCopy):

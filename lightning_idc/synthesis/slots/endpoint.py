@@ -195,12 +195,13 @@ class EndpointVision(VisionLanguageModel):
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         return self.endpoint.ask(
             [
-                [*map(_picture, shown), {"type": "text", "text": prompt}]
+                [*map(image_part, shown), {"type": "text", "text": prompt}]
                 for shown, prompt in zip(images, prompts, strict=True)
             ]
         )
 
 
-def _picture(image: Tensor) -> dict[str, Any]:
+def image_part(image: Tensor) -> dict[str, Any]:
+    """Part of a user message that shows a picture, as PNG."""
     data = base64.b64encode(encode_image(image)).decode()
     return {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{data}"}}

@@ -1,0 +1,76 @@
+"""RewardMined: the policy's own worst captions as the rejected ones of preference optimisation."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from lightning_idc.core.addon import TrainingStep
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, RandomCaption
+from lightning_idc.methods.adpo.pool import same_words
+from lightning_idc.methods.rl.rewards import Reward
+from lightning_idc.methods.rl.rollout import grouped
+
+if TYPE_CHECKING:
+    from lightning_idc.data.core.datamodule import PairDataModule
+
+
+class RewardMined(NegativeSource):
+    """What the policy itself says at random and a reward finds worst, for :class:`PreferenceOptimization`.
+
+    Beside an `AdversarialRetriever` its ``share`` says how many negatives come from where. A sample that is a
+    reference, or as good as ``best``, is replaced by a caption of another pair.
+
+    Args:
+        reward: judges the samples.
+        samples: drawn per pair, of which the worst are taken.
+        best: samples with this reward or more are no negatives; None for any.
+        temperature: of the sampling.
+        top_p: of the sampling.
+
+    Raises:
+        ConfigError: no caption is drawn.
+    """
+
+    def __init__(
+        self,
+        reward: Reward,
+        samples: int = 8,
+        best: float | None = 1.0,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+    ) -> None:
+        if samples < 1:
+            raise ConfigError(f"samples is {samples}; expected at least one caption to choose from")
+        self.reward, self.samples, self.best = reward, samples, best
+        self.temperature, self.top_p = temperature, top_p
+        self.elsewhere = RandomCaption()
+
+    def connect(self, data: PairDataModule) -> None:
+        self.reward.connect(data)
+        self.elsewhere.connect(data)
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        host: Any = step.host
+        found = self.elsewhere.draw(step, count, generator)
+        wanted = max(self.samples, count)
+        said = host.generate(
+            step.features, samples=wanted, temperature=self.temperature, top_p=self.top_p, generator=generator
+        )
+        texts = grouped([caption.text for caption in said], wanted)
+        rewards = self.reward(step.batch, texts).tolist()
+        for row, own, samples, values in zip(found.texts, step.batch.references, texts, rewards, strict=True):
+            right = {same_words(caption) for caption in own}
+            # each sentence once, the worst first
+            worst = sorted(
+                {same_words(text): (value, text) for value, text in zip(values, samples, strict=True)}.values()
+            )
+            wrong = [
+                text
+                for value, text in worst
+                if text.strip() and same_words(text) not in right and (self.best is None or value < self.best)
+            ]
+            row[: len(wrong)] = wrong[:count]
+        return found
