@@ -16,7 +16,7 @@ from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.files import save, save_json
 from lightning_idc.metrics.floors import constant_caption
-from lightning_idc.report.comparison import Captioned, Row, differences_table, rows_of
+from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
@@ -60,7 +60,8 @@ class CompareResults(Callback):
             rows = self._compared(trainer, folders)
             for row in rows:
                 table[row.name]["compared"] = row.as_dict()
-            text = f"{text}\n\n{differences_table(rows)}\n\n{RULES}"
+            facts = f"\n\n{facts_table(rows)}" if any(row.facts for row in rows) else ""
+            text = f"{text}\n\n{differences_table(rows)}{facts}\n\n{RULES}"
         print(f"\n{text}\n", flush=True)
         save_json(folder / "comparison.json", table)
         save(folder / "comparison.md", lambda path: path.write_text(text + "\n", encoding="utf-8"))

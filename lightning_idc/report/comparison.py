@@ -155,6 +155,21 @@ def differences_table(rows: Sequence[Row]) -> str:
     return Table(columns, cells).markdown()
 
 
+def facts_table(rows: Sequence[Row]) -> str:
+    """Percent of the pairs to which a fact applies that get it right, and what a row has over the one before it.
+
+    No interval stands beside a fact that applies to other pairs than in the row before, as a relation does that only
+    one of the two names.
+    """
+    facts = list(dict.fromkeys(fact for row in rows for fact in row.facts))
+    cells = []
+    for row in rows:
+        gains = {fact: f" {interval(row.over_before[fact])}" for fact in facts if fact in row.over_before}
+        known = [f"{row.facts[fact]:.1f}{gains.get(fact, '')}" if fact in row.facts else "-" for fact in facts]
+        cells.append([row.name, *known])
+    return Table(["facts right, %", *facts], cells).markdown()
+
+
 def interval(difference: Difference) -> str:
     """``+3.0 [1.0, 5.0]``."""
     return f"{difference.difference:+.1f} [{difference.low:.1f}, {difference.high:.1f}]"

@@ -10,7 +10,7 @@ import pytest
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import score_captions
-from lightning_idc.report.comparison import Captioned, differences_table, facts_over, interval, rows_of
+from lightning_idc.report.comparison import Captioned, differences_table, facts_over, facts_table, interval, rows_of
 
 COLORS, SHAPES = ("red", "blue", "gray", "green"), ("cube", "sphere", "cylinder")
 THINGS = [f"{color} {shape}" for color, shape in itertools.product(COLORS, SHAPES)] * 3
@@ -66,3 +66,13 @@ def test_facts_are_compared_where_they_apply() -> None:
     assert found["type"].difference == pytest.approx(25) and 0 < found["type"].low < 25 < found["type"].high < 50
     assert (found["value"].difference, found["value"].wins, found["value"].losses) == (100, 20, 0)
     assert facts_over(first, {id: {"type": True, "value": True} for id in second}).keys() == {"type"}, "other pairs"
+    ids = list(REFERENCES)
+    facts = [
+        {id: {"type": n % 2 < right, "value": True if n % right else None} for n, id in enumerate(ids)}
+        for right in (1, 2)
+    ]
+    table = facts_table(rows_of({str(k): Captioned(SEES, facts=known) for k, known in enumerate(facts)}, REFERENCES))
+    lines = [[cell.strip() for cell in line.strip("|").split("|")] for line in table.splitlines()]
+    assert lines[0] == ["facts right, %", "type", "value"]
+    assert lines[2] == ["0", "50.0", "-"], "no pair has a value"
+    assert lines[3][1].startswith("100.0 +50.0 [") and lines[3][2] == "100.0"

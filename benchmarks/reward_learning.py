@@ -1,0 +1,207 @@
+"""Do rewards teach a captioner what more supervised training does not? Several seeds, one SFT each.
+
+    python benchmarks/reward_learning.py [--seeds 1 2 3 4 5] [--world careful vague] [--out results/FILE.json]
+    python benchmarks/reward_learning.py --rows rewards    # facts alone, facts with CIDEr-D, CIDEr-D alone
+    python benchmarks/reward_learning.py --rows methods    # GRPO, Dr. GRPO, DAPO, GSPO and RLOO with the same reward
+
+Rendered CLEVR-Change pairs of 64 pixels in the worlds of preference_learning.py and the settings of
+recipes/grpo.yaml. From one supervised captioner likelihood goes on (SFT+), or self-critical training (SCST, CIDEr-D)
+or group-relative policy optimisation (GRPO, exact facts of the scene and CIDEr-D) take over; SFT+ has more epochs,
+and the processor's seconds of each training stand beside its scores. Measured on held-out pairs with careful
+references: CIDEr-D, and the percent of captions whose type of change, attributes, new value and relation are right by
+the scene itself, the relation on the pairs whose references have one. Floors: a caption chosen on the training
+references, captions dealt to other pairs, and captions where the second image is the first. Differences to SFT+ come
+with Student's interval over seeds and the paired bootstrap over pairs of the mean over seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from _study import Study, over_seeds, write
+from lightning.pytorch import Callback
+from preference_learning import WORLDS, Run, adamw
+
+from lightning_idc.core.schedules import WarmupCosine
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.methods.pair_transformer.module import PairTransformer
+from lightning_idc.methods.rl.policy import GroupRelative, SelfCritical
+from lightning_idc.methods.rl.rewards import CiderReward, FactsReward, WeightedRewards
+from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.captions import Scores
+from lightning_idc.metrics.corpus import Floats
+from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.report.comparison import Captioned, Facts, Row
+
+QUESTION = (
+    "From one supervised captioner, does policy optimisation with exact facts raise the share of right relations by 15 "
+    "points over supervised training of equal compute, with CIDEr-D not lower?"
+)
+CONTROL = "SFT+"
+FACTS = ("type", "attributes", "value", "relation")
+Callbacks = Callable[[], list[Callback]]
+
+
+class RewardRun(Run):
+    """All trainings of one seed in one world."""
+
+    def measured(self, captioner: PairTransformer) -> tuple[Captioned, dict[str, float]]:
+        said, figures = super().measured(captioner)
+        return Captioned(said.captions, said.unchanged, self.related(said.facts)), figures
+
+    def related(self, facts: Facts) -> Facts:
+        """Facts with a relation only where the references have one, which makes them those of the same pairs."""
+        source = self.pairs().source("test")
+        asked = {}
+        for place, id in enumerate(source.ids):
+            changes = source.truth(place)["changes"]
+            asked[id] = bool(changes) and changes[0]["relation"] is not None
+        return {
+            id: {name: verdict if name != "relation" or asked[id] else None for name, verdict in known.items()}
+            for id, known in facts.items()
+        }
+
+    def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> tuple[Captioned, dict[str, float]]:
+        """Captions and figures after more training from the SFT policy, and its seconds of the processor."""
+        captioner = PairTransformer(
+            init_from=sft,
+            freeze_backbone=True,
+            captions_per_pair=3,
+            dropout=0.0,
+            optimizer=adamw(self.given.rate),
+            schedule=WarmupCosine(0.1),
+        )
+        begin = time.process_time()
+        self.trainer(epochs, [*callbacks(), self.saver("more")]).fit(captioner, self.pairs())
+        seconds = time.process_time() - begin
+        said, figures = self.measured(captioner)
+        return said, {**figures, "seconds": seconds}
+
+    def rows(self, rows: dict[str, tuple[Callbacks, int]]) -> dict[str, tuple[Captioned, dict[str, float]]]:
+        """What every row says, and its figures."""
+        sft = self.supervised()
+        said, figures = self.measured(PairTransformer.load_from_checkpoint(sft))
+        found = {"SFT": (said, {**figures, "seconds": 0.0})}
+        for name, (callbacks, epochs) in rows.items():
+            found[name] = self.rewarded(sft, callbacks, epochs)
+        return found
+
+
+def rows_of(given: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
+    """Callbacks by name of the row, made anew for each training, and its epochs."""
+
+    def both() -> WeightedRewards:
+        return WeightedRewards([FactsReward({"relation": given.relation}), CiderReward()], [1.0, given.cider])
+
+    def grpo(**options: Any) -> tuple[Callbacks, int]:
+        return lambda: [GroupRelative(both(), samples=given.samples, **options)], given.epochs
+
+    control: dict[str, tuple[Callbacks, int]] = {CONTROL: (list, given.more_epochs)}
+    if given.rows == "methods":
+        return control | {
+            "GRPO": grpo(),
+            "Dr. GRPO": grpo(scale="none", averaging="constant"),
+            "DAPO": grpo(clip_high=0.28, averaging="token", filter_groups=True),
+            "GSPO": grpo(level="sequence"),
+            "RLOO": grpo(scale="leave_one_out"),
+        }
+    scst: tuple[Callbacks, int] = (lambda: [SelfCritical(samples=4)], given.scst_epochs)
+    if given.rows == "rewards":
+        facts: tuple[Callbacks, int] = (
+            lambda: [GroupRelative(FactsReward({"relation": given.relation}), samples=given.samples)],
+            given.epochs,
+        )
+        cider: tuple[Callbacks, int] = (lambda: [GroupRelative(samples=given.samples)], given.epochs)
+        return control | {"SCST": scst, "GRPO, CIDEr-D": cider, "GRPO, facts": facts, "GRPO, facts and CIDEr-D": grpo()}
+    return control | {"SCST": scst, "GRPO": grpo()}
+
+
+def over_control(study: Study, said: Sequence[dict[str, Captioned]]) -> dict[str, Any]:
+    """What every row has over SFT+ by CIDEr-D and by each fact, over seeds and over pairs."""
+    found: dict[str, Any] = {}
+    for name in (name for name in said[0] if name != CONTROL):
+        found[name] = {}
+        for metric in ("CIDEr-D", *FACTS):
+            first, second = (
+                [pairwise(study.rows[place], captioned, row, metric) for place, captioned in enumerate(said)]
+                for row in (CONTROL, name)
+            )
+            gap = compare(mean_of(first, metric), mean_of(second, metric))[metric]
+            gains = [float(other.mean() - own.mean()) for own, other in zip(first, second, strict=True)]
+            found[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
+    return found
+
+
+def pairwise(rows: Sequence[Row], said: dict[str, Captioned], name: str, metric: str) -> Floats:
+    """A score of each pair, or 100 where a fact is right and 0 where it is wrong, of the pairs to which it applies."""
+    if metric == "CIDEr-D":
+        return next(row.scores.per_pair[metric] for row in rows if row.name == name)
+    verdicts = [known[metric] for _, known in sorted(said[name].facts.items())]
+    return np.array([100.0 * bool(verdict) for verdict in verdicts if verdict is not None])
+
+
+def mean_of(values: Sequence[Floats], metric: str) -> Scores:
+    """Scores of the mean over seeds."""
+    mean = np.mean(values, 0)
+    return Scores({metric: float(mean.mean())}, {metric: mean}, [str(place) for place in range(len(mean))], 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
+    parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["careful"])
+    parser.add_argument("--rows", choices=("main", "rewards", "methods"), default="main")
+    parser.add_argument("--pairs", type=int, default=3000)
+    parser.add_argument("--test_pairs", type=int, default=300)
+    parser.add_argument("--look_epochs", type=int, default=5)
+    parser.add_argument("--sft_epochs", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=3, help="of GRPO")
+    parser.add_argument("--more_epochs", type=int, default=9, help="of SFT+")
+    parser.add_argument("--scst_epochs", type=int, default=1)
+    parser.add_argument("--samples", type=int, default=8, help="captions of a pair in GRPO")
+    parser.add_argument("--rate", type=float, default=6e-4)
+    parser.add_argument("--relation", type=float, default=3.0, help="weight of the relation among the facts")
+    parser.add_argument("--cider", type=float, default=0.05, help="weight of CIDEr-D beside the facts")
+    parser.add_argument("--cache", help="folder of rendered pairs")
+    parser.add_argument("--work", type=Path, help="folder of checkpoints; a backbone that is there is taken")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out", "work")}
+    about = {"question": QUESTION, "command": " ".join(["python benchmarks/reward_learning.py", *sys.argv[1:]])}
+    worlds: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for world in given.world:
+            study, everything = None, []
+            for seed in given.seeds:
+                print(f"world {world}, seed {seed}", flush=True)
+                run = RewardRun(given, (given.work or Path(folder)) / str(seed), seed, world)
+                found = run.rows(rows_of(given))
+                study = study or study_of(run.pairs())
+                everything.append({name: said for name, (said, _) in found.items()})
+                study.add(seed, everything[-1], {name: figures for name, (_, figures) in found.items()})
+                worlds[world] = {**study.as_dict(), "over_control": over_control(study, everything)}
+                if given.out:
+                    write(given.out, settings, {**about, "worlds": worlds}, "lightning")
+            for row, gains in worlds[world]["over_control"].items():
+                for metric, gain in gains.items():
+                    print(f"{world} {row:<8} minus {CONTROL} {metric:<10} {gain}", flush=True)
+
+
+def study_of(data: SyntheticPairs) -> Study:
+    """Study of the test pairs of a world, with the constant caption of its training pairs."""
+    train, test = data.pairs_of("train"), data.pairs_of("test")
+    references = {id: test.captions(place) for place, id in enumerate(test.ids)}
+    return Study(references, constant_caption([train.captions(place) for place in range(len(train))]))
+
+
+if __name__ == "__main__":
+    main()
