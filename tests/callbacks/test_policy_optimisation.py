@@ -282,3 +282,25 @@ def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> Non
     ]
     with pytest.raises(ConfigError, match="give one of them"):
         model.generate(features, samples=2, num_beams=3)
+
+
+@pytest.mark.parametrize("kind", [GroupRelative, SelfCritical])
+def test_a_configuration_may_name_all_options(kind: type) -> None:
+    from jsonargparse import ArgumentParser
+
+    parser = ArgumentParser()
+    parser.add_class_arguments(kind, "callback")
+    known = {
+        "reward",
+        "samples",
+        "beta",
+        "reference",
+        "temperature",
+        "top_p",
+        "iterations",
+        "beside",
+        "dropout",
+        "weight",
+    }
+    found = set(vars(parser.get_defaults().callback))
+    assert known <= found and "surrogate" not in found
