@@ -63,14 +63,14 @@ def test_rewards_rise_with_either_method(sft: str, tmp_path: Path) -> None:
 
     before = reward_of(fit([], tmp_path, TinyCaptioner(init_from=sft, learning_rates={"vision": 0, "language": 0})))
     dapo: dict[str, Any] = {"clip_high": 0.28, "averaging": "token", "filter_groups": True, "level": "sequence"}
-    for callback, epochs in (
-        (GroupRelative(ColourReward(), samples=8), 12),
-        (GroupRelative(ColourReward(), samples=8, iterations=2, **dapo), 12),
+    for callback, gain in (
+        (GroupRelative(ColourReward(), samples=8), 0.15),
+        (GroupRelative(ColourReward(), samples=8, iterations=2, **dapo), 0.15),
         # advantages without a scale are smaller steps
-        (SelfCritical(ColourReward(), samples=8), 30),
+        (SelfCritical(ColourReward(), samples=8), 0.05),
     ):
-        model = fit([callback], tmp_path, TinyCaptioner(init_from=sft, learning_rates=FAST), max_epochs=epochs)
-        assert reward_of(model) > before + 0.15, type(callback).__name__
+        model = fit([callback], tmp_path, TinyCaptioner(init_from=sft, learning_rates=FAST), max_epochs=12)
+        assert reward_of(model) > before + gain, type(callback).__name__
         metrics = model.trainer.callback_metrics
         assert 0 <= metrics["train/reward"] <= 1 and metrics["train/completions/mean_length"] > 1
         assert {"train/reward_std", "train/frac_reward_zero_std", "train/clip_ratio/region_mean"} <= metrics.keys()
