@@ -98,8 +98,8 @@ class PolicyGradient(Addon):
             self.rollout = None
         if self.rollout is None:
             return step.batch
-        assert self.rollout.batch is not None
         self.rollout = self.rollout.to(step.host.device)
+        assert self.rollout.batch is not None
         return self.rollout.batch
 
     def objective(self, step: TrainingStep) -> Tensor:

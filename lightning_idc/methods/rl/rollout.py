@@ -52,7 +52,7 @@ class Rollout:
 
     def to(self, device: torch.device) -> Rollout:
         """Copy with every tensor on a device."""
-        moved = {
+        moved: dict[str, Any] = {
             field.name: value.to(device)
             for field in fields(self)
             if isinstance(value := getattr(self, field.name), Tensor | PairBatch)
