@@ -5,6 +5,7 @@
 # make fuzz   ten minutes of drawn inputs for everything that reads files
 # make lint   ruff
 # make types  mypy
+# make docs   the documentation as a site, in site/
 # make clean  removes the environment and what was made by running
 #
 # All use one environment in .venv, made anew when the lock changes; nothing but python3 (3.10 or later) and make is
@@ -19,7 +20,7 @@ READY := $(VENV)/.ready
 # Python's compiled files make the second start of a process twice as fast as the first
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all lock fuzz lint types clean
+.PHONY: help demo test test-all lock fuzz lint types docs clean
 
 help:
 	@sed -n 's/^# make/  make/p' Makefile
@@ -70,6 +71,9 @@ lint: $(READY)
 
 types: $(READY)
 	$(BIN)/mypy
+
+docs: $(READY)
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info runs .pytest_cache .ruff_cache .mypy_cache .hypothesis

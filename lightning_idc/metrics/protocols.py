@@ -226,6 +226,7 @@ _ALL = [
     ),
 ]
 PROTOCOLS = {protocol.name: protocol for protocol in _ALL}
+"""Every protocol by its name."""
 
 
 def protocol_named(name: str) -> Protocol:

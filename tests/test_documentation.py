@@ -1,0 +1,83 @@
+"""The documentation holds: names are the public ones, links lead somewhere, each yes has its test."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+from lightning_idc.cli import VERBS
+from lightning_idc.cli.recipes import shipped
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@cache
+def site() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("pages", ROOT / "docs" / "pages.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def written() -> dict[str, str]:
+    """Files of the repository that are pages, by path."""
+    return {source: (ROOT / source).read_text(encoding="utf-8") for source in site().sources()}
+
+
+def blocks(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+def test_the_reference_lists_all_public_names_with_what_they_are() -> None:
+    pages = site().api_pages()
+    for package in site().packages():
+        text = pages[f"api/{package}.md"]
+        names = re.findall(r"^## (\w+)$", text, re.MULTILINE)
+        assert names == sorted(set(importlib.import_module(package).__all__) - {"__version__"}), package
+        entries = re.split(r"^## \w+$", text, flags=re.MULTILINE)[1:]
+        silent = [name for name, entry in zip(names, entries, strict=True) if not entry.split("```")[2].strip()]
+        assert not silent, f"{package}: no docstring was found for {silent}"
+
+
+def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
+    for method, tests in site().matrix().items():
+        for feature, named in tests.items():
+            file, _, test = named.partition("::")
+            assert (ROOT / file).is_file(), f"{method}, {feature}: {file}"
+            known = {n.name for n in ast.parse((ROOT / file).read_text("utf-8")).body if isinstance(n, ast.FunctionDef)}
+            assert test in known, f"{method}, {feature}: {named}"
+    page = site().support_page()
+    assert page.count(" yes |") == sum(map(len, site().matrix().values()))
+
+
+def test_commands_of_the_documentation_are_there() -> None:
+    """Verbs, targets of make and recipes; what follows them is tested where they are."""
+    recipes = set(shipped())
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    seen = 0
+    for source, text in written().items():
+        for line in "".join(blocks(text, "bash")).splitlines():
+            words = line.split("#")[0].split()
+            seen += bool(words)
+            if words[:1] == ["make"]:
+                assert not set(words[1:]) - targets, f"{source}: {line}"
+            elif words[:1] == ["lightning-idc"]:
+                assert words[1] in VERBS, f"{source}: {line}"
+            if words[:2] in (["lightning-idc", "run"], ["lightning", "run"], ["lightning-idc", "plan"]):
+                name = words[2].removeprefix("recipes/").removesuffix(".yaml")
+                assert name in recipes or name == "RECIPE", f"{source}: {line}"
+    assert seen > 30
+
+
+def test_links_between_files_lead_somewhere() -> None:
+    """In the repository; on the site `make docs` checks them."""
+    for source, text in written().items():
+        for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", text):
+            if "://" not in target and not target.startswith("mailto:"):
+                assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
