@@ -229,7 +229,7 @@ class FromData(NegativeSource):
     def _margin(self, id: str, meta: Mapping[str, Any]) -> float:
         given = None if self.margin is None else meta.get(self.margin)
         if given is None and self.error_margins is not None:
-            kind = meta.get("error_type")
+            kind: Any = meta.get("error_type")
             if kind not in self.error_margins:
                 known = ", ".join(self.error_margins)
                 raise DataError(f"pair {id!r}: error_type is {kind!r}; error_margins has {known}")
