@@ -10,7 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.plugins import ADAPTERS, ADDONS, BATCHES, PLUGINS, TWO, GridPairs, library_callbacks, public_plugins, train
+from helpers.plugins import (
+    ADAPTERS,
+    ADDONS,
+    BATCHES,
+    NOT_YET,
+    PLUGINS,
+    TWO,
+    GridPairs,
+    library_callbacks,
+    public_plugins,
+    train,
+)
 from helpers.processes import launch
 from helpers.tiny import TinyCaptioner
 from helpers.training import QUIET, assert_same, host_state
@@ -70,7 +81,8 @@ def close(found: dict[str, Tensor], model: LightningModule) -> None:
 
 
 def test_every_public_plugin_is_in_the_table() -> None:
-    assert public_plugins() == {name for plugin in PLUGINS.values() for name in plugin.covers}
+    entries = {name for plugin in PLUGINS.values() for name in plugin.covers}
+    assert public_plugins() == entries | NOT_YET.keys() and not entries & NOT_YET.keys()
     assert library_callbacks() <= public_plugins(), "a callback that attaches something is exported"
     assert all(reason for plugin in PLUGINS.values() for reason in plugin.exempt.values())
 
