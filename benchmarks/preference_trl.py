@@ -13,8 +13,7 @@ side runs in a process of its own; memory is that process's (or the GPU's) peak,
 the model stood ready.
 
 Where the gain comes from: its parts, each switched off in turn. ``own prompt`` reads the prompt anew for every answer;
-``own look`` does that and looks at the pair anew for every answer; ``all logits`` makes logits at every position, not
-only at the answers'; ``nothing shared`` is both of the latter. The reference policy costs ours one pass without
+``own look`` does that and encodes the pair anew for every answer. The reference policy costs ours one pass without
 gradient, like TRL's; ``kept scores`` reads its log-probabilities from CachedScores, which TRL refuses for images.
 """
 
@@ -54,8 +53,6 @@ SIDES: dict[str, frozenset[str]] = {
     "ours": frozenset(),
     "ours, own prompt": frozenset({"prompt"}),
     "ours, own look": frozenset({"prompt", "look"}),
-    "ours, all logits": frozenset({"logits"}),
-    "ours, nothing shared": frozenset({"prompt", "look", "logits"}),
     "ours, kept scores": frozenset({"reference"}),
 }
 """What each side does without."""
@@ -259,27 +256,6 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     }
 
 
-def logits_everywhere(net: Any, features: Any, tokens: torch.Tensor) -> torch.Tensor:
-    """What ``packed`` of methods/vlm/scoring.py gives, with the head over the prompt as well."""
-    from lightning_idc.methods.vlm.scoring import packed
-
-    kept: list[torch.Tensor] = []
-
-    class Everywhere:
-        def __getattr__(self, name: str) -> Any:
-            return getattr(net, name)
-
-        def hidden(self, *given: Any) -> Any:
-            found = net.hidden(*given)
-            kept.append(net.head(found.last_hidden_state))
-            return found
-
-        def head(self, hidden: torch.Tensor) -> torch.Tensor:
-            return kept.pop()[:, -hidden.shape[1] :]
-
-    return packed(Everywhere(), features, tokens)
-
-
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
     from lightning.pytorch import Callback
@@ -353,8 +329,6 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     )
     captioner.build()
     assert isinstance(captioner.net, VLMNet)
-    if "logits" in without:
-        captioner.net.scoring = logits_everywhere
     captioner.eval().to(size.device)
     first = captioner.collate([Pairs().load(i) for i in range(batch)]).to(captioner.device)
     found = []
@@ -374,7 +348,7 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     trainer = quiet_trainer(
         accelerator=size.device,
         devices=1,
-        precision="bf16-true" if size.lora else "32-true",
+        precision="bf16-mixed" if size.lora else "32-true",
         max_steps=steps,
         max_epochs=-1,
         limit_val_batches=0,

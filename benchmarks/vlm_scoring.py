@@ -1,12 +1,12 @@
-"""What does one look and one prompt for K answers save, in time and memory, forward and backward?
+"""What do one encoding of the pair and one prompt for K answers save, in time and memory, forward and backward?
 
     python benchmarks/vlm_scoring.py [--size small] [--device cpu] [--pairs 2] [--answers 2] [--length 20] [--runs 5]
                                      [--out results/vlm_scoring.json]
     python benchmarks/vlm_scoring.py --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
 
-Ways: `plain` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
-know nothing of pairs do it; `looked` is the same after one look, with logits at the answers only; `packed` and `cached`
-are the two ways of methods/vlm/scoring.py. Each way runs in a process of its own, so that its peak memory is its own;
+Ways: `stock` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
+know nothing of pairs do it; `plain`, `packed` and `cached` are the ways of methods/vlm/scoring.py.
+Each way runs in a process of its own, so that its peak memory is its own;
 weights are random. The summed log-probabilities of all ways are compared, too.
 """
 
@@ -30,13 +30,12 @@ import torch
 from _harness import report
 from torch import Tensor
 
-from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairSample
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.methods.vlm.scoring import cached, packed
 
-WAYS = ("plain", "looked", "packed", "cached")
+WAYS = ("stock", "plain", "packed", "cached")
 SMALL_TEXT = dict(
     model_type="qwen2",
     hidden_size=512,
@@ -127,10 +126,12 @@ def batch_of(model: VLMCaptioner, side: int, pairs: int, answers: int, length: i
     return batch.to(model.device)
 
 
-def plain(model: VLMCaptioner, batch: PairBatch) -> Tensor:
+def stock(model: VLMCaptioner, batch: PairBatch) -> Tensor:
     """Stock forward passes over pixels, one per answer: ``(B, K)``."""
     net: Any = model.net
-    pixels = {k: v.to(batch.images.device) for k, v in net.family.pixels(net.processor, batch.images).items()}
+    pixels = {
+        k: v.to(batch.images.device) for k, v in net.family.pixels(net.model, net.processor, list(batch.images)).items()
+    }
     prompt = batch.model_inputs["prompt_ids"]
     scores = []
     for k in range(batch.tokens.shape[1]):
@@ -144,15 +145,10 @@ def plain(model: VLMCaptioner, batch: PairBatch) -> Tensor:
     return torch.stack(scores, 1)
 
 
-def looked(net: Any, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """Logits of one answer after the other, each behind a prompt of its own."""
-    return torch.cat([packed(net, features, tokens[:, k : k + 1]) for k in range(tokens.shape[1])], 1)
-
-
 def scores_of(way: str, model: VLMCaptioner, batch: PairBatch) -> Tensor:
-    if way == "plain":
-        return plain(model, batch)
-    model.net.scoring = {"looked": looked, "packed": packed, "cached": cached}[way]  # type: ignore[union-attr]
+    if way == "stock":
+        return stock(model, batch)
+    model.built_net.scoring = way
     return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
 
 
@@ -218,7 +214,7 @@ def main() -> None:
         if done.returncode:
             raise SystemExit(f"{way} failed:\n{done.stderr[-3000:]}")
         found[way] = json.loads(done.stdout.splitlines()[-1])
-    base = found["plain"]
+    base = found["stock"]
     for way, row in found.items():
         row["median_s"] = statistics.median(row["seconds"])
         row["times_faster"] = statistics.median(base["seconds"]) / row["median_s"]

@@ -13,9 +13,10 @@ def run(given: list[str]) -> int:
 
     arguments = parser("plan", "Memory of a recipe's stages that train a published vision-language model, computed.")
     arguments.add_argument("recipe", help="YAML file")
+    arguments.add_argument("--memory", type=float, metavar="GIB", help="of a device; fail where a stage needs more")
     options = arguments.parse_args(given[1:])
     from lightning_idc.cli.recipe import choices, load
-    from lightning_idc.methods.vlm.plan import plan_of_stage
+    from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
 
     path, planned = Path(options.recipe), 0
     for choice in choices(path, {}):
@@ -31,4 +32,10 @@ def run(given: list[str]) -> int:
                 continue
             print(f"{title}\n{plan.table()}")
             planned += 1
+            needed = (plan.states + plan.activations) / GIB
+            if options.memory is not None and needed > options.memory:
+                raise ConfigError(
+                    f"{title} needs about {needed:.1f} GiB on a device, more than {options.memory:g}: set quantize: "
+                    "4bit, activation_checkpointing: true, a smaller batch_size or max_pixels, or ShardedStrategy"
+                )
     return 0 if planned else 1

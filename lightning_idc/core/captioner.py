@@ -88,12 +88,13 @@ class PairCaptioner(PairModule):
         features: PairFeatures = self.built_net.encode(batch.images)
         return features
 
-    def log_probs(self, features: PairFeatures, tokens: Tensor) -> Tensor:
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probability of every token given those before it, teacher-forced.
 
         Args:
             features: B pairs.
             tokens: ``(B, K, T)``.
+            mask: bool ``(B, K, T)``, tokens that are asked for; a captioner may leave out the others and give them 0.
 
         Returns:
             ``(B, K, T)``; 0 at position 0, the begin token.
@@ -189,10 +190,10 @@ class PairCaptioner(PairModule):
             DataError: the pairs differ in size.
         """
         samples = self.at_trained_size(samples)
-        wanted = self.hparams["captions_per_pair"]
-        chosen = [chosen_captions(sample, wanted) for sample in samples]
+        chosen = [chosen_captions(sample, self.hparams["captions_per_pair"]) for sample in samples]
         rows = [self.tokenize(captions) for captions in chosen]
-        tokens, mask = pad_captions(rows, captions=wanted)
+        # no more rows than the batch has captions for
+        tokens, mask = pad_captions(rows, captions=max(1, *map(len, rows)))
         return PairBatch(
             images=stack_images(samples),
             tokens=tokens,
@@ -208,7 +209,7 @@ class PairCaptioner(PairModule):
 
     def score(self, features: PairFeatures, tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability of K captions per pair, ``(B, K)``."""
-        return (self.log_probs(features, tokens) * mask).sum(-1)
+        return (self.log_probs(features, tokens, mask) * mask).sum(-1)
 
     @torch.no_grad()
     def change_scores(self, features: PairFeatures) -> list[float | None]:
@@ -226,7 +227,7 @@ class PairCaptioner(PairModule):
         """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
         mask = batch.caption_mask
         token_count = mask.sum(-1)
-        per_caption = -(self.log_probs(features, batch.tokens) * mask).sum(-1) / token_count.clamp(min=1)
+        per_caption = -(self.log_probs(features, batch.tokens, mask) * mask).sum(-1) / token_count.clamp(min=1)
         return per_caption.sum(-1) / (token_count > 0).sum(-1).clamp(min=1)
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:

@@ -33,6 +33,7 @@ _OF_PILLOW = (
 """What Pillow raises on damaged files."""
 _START = 4096
 _TIFF = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
+_ORIENTATION, _SIDEWAYS = 0x0112, (5, 6, 7, 8)  # EXIF's tag, and those of its values that swap the sides
 _REDUCED, _MASK = 1, 4  # bits of TIFF's NewSubfileType
 
 
@@ -93,6 +94,24 @@ def open_image(file: str | Path | bytes, name: str) -> Iterator[Image.Image]:
         if isinstance(error, IDCError):
             raise
         raise DataError(f"{name} is damaged ({error}); fetch it again or leave this pair out") from error
+
+
+def size_of_image(file: str | Path | bytes, name: str) -> tuple[int, int] | None:
+    """Height and width of an image by its header, turned as its EXIF says; None where Pillow does not read it.
+
+    Args:
+        file: path, or contents of a file.
+        name: of the image, for messages.
+
+    Raises:
+        DataError: it is damaged or has too many pixels.
+    """
+    try:
+        with open_image(file, name) as image:
+            width, height = image.size
+            return (width, height) if image.getexif().get(_ORIENTATION, 1) in _SIDEWAYS else (height, width)
+    except NotAnImageError:
+        return None
 
 
 def from_pil_raster(image: Image.Image, name: str, options: ImageOptions) -> Raster:

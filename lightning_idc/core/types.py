@@ -78,6 +78,9 @@ class PairBatch:
         model_inputs: whatever else a processor makes, batched along dimension 0.
         chosen: the captions that ``tokens`` holds, at most K per pair.
         meta: ``meta`` of each sample.
+        pixels: what a processor made of all images in the loader's workers, of any shape; read it by
+            :attr:`prepared`.
+        pixels_of: the images that ``pixels`` were made of.
     """
 
     images: Tensor
@@ -89,14 +92,24 @@ class PairBatch:
     model_inputs: dict[str, Tensor] = field(default_factory=dict)
     chosen: list[list[str]] = field(default_factory=list)
     meta: list[dict[str, Any]] = field(default_factory=list)
+    pixels: dict[str, Tensor] = field(default_factory=dict)
+    pixels_of: Tensor | None = field(default=None, repr=False)
 
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def prepared(self) -> dict[str, Tensor] | None:
+        """:attr:`pixels`; None where there are none, or where an add-on has put other images in place of theirs."""
+        return self.pixels if self.pixels and self.pixels_of is self.images else None
+
     def _map(self, move: Any) -> PairBatch:
-        changed = {f.name: move(v) for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
+        tensors.pop("pixels_of", None)
         inputs = {name: move(value) for name, value in self.model_inputs.items()}
-        return replace(self, **changed, model_inputs=inputs)
+        pixels = {name: move(value) for name, value in (self.prepared or {}).items()}
+        changed = {name: move(value) for name, value in tensors.items()}
+        return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"])
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:
         """Copy of the batch with every tensor on ``device``."""

@@ -55,6 +55,30 @@ class Counting(PairDataModule):
         return Numbers(self.names["test" if split == "predict" else split])
 
 
+@pytest.mark.parametrize("world", [1, 2])
+def test_pairs_of_a_step_are_of_one_size(world: int) -> None:
+    """Three sizes, dealt evenly: within a window all but the steps at the borders are of one size."""
+    sizes = [((8, 8), (8, 16), (32, 8))[index % 3] for index in range(72)]
+
+    def steps(epoch: int, skip: int = 0, shuffle: bool = True) -> list[list[int]]:
+        ranks = []
+        for rank in range(world):
+            sampler = PairSampler(72, shuffle=shuffle, seed=1, rank=rank, world_size=world)
+            sampler.group_by_size(sizes, 4)
+            sampler.set_epoch(epoch)
+            sampler.skip = skip
+            ranks.append([draw.index for draw in sampler])
+        return [[index for own in ranks for index in own[start : start + 4]] for start in range(0, len(ranks[0]), 4)]
+
+    first, second = steps(0), steps(1)
+    assert sorted(index for step in first for index in step) == list(range(72))
+    assert all(len({sizes[index] for index in step}) == 1 for step in first + second)
+    assert first != second and first == steps(0)
+    assert steps(1, skip=8) == second[2:]
+    in_order = [sizes[index] for step in steps(0, shuffle=False) for index in step]
+    assert in_order == sorted(in_order, key=lambda size: size[0] * size[1])
+
+
 def seen(loader: PairLoader) -> list[list[str]]:
     return [[caption for captions in batch["captions"] for caption in captions] for batch in loader]
 

@@ -88,6 +88,45 @@ def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: s
             torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way} {name}")
 
 
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision"])
+def test_pairs_with_fewer_captions_cost_no_more_than_they_have(kind: str, way: str) -> None:
+    model = model_of(kind)
+    pairs = samples(3)  # with three, one and two captions
+    batch = model.collate(pairs)
+    assert batch.tokens.shape[:2] == (3, 3)
+    seen: list[tuple[int, ...]] = []
+    hook = model.net.model.get_submodule(
+        model.net.language_modules[0]
+    ).register_forward_pre_hook(  # type: ignore[union-attr]
+        lambda _, given, named: seen.append(tuple(named["inputs_embeds"].shape[:2])), with_kwargs=True
+    )
+    model.net.scoring = way  # type: ignore[union-attr]
+    try:
+        scores = model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+        prompt, longest = batch.model_inputs["prompt_ids"].shape[1], batch.tokens.shape[2] - 1
+        most = int(batch.caption_mask.flatten(1).sum(-1).max())
+        assert (
+            seen
+            == {
+                "packed": [(3, prompt - 1 + most)],
+                "cached": [(3, prompt), (6, longest - 1)],
+                "plain": [(6, prompt + longest - 1)],
+            }[way]
+        )
+        for row, sample in enumerate(pairs):
+            for k, caption in enumerate(sample.captions):
+                one = model.collate([PairSample("one", sample.before, sample.after, [caption])])
+                expected = model.score(model.encode(one), one.tokens, one.caption_mask)[0, 0]
+                torch.testing.assert_close(scores[row, k], expected, rtol=1e-5, atol=1e-4)
+        assert not scores[1, 1:].any() and not scores[2, 2:].any()
+        alone = model.collate([PairSample("none", pairs[0].before, pairs[0].after)])
+        assert not model.score(model.encode(alone), alone.tokens, alone.caption_mask).any()
+    finally:
+        hook.remove()
+        model.net.scoring = "auto"  # type: ignore[union-attr]
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_decoding_with_a_cache_equals_recomputing_every_prefix(kind: str, beams: int) -> None:

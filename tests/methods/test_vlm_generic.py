@@ -159,6 +159,35 @@ def test_a_family_of_one_s_own_is_used(folder: Any, monkeypatch: pytest.MonkeyPa
     assert scoring_errors(model.net, ["packed"])["packed"] < 1e-5  # type: ignore[arg-type]
 
 
+def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_idc.methods import check_family
+    from lightning_idc.methods.vlm import families
+    from lightning_idc.methods.vlm.families.base import Family
+
+    class Mine(Family):
+        vision = ("model.vision_tower",)
+        image_text = "<image>"
+
+    class Shifted(Mine):
+        def positions(self, *arguments: Any) -> Tensor:
+            return super().positions(*arguments) // 2
+
+    class Once(Mine):
+        def image_features(self, *arguments: Any) -> Any:
+            memory, mask, extras = super().image_features(*arguments)
+            return memory[:1].expand_as(memory), mask, extras
+
+    monkeypatch.setattr(families, "_registered", {})
+    register_family("llava_next", Mine)
+    assert check_family(folder("llava_next"))["packed"] < 1e-5
+    register_family("llava_next", Shifted)
+    with pytest.raises(PairError, match="Shifted does not fit llava_next: log-probabilities"):
+        check_family(folder("llava_next"))
+    register_family("llava_next", Once)
+    with pytest.raises(PairError, match="Once does not fit llava_next: pairs of several sizes"):
+        check_family(folder("llava_next"))
+
+
 def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
     with pytest.raises(PairError, match="is a bert, which takes no images"):

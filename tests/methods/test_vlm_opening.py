@@ -20,6 +20,7 @@ from lightning_idc.methods.vlm.asking import Asker
 from lightning_idc.methods.vlm.lora import LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.opening import open_captioner
+from lightning_idc.methods.vlm.publishing import push_to_hub, write_repository
 
 QUESTIONS = ["what changed?", "is it red? a yes b no", "where?"]
 
@@ -93,6 +94,15 @@ def test_answers_longer_than_the_context_are_refused(stock: Path) -> None:
         model.collate(samples(1, 96))
 
 
+def test_a_template_that_leaves_out_the_images_is_refused(stock: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=5)
+    model.build()
+    silent = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
+    model.built_net.processor.chat_template = silent
+    with pytest.raises(PairError, match=r"(shows no image|cannot put two images)"):
+        model.collate(samples())
+
+
 def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(stock, base)
@@ -139,3 +149,65 @@ def test_a_saved_lora_names_its_base(stock: Path, tmp_path: Path) -> None:
     config = json.loads((tmp_path / "lora" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(stock) and config["task_type"] == "CAUSAL_LM"
     assert PeftConfig.from_pretrained(tmp_path / "lora").base_model_name_or_path == str(stock)
+
+
+class LocalHub:
+    """What ``push_to_hub`` asks of the hub, in a folder."""
+
+    place: Path
+
+    def create_repo(self, repo_id: str, private: bool, exist_ok: bool) -> None:
+        assert exist_ok
+        (self.place / repo_id).mkdir(parents=True, exist_ok=True)
+        (self.place / repo_id / ".private").write_text(str(private))
+
+    def upload_folder(self, repo_id: str, folder_path: Path, commit_message: str) -> str:
+        assert commit_message
+        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+        return f"https://hub/{repo_id}"
+
+
+@pytest.mark.parametrize("layout", ["captioner", "model", "adapters"])
+def test_what_is_pushed_is_whole_and_has_a_card(
+    layout: str, stock: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import huggingface_hub
+
+    monkeypatch.setattr(LocalHub, "place", tmp_path, raising=False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", LocalHub)
+    model = VLMCaptioner(model=str(stock), prompt="what differs?", max_length=6)
+    freeze = ["model", "lm_head"] if layout == "adapters" else None
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4, freeze=freeze)
+    expected = scores(stirred(model))
+    assert push_to_hub(model, "me/spot", layout, scores={"CIDEr-D": 12.345}) == "https://hub/me/spot"
+    pushed = tmp_path / "me" / "spot"
+    assert (pushed / ".private").read_text() == "True"
+    card = huggingface_hub.ModelCard.load(pushed / "README.md", ignore_metadata_errors=False)
+    assert card.data.pipeline_tag == "image-text-to-text" and "image-difference-captioning" in card.data.tags
+    assert "| CIDEr-D | 12.35 |" in card.text and "what differs?" in card.text and "me/spot" in card.text
+    assert str(stock) not in card.content, "no path of this machine leaves it"
+    (code,) = [part.removeprefix("python\n") for part in card.text.split("```")[1::2]]
+    compile(code, "card", "exec")
+    # the very steps of the card, with the folder in place of the hub's
+    if layout == "captioner":
+        again: Any = load_captioner(pushed)
+    else:
+        source = str(pushed if layout == "model" else stock)
+        again = VLMCaptioner(model=source, prompt="what differs?", max_length=6)
+        again.build()
+        if layout == "adapters":
+            again.load_adapters(pushed)
+    torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.build()
+    with pytest.raises(PairError, match="expected one of captioner, model, adapters"):
+        write_repository(model, "unused", "me/x", "weights")
+    with pytest.raises(PairError, match="there are no adapters"):
+        write_repository(model, "unused", "me/x", "adapters")
+    model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
+    with pytest.raises(PairError, match=r"weights train beside the adapters \(model.model.visual"):
+        write_repository(model, "unused", "me/x", "adapters")
+    assert not Path("unused").exists()

@@ -75,6 +75,10 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert main(["plan", str(tmp_path / "r.yaml")]) == 0
     out = capsys.readouterr().out
     assert "frozen weights" in out and "lora" in out and "without activations" in out
+    assert "TFLOP a step" in out and "activations" in out
+    assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "80"]) == 0
+    assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "0.000001"]) == 1
+    assert "more than 1e-06: set quantize" in capsys.readouterr().err
 
 
 def test_other_stages_are_refused() -> None:

@@ -70,6 +70,47 @@ def test_the_whole_is_equations_4_to_8() -> None:
     torch.testing.assert_close(mdp(given), expected, rtol=1e-10, atol=1e-10)
 
 
+def test_as_printed_it_is_equations_4_to_8_alone() -> None:
+    torch.manual_seed(1)
+    mdp = MultiScaleDifferentialPerception(12, 3, heads=3, stacked=2, as_printed=True).double()
+    given = [x.double() for x in features()]
+    part = mdp.scales[0]
+    total = [torch.zeros_like(given[0][:, 0])] * 2
+    for images in given:
+        delta = start = part.difference(images)
+        one, two = images[:, 0], images[:, 1]
+        for layer in part.layers:
+            own = _attend(layer.self_attn, delta, delta)
+            delta = layer.mlp(_attend(layer.cross_attn, own, torch.cat([one, two, own], 1)))
+            one, two = (_attend(layer.image_cross_attn, x, torch.cat([x, delta], 1)) for x in (one, two))
+        score = torch.sigmoid(part.score(torch.cat([one, two, start], -1).mean(1)))[:, None]
+        total = [total[0] + score * one, total[1] + score * two]
+    torch.testing.assert_close(mdp(given), torch.stack(total, 1), rtol=1e-10, atol=1e-10)
+    mdp(given).square().sum().backward()
+    assert [name for name, p in mdp.named_parameters() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+@pytest.mark.parametrize("options", [{}, {"shared": False}, {"as_printed": True}])
+def test_recomputing_the_depths_changes_no_gradient(options: dict[str, bool]) -> None:
+    def run(recomputes: bool) -> tuple[list[Tensor], int, int]:
+        torch.manual_seed(2)
+        mdp = MultiScaleDifferentialPerception(12, 3, **options)
+        for parameter in mdp.parameters():
+            parameter.data += 0.1 * torch.randn(parameter.shape)
+        mdp.recomputes = recomputes
+        calls, kept = [], []
+        for part in mdp.scales:
+            part.register_forward_pre_hook(lambda *_: calls.append(1))
+        with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x.numel()) or x, lambda x: x):
+            loss = mdp(features()).square().sum()
+        loss.backward()
+        return [p.grad for p in mdp.parameters() if p.grad is not None], len(calls), sum(kept)
+
+    (plain, once, more), (recomputed, twice, less) = run(False), run(True)
+    assert twice == 2 * once == 6 and less < more / 5
+    assert len(plain) == len(recomputed) and all(map(torch.equal, plain, recomputed))
+
+
 def test_swapping_the_images_swaps_the_gates() -> None:
     part = DifferentialPerception(12, 3, 24, 1)
     images = features()[0]

@@ -23,9 +23,9 @@ DATA = ("clevr_change", "spot_the_diff", "image_editing_request")
 MERGED: dict[str, tuple[str, dict[str, str]]] = {
     "paper/grid_features_clevr_change": ("paper/grid_features", {}),
     "paper/procap_clevr_change_official": ("paper/procap", {"dataset": "clevr_change_official"}),
-    "paper/m3diff": ("paper/m3diff", {"model": "llava_onevision"}),
-    "paper/m3diff_internvl3": ("paper/m3diff", {"model": "internvl3"}),
-    "paper/m3diff_qwen2_5_vl": ("paper/m3diff", {"model": "qwen2_5_vl"}),
+    "paper/m3diff": ("paper/m3diff", {"model": "llava_onevision", "ablation": "full"}),
+    "paper/m3diff_internvl3": ("paper/m3diff", {"model": "internvl3", "ablation": "full"}),
+    "paper/m3diff_qwen2_5_vl": ("paper/m3diff", {"model": "qwen2_5_vl", "ablation": "full"}),
     **{
         f"paper/{name}_{data}": (f"paper/{name}", {"dataset": data}) for name in ("clip4idc", "procap") for data in DATA
     },

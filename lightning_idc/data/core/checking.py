@@ -120,7 +120,7 @@ def check_pairs(
         if repeats:
             say(f"{split}: {len(repeats):,} pairs repeat the images of another: {_some(repeats, ', ')}")
         sizes += own_sizes
-    if len(sizes) > 1 and data.image_size is None:
+    if len(sizes) > 1 and data.image_size is None and not data.group_by_size:
         problems[f"no batch can hold images of several sizes ({_counted(sizes)}); set image_size"] = None
     return list(problems)
 

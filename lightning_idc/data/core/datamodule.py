@@ -39,6 +39,8 @@ class PairDataModule(LightningDataModule):
         limit: keep only the first pairs of every split.
         interpolation: how images are scaled to ``image_size``; the reference extractors of the field use bicubic.
         corruption: of the captions or images of some splits, to test robustness with.
+        group_by_size: let the pairs of a batch be of nearly one size, for captioners that take images of several
+            (``image_size: null``); an evaluation then goes by size.
         cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
         decode_once: deprecated name of ``cache_images``.
         value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
@@ -67,6 +69,7 @@ class PairDataModule(LightningDataModule):
         bands: Bands | None = None,
         page: int | None = None,
         fill_nan: float | None = None,
+        group_by_size: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1 or num_workers < 0:
@@ -84,6 +87,9 @@ class PairDataModule(LightningDataModule):
         )
         if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
             raise PairError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
+        if group_by_size and self.image_size is not None:
+            raise PairError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
+        self.group_by_size = group_by_size
         self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
         if decode_once is not None:
@@ -196,9 +202,13 @@ class PairDataModule(LightningDataModule):
     def loader(self, split: Split) -> PairLoader:
         """Loader of a split; batches come from the captioner's ``collate``."""
         dataset = self.dataset(split)
+        sampler = self.sampler(split, dataset.source)
+        if self.group_by_size:
+            sizes = [dataset.source.image_size(index) for index in range(len(dataset))]
+            sampler.group_by_size(sizes, self.batch_size)
         return PairLoader(
             dataset,
-            self.sampler(split, dataset.source),
+            sampler,
             self.batch_size,
             num_workers=self.num_workers,
             collate_fn=self._collate(),

@@ -147,6 +147,10 @@ class Concatenation(PairSource):
         name, own = self._homes[index]
         return {**self.sources[name].meta(own), "part": name}
 
+    def image_size(self, index: int) -> tuple[int, int]:
+        name, own = self._homes[index]
+        return self.sources[name].image_size(own)
+
 
 class OneCaption(View):
     """Another source with every caption as a pair of its own, called ``ID``, ``ID/2``, ``ID/3``, ..."""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import DistributedSampler
 
 from lightning_idc.core.distributed import get_rank_world_size
+
+WINDOW = 50
+"""Steps whose pairs are sorted by size together."""
 
 
 class Draw(NamedTuple):
@@ -49,12 +52,46 @@ class PairSampler(DistributedSampler[Draw]):
         self.size = size
         self.skip = 0
         """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
+        self._sizes: Sequence[tuple[int, int]] | None = None
+        self._batch = 1
+
+    def group_by_size(self, sizes: Sequence[tuple[int, int]], batch_size: int) -> None:
+        """Let the pairs of a step, on all processes together, be of nearly one size.
+
+        In a shuffled order it is :data:`WINDOW` steps whose pairs change places, so that an epoch stays as random as
+        that; otherwise all pairs come by size.
+
+        Args:
+            sizes: height and width of every pair.
+            batch_size: pairs per process and step.
+        """
+        self._sizes, self._batch = sizes, batch_size
+
+    def _grouped(self, order: list[int]) -> list[int]:
+        if self._sizes is None:
+            return order
+        sizes, step = self._sizes, self._batch * self.world
+
+        def area(index: int) -> tuple[int, int, int]:
+            height, width = sizes[index]
+            return height * width, height, index
+
+        window = step * WINDOW if self.shuffle else max(len(order), 1)
+        windows = [sorted(order[start : start + window], key=area) for start in range(0, len(order), window)]
+        steps = [piece[start : start + step] for piece in windows for start in range(0, len(piece), step)]
+        if self.shuffle:
+            # a last step that is not full stays the last
+            full = [own for own in steps if len(own) == step]
+            generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 1))
+            mixed = torch.randperm(len(full), generator=generator).tolist()
+            steps = [full[place] for place in mixed] + [own for own in steps if len(own) < step]
+        return [index for own in steps for index in own]
 
     def __len__(self) -> int:
         return math.ceil(self.size / self.world)
 
     def __iter__(self) -> Iterator[Draw]:
-        order = self.order()
+        order = self._grouped(self.order())
         total = len(self) * self.world
         order = (order * math.ceil(total / max(len(order), 1)))[:total]
         skip, self.skip = self.skip, 0

@@ -56,6 +56,11 @@ class PairSource(Dataset[PairSample], ABC):
         """Whatever else is known of a pair without reading its images."""
         return {}
 
+    def image_size(self, index: int) -> tuple[int, int]:
+        """Height and width of the images of a pair; this reads them, a subclass may know better."""
+        height, width = self.load(index).before.shape[1:]
+        return height, width
+
     def fingerprint(self) -> str | None:
         """Digest of all that decides the images of :meth:`load`; None where that is not known."""
         return None
@@ -97,3 +102,6 @@ class View(PairSource):
 
     def meta(self, index: int) -> dict[str, Any]:
         return self.source.meta(self.places[index])
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        return self.source.image_size(self.places[index])

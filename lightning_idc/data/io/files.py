@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.image_files import size_of_image
 from lightning_idc.core.images import Interpolation, read_image, read_pair, resize
 from lightning_idc.core.paths import LONGEST_NAME, fits, inside
 from lightning_idc.core.types import PairError, PairSample
@@ -101,6 +102,10 @@ class FileSource(PairSource):
                     raise PairError(f"{record.name}: {str(path)!r} cannot be read ({error})") from error
                 # anybody can set the time of change of the content, nobody that of the file's entry
                 yield f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
+
+    def image_size(self, index: int) -> tuple[int, int]:
+        record = self.records[index]
+        return self.size or size_of_image(record.before, record.name) or super().image_size(index)
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]

@@ -12,6 +12,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.types import PairError
@@ -53,29 +54,34 @@ class DifferentialLayer(nn.Module):
         width: D.
         heads: of the attention.
         hidden: width of the MLP of Eq. 5.
+        as_printed: leave out residuals and norms.
     """
 
-    def __init__(self, width: int, heads: int, hidden: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, as_printed: bool = False) -> None:
         super().__init__()
+        self.as_printed = as_printed
         self.self_attn = Attention(width, heads)
         self.cross_attn = Attention(width, heads)
         self.mlp = FeedForward(width, hidden, 0.0)
         self.image_cross_attn = Attention(width, heads)
-        self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined = (nn.LayerNorm(width) for _ in range(4))
-        self.norm_images = nn.LayerNorm(width)
+        norms: list[nn.Module] = [nn.Identity() if as_printed else nn.LayerNorm(width) for _ in range(5)]
+        self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined, self.norm_images = norms
         self.register_load_state_dict_pre_hook(_rename_weights)
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
         own = self.norm_delta(delta)
-        delta = delta + self.self_attn(own, own)  # Eq. 4
+        delta = self._onto(delta, self.self_attn(own, own))  # Eq. 4
         seen = self.norm_images(images)
         query = self.norm_query(delta)
-        delta = delta + self.cross_attn(query, torch.cat([seen.flatten(1, 2), query], 1))
-        delta = delta + self.mlp(self.norm_feed(delta))  # Eq. 5
+        delta = self._onto(delta, self.cross_attn(query, torch.cat([seen.flatten(1, 2), query], 1)))
+        delta = self._onto(delta, self.mlp(self.norm_feed(delta)))  # Eq. 5
         told = self.norm_refined(delta)[:, None].expand_as(images)
         source = torch.cat([seen, told], 2).flatten(0, 1)
-        return images + self.image_cross_attn(seen.flatten(0, 1), source).view(images.shape), delta  # Eq. 6
+        return self._onto(images, self.image_cross_attn(seen.flatten(0, 1), source).view(images.shape)), delta  # Eq. 6
+
+    def _onto(self, before: Tensor, change: Tensor) -> Tensor:
+        return change if self.as_printed else before + change
 
 
 RENAMED = {
@@ -102,13 +108,14 @@ class DifferentialPerception(nn.Module):
         heads: of the attention.
         hidden: width of the MLPs.
         depth: stacked layers of Eq. 4 to 6.
+        as_printed: of :class:`DifferentialLayer`.
     """
 
-    def __init__(self, width: int, heads: int, hidden: int, depth: int) -> None:
+    def __init__(self, width: int, heads: int, hidden: int, depth: int, as_printed: bool = False) -> None:
         super().__init__()
         self.gate = nn.Linear(2 * width, width, bias=False)  # W_m
         self.combine = nn.Linear(3 * width, width, bias=False)  # W_p
-        self.layers = nn.ModuleList(DifferentialLayer(width, heads, hidden) for _ in range(depth))
+        self.layers = nn.ModuleList(DifferentialLayer(width, heads, hidden, as_printed) for _ in range(depth))
         self.score = nn.Sequential(nn.Linear(3 * width, width), nn.GELU(), nn.Linear(width, width))
 
     def difference(self, images: Tensor) -> Tensor:
@@ -148,6 +155,8 @@ class MultiScaleDifferentialPerception(nn.Module):
         shared: one set of weights for all depths. The default, as no weight of Eq. 1 to 7 carries the index of its
             depth, and as the paper calls the module lightweight.
         softmax: reads sigma of Eq. 7 as a softmax over the depths; the sigmoid of Eq. 1 otherwise.
+        as_printed: Eq. 4 to 8 and nothing else: no residuals, no norms, no layer behind Eq. 8. Untrained, it then
+            replaces the features of a trained model by others.
     """
 
     def __init__(
@@ -159,18 +168,24 @@ class MultiScaleDifferentialPerception(nn.Module):
         stacked: int = 2,
         shared: bool = True,
         softmax: bool = False,
+        as_printed: bool = False,
     ) -> None:
         super().__init__()
         heads = heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
             raise PairError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
-        self.softmax = softmax
+        self.softmax, self.as_printed = softmax, as_printed
+        self.recomputes = False
+        """Whether the backward pass computes the activations of each depth again instead of keeping them."""
         # depths differ in scale by orders of magnitude, which shared weights cannot bridge
-        self.norms = nn.ModuleList(nn.LayerNorm(width) for _ in range(scales))
+        self.norms = nn.ModuleList(nn.Identity() if as_printed else nn.LayerNorm(width) for _ in range(scales))
         count = 1 if shared else scales
+        hidden = hidden or 2 * width
         self.scales = nn.ModuleList(
-            DifferentialPerception(width, heads, hidden or 2 * width, stacked) for _ in range(count)
+            DifferentialPerception(width, heads, hidden, stacked, as_printed) for _ in range(count)
         )
+        if as_printed:
+            return
         self.out = nn.Linear(width, width)
         # the paper adds nothing to Eq. 8; a residual that starts at nothing leaves the trained model as it was
         nn.init.zeros_(self.out.weight)
@@ -181,9 +196,10 @@ class MultiScaleDifferentialPerception(nn.Module):
 
         M3Diff Eq. 8
         """
+        keeps = not (self.recomputes and torch.is_grad_enabled())
         parts = [
-            self.scales[i % len(self.scales)](norm(images))
-            for i, (norm, images) in enumerate(zip(self.norms, features, strict=True))
+            self._depth(i, images) if keeps else checkpoint(self._depth, i, images, use_reentrant=False)
+            for i, images in enumerate(features)
         ]
         logits = torch.stack([score for _, score in parts])
         scores = logits.softmax(0) if self.softmax else logits.sigmoid()
@@ -191,7 +207,12 @@ class MultiScaleDifferentialPerception(nn.Module):
 
     def forward(self, features: Sequence[Tensor]) -> Tensor:
         """Features ``(B, 2, L, D)`` of every depth, the deepest last, to those that go on, ``(B, 2, L, D)``."""
-        return features[-1] + self.out(self.fuse(features))
+        fused = self.fuse(features)
+        return fused if self.as_printed else features[-1] + self.out(fused)
+
+    def _depth(self, index: int, images: Tensor) -> tuple[Tensor, Tensor]:
+        part: DifferentialPerception = self.scales[index % len(self.scales)]  # type: ignore[assignment]
+        return part(self.norms[index](images))
 
 
 Rewrite = Callable[[list[Tensor]], Tensor]
@@ -208,6 +229,10 @@ class PairTower(Protocol):
     @property
     def feature_depth(self) -> int:
         """Number of layers before the place where they are replaced."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are computed again in the backward pass."""
 
     def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
         """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""
@@ -242,6 +267,7 @@ class MDP(Adapter):
                     "last of them included"
                 )
             self.mdp = MultiScaleDifferentialPerception(width, len(reads), **self.options)
+            self.mdp.recomputes = net.recomputes
             net.rewrite_features(reads, self.rewrite)
             return
         try:

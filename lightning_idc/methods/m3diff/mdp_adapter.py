@@ -17,6 +17,7 @@ class MDPAdapter(AdapterCallback):
         stacked: layers of Eq. 4 to 6.
         shared: one set of weights for all depths.
         softmax: reads sigma of Eq. 7 as a softmax over the depths instead of a sigmoid.
+        as_printed: Eq. 4 to 8 and nothing else, which changes a model before it is trained.
         name: of the adapter in checkpoints.
     """
 
@@ -29,7 +30,10 @@ class MDPAdapter(AdapterCallback):
         stacked: int = 2,
         shared: bool = True,
         softmax: bool = False,
+        as_printed: bool = False,
         name: str = "mdp",
     ) -> None:
         options = {"heads": heads, "hidden": hidden, "stacked": stacked, "shared": shared, "softmax": softmax}
+        # checkpoints of earlier versions know no more than these
+        options |= {"as_printed": True} if as_printed else {}
         super().__init__(name, MDP, layers=layers, at=at, **options)

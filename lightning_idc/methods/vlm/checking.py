@@ -82,7 +82,7 @@ def scoring_errors(net: VLMNet, ways: Sequence[str] = tuple(WAYS)) -> dict[str, 
 
 def _difference(net: VLMNet, way: str, features: object, tokens: Tensor, expected: Tensor) -> float:
     try:
-        logits = net.finish(WAYS[way](net, features, tokens[..., :-1]))  # type: ignore[arg-type]
+        logits = net.finish(WAYS[way](net, features, tokens[..., :-1], None))  # type: ignore[arg-type]
     except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
         return float("inf")  # a model may refuse a mask or a cache in any of these words
     found = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]

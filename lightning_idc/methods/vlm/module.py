@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +11,11 @@ from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero
-from lightning_idc.core.images import resize
 from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, image_token
 from lightning_idc.methods.vlm.loading import (
     load_language_model,
     make_model,
@@ -31,11 +28,10 @@ from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse
 from lightning_idc.methods.vlm.published import QUANTIZED, SKELETON, Source, load_model, load_skeleton, save_skeleton
 from lightning_idc.methods.vlm.scoring import WAYS
 from lightning_idc.methods.vlm.sharding import shard_net
+from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
 from lightning_idc.nn.backbones import load_backbone
 
-SIZES = "sizes"
-"""Heights and widths of pairs that were padded to one size, among the inputs of a batch."""
 KEPT = "weights"
 """Names of the weights in a checkpoint, where ``model`` brings the others."""
 PROMPT = "What changed from the first image to the second?"
@@ -219,25 +215,31 @@ class VLMCaptioner(PairCaptioner):
             sizes = inputs.pop(SIZES).tolist()
             images = [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
         types = {name: inputs[name] for name in TOKEN_TYPES if name in inputs}
-        return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types)
+        return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared)
 
-    def log_probs(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        return nn.functional.pad(self.built_net.log_probs(features, tokens), (1, 0))
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        return nn.functional.pad(self.built_net.log_probs(features, tokens, mask), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch; pairs may differ in size, each is shown in its own; runs in the data loader's workers.
 
+        The model's own processor scales and cuts the images here.
+
         Raises:
             ConfigError: a prompt and its images are longer than the model's context.
         """
-        fitted = [self.fit(sample) for sample in samples]
-        sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in fitted]
-        batch = super().collate(padded(fitted))
+        shown = [self.fit(sample) for sample in samples]
+        sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
+        batch = super().collate(padded(shown))
         by_part = self.hparams["prompts"] or {}
         asked = [by_part.get(sample.meta.get("part", ""), self.hparams["prompt"]) for sample in samples]
         batch.model_inputs = self.prompt_inputs(asked, sizes)
+        images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)
+            images = [torch.stack([sample.before, sample.after]) for sample in shown]
+        net = self.built_net
+        batch.pixels, batch.pixels_of = net.family.pixels(net.model, net.processor, images), batch.images
         return batch
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:
@@ -246,12 +248,7 @@ class VLMCaptioner(PairCaptioner):
 
     def fit(self, sample: PairSample) -> PairSample:
         """The pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` per image."""
-        _, height, width = sample.before.shape
-        size = fitting_size(height, width, self.hparams["min_pixels"], self.hparams["max_pixels"])
-        if size == (height, width):
-            return sample
-        before, after = (resize(image, size, "bicubic") for image in (sample.before, sample.after))
-        return replace(sample, before=before, after=after, boxes=None, masks=None)
+        return fitted(sample, self.hparams["min_pixels"], self.hparams["max_pixels"])
 
     def prompt_inputs(self, prompts: Sequence[str], sizes: Sequence[tuple[int, int]]) -> dict[str, Tensor]:
         """Inputs of :meth:`VLMNet.encode` for prompts about pairs of sizes.
@@ -287,7 +284,15 @@ class VLMCaptioner(PairCaptioner):
         if key not in self._prompts:
             net = self.built_net
             images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
-            found = net.family.inputs(net.processor, [prompt], images)
+            try:
+                found = net.family.inputs(net.processor, [prompt], images)
+            except ValueError as error:
+                raise ConfigError(f"the processor cannot put two images into the prompt {prompt!r}: {error}") from error
+            if not (found["input_ids"] == image_token(net.model.config)).any():
+                raise ConfigError(
+                    f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "
+                    "model's processor a template that shows them, or none"
+                )
             length = found["input_ids"].shape[1]
             room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
             if room is not None and length + self.hparams["max_length"] > room:
@@ -406,39 +411,6 @@ def media_tokens(config: Any) -> list[int]:
     """Ids of a configuration that stand for features of images, videos or sound."""
     names = ("image_token_id", "video_token_id", "audio_token_id")
     return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
-
-
-def fitting_size(height: int, width: int, least: int | None, most: int | None) -> tuple[int, int]:
-    """Height and width of one aspect with at least ``least`` and at most ``most`` pixels.
-
-    Example:
-        >>> fitting_size(600, 800, None, 120_000)
-        (300, 400)
-    """
-    scale = 1.0
-    if least is not None:
-        scale = max(scale, math.sqrt(least / (height * width)))
-    if most is not None:
-        scale = min(scale, math.sqrt(most / (height * width)))
-    if scale == 1.0:
-        return height, width
-    towards = math.ceil if scale > 1 else math.floor
-    return max(1, towards(height * scale)), max(1, towards(width * scale))
-
-
-def padded(samples: Sequence[PairSample]) -> list[PairSample]:
-    """Pairs of one size, those that are smaller padded with black at the right and the bottom."""
-    height, width = (max(sample.before.shape[axis] for sample in samples) for axis in (1, 2))
-
-    def pad(image: Tensor) -> Tensor:
-        return nn.functional.pad(image, (0, width - image.shape[2], 0, height - image.shape[1]))
-
-    return [
-        sample
-        if sample.before.shape[1:] == (height, width)
-        else replace(sample, before=pad(sample.before), after=pad(sample.after))
-        for sample in samples
-    ]
 
 
 def stock_name(name: str) -> str:

@@ -17,7 +17,7 @@ from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp import Rewrite
 from lightning_idc.methods.vlm.chunked import chunked_log_probs
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, image_token
-from lightning_idc.methods.vlm.scoring import WAYS, plain
+from lightning_idc.methods.vlm.scoring import WAYS, plain, up_to_last
 
 SCALED_HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Settings by which a model changes what its head gives; its logits then come from the model itself."""
@@ -73,6 +73,7 @@ class VLMNet(nn.Module):
         prompt_ids: Tensor,
         prompt_mask: Tensor,
         types: Mapping[str, Tensor] | None = None,
+        pixels: Mapping[str, Tensor] | None = None,
     ) -> PairFeatures:
         """Run the vision tower, once per pair.
 
@@ -81,11 +82,13 @@ class VLMNet(nn.Module):
             prompt_ids: prompts with their placeholders of images, padded on the left, ``(B, P)``.
             prompt_mask: bool ``(B, P)``, False at padding.
             types: what else the processor says of the prompts' tokens, ``(B, P)`` each.
+            pixels: what the family makes of the images, where the data loader has made it.
         """
         device = prompt_ids.device
+        made = self.family.pixels(self.model, self.processor, list(images)) if pixels is None else pixels
         pixels = {
             name: value.to(device, self._tower_dtype if value.is_floating_point() else None)
-            for name, value in self.family.pixels(self.model, self.processor, list(images)).items()
+            for name, value in made.items()
         }
         placeholders = prompt_ids == image_token(self.model.config)
         if isinstance(images, Tensor):
@@ -217,10 +220,17 @@ class VLMNet(nn.Module):
         types = self.token_types(features, 0)
         return cache, self.states(ids, mask, positions, features, cache=cache, types=types)
 
-    def answer_states(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        """States ``(B, K, T, D)`` after each of ``tokens (B, K, T)``."""
+    def answer_states(self, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+        """States ``(B, K, T, D)`` after each of ``tokens (B, K, T)``; 0 after those that ``read (B, K, T)`` leaves out.
+
+        Args:
+            features: B pairs.
+            tokens: K answers each, or fewer, the rest of which is padding.
+            read: bool, the first tokens of each answer; all of them when None.
+        """
         # one answer has nothing to share, and a mask of two dimensions leaves the choice of attention free
-        return plain(self, features, tokens) if tokens.shape[1] == 1 else WAYS[self.way](self, features, tokens)
+        way = plain if tokens.shape[1] == 1 else WAYS[self.way]
+        return way(self, features, tokens, read)
 
     @property
     def way(self) -> str:
@@ -235,14 +245,30 @@ class VLMNet(nn.Module):
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
         return self.finish(self.answer_states(features, tokens))
 
-    def log_probs(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        """Log-probabilities ``(B, K, T - 1)`` of all but the first of ``tokens (B, K, T)``, teacher-forced."""
-        states, targets = self.answer_states(features, tokens[..., :-1]), tokens[..., 1:]
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Log-probabilities ``(B, K, T - 1)`` of all but the first of ``tokens (B, K, T)``, teacher-forced.
+
+        Args:
+            features: B pairs.
+            tokens: K answers each.
+            mask: bool ``(B, K, T)``, tokens that are asked for; what follows the last of them in an answer is padding,
+                which costs nothing and gets 0. All of them when None.
+        """
+        targets = tokens[..., 1:]
+        # the model runs even where nothing is asked for, as other processes may wait for its weights
+        if mask is None or not mask.any() or bool(mask[..., 1:].all()):
+            states = self.answer_states(features, tokens[..., :-1])
+            return self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
+        read = up_to_last(mask[..., 1:])
+        states = self.answer_states(features, tokens[..., :-1], read)
+        found = self._log_probs(states[read], targets[read])
+        return found.new_zeros(targets.shape).masked_scatter(read, found)
+
+    def _log_probs(self, states: Tensor, targets: Tensor) -> Tensor:
         if self.bare_head:
             with self.precision():
-                return chunked_log_probs(states.flatten(0, 2), self.head, targets.flatten()).view(targets.shape)
-        found = nn.functional.cross_entropy(states.flatten(0, 2).float(), targets.flatten(), reduction="none")
-        return -found.view(targets.shape)
+                return chunked_log_probs(states, self.head, targets)
+        return -nn.functional.cross_entropy(states.float(), targets, reduction="none")
 
     def start(self, features: PairFeatures) -> PromptState:
         """State behind the prompt."""
@@ -267,6 +293,10 @@ class VLMNet(nn.Module):
     @property
     def feature_depth(self) -> int:
         return self.family.depth(self.model)
+
+    @property
+    def recomputes(self) -> bool:
+        return bool(self.model.is_activation_checkpointing)
 
     def rewrite_features(self, layers: Sequence[int], rewrite: Rewrite) -> None:
         """Send ``rewrite(features of the layers)``, each ``(B, 2, L, D)``, on in place of the last features."""

@@ -1,7 +1,8 @@
-"""What training a published model takes, computed from its configuration alone: weights, gradients, optimizer."""
+"""What training a published model takes, computed from its configuration alone: memory and operations."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -12,14 +13,38 @@ import torch
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.costs import PairCost, cost_of_pair
 from lightning_idc.methods.vlm.families import family_for
 from lightning_idc.methods.vlm.lora import LoRA
+from lightning_idc.methods.vlm.module import PROMPT
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.published import Source, find_model, read_config
 
 GIB = 2**30
 ADAPTERS: dict[str, type] = {"LoRA": LoRA, "MDPAdapter": MDPAdapter}
+SHARDING = ("ShardedStrategy", "ModelParallelStrategy")
 FROZEN_BITS = {"4bit": 4, "int4": 4, "8bit": 8, "int8": 8}
+
+
+@dataclass(frozen=True)
+class Images:
+    """What one step is shown.
+
+    Args:
+        size: height and width of both images of a pair.
+        prompt: question about them.
+        captions: per pair.
+        longest: tokens of a caption.
+        batch: pairs per device.
+        recomputes: whether layers are computed twice instead of being kept.
+    """
+
+    size: tuple[int, int]
+    prompt: str
+    captions: int = 1
+    longest: int = 64
+    batch: int = 1
+    recomputes: bool = False
 
 
 @dataclass(frozen=True)
@@ -32,6 +57,9 @@ class Plan:
         bits: of a frozen weight; those that train have 32.
         moments: numbers that the optimizer keeps per trained weight; 2 for Adam.
         processes: that sharded weights are dealt to; 1 where every process holds all.
+        loaders: processes of one machine, each of which loads the weights.
+        cost: of one pair; None where the images are not known.
+        batch: pairs per device and step.
     """
 
     trained: dict[str, int]
@@ -39,6 +67,9 @@ class Plan:
     bits: int = 32
     moments: int = 2
     processes: int = 1
+    loaders: int = 1
+    cost: PairCost | None = None
+    batch: int = 1
 
     @property
     def parts(self) -> dict[str, int]:
@@ -59,7 +90,12 @@ class Plan:
     @property
     def host(self) -> int:
         """Bytes of weights that the processes of one machine load on the host, each its own."""
-        return (self.frozen * max(self.bits, 16) // 8 + 4 * sum(self.trained.values())) * self.processes
+        return (self.frozen * max(self.bits, 16) // 8 + 4 * sum(self.trained.values())) * self.loaders
+
+    @property
+    def activations(self) -> int:
+        """Bytes on one device that a step needs beside the states, estimated."""
+        return 0 if self.cost is None else self.batch * self.cost.activations + self.cost.logits
 
     def table(self) -> str:
         """Lines for the terminal."""
@@ -67,6 +103,14 @@ class Plan:
         lines += [f"{'frozen':<24}{self.frozen:>16,} parameters, {self.bits} bits"]
         lines += [f"{name:<24}{size / GIB:>12.2f} GiB a device" for name, size in self.parts.items()]
         lines += [f"{'together':<24}{self.states / GIB:>12.2f} GiB a device, without activations"]
+        if self.cost is not None:
+            cost = self.cost
+            lines.append(
+                f"{'activations':<24}{self.activations / GIB:>12.2f} GiB a device, estimated, {self.batch} pairs"
+            )
+            tokens = f"{cost.places:,} places, {cost.prompt:,} tokens of prompt, {cost.answers:,} of captions"
+            lines.append(f"{'a pair':<24}{cost.step / 1e12:>12.3g} TFLOP a step: {tokens}")
+            lines += [f"  {name:<22}{flops / 1e12:>12.3g} TFLOP forward" for name, flops in cost.flops.items()]
         return "\n".join([*lines, f"{'loading':<24}{self.host / GIB:>12.2f} GiB of the host"])
 
 
@@ -78,6 +122,8 @@ def plan_of(
     moments: int = 2,
     processes: int = 1,
     revision: str | None = None,
+    images: Images | None = None,
+    loaders: int = 1,
 ) -> Plan:
     """Plan of a published model; its weights are not read, and no memory is taken for them.
 
@@ -89,6 +135,8 @@ def plan_of(
         moments: numbers that the optimizer keeps per trained weight.
         processes: that FSDP2 deals weights to.
         revision: branch, tag or commit of ``model``.
+        images: what one step is shown; activations and operations are not computed without.
+        loaders: processes of one machine.
 
     Raises:
         ConfigError: the model is not there or not a vision-language model.
@@ -120,7 +168,12 @@ def plan_of(
         else:
             trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
     bits = FROZEN_BITS.get(quantize or "", 16 if precision.endswith("-mixed") else 32)
-    return Plan(dict(trained), frozen, bits, moments, processes)
+    cost = None
+    if images is not None:
+        low = precision.endswith("-mixed")
+        tokens = images.captions * images.longest
+        cost = cost_of_pair(net, adapters.values(), images.size, images.prompt, tokens, low, images.recomputes)
+    return Plan(dict(trained), frozen, bits, moments, processes, loaders, cost, images.batch if images else 1)
 
 
 def plan_of_stage(config: Mapping[str, Any]) -> Plan:
@@ -142,9 +195,10 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         if kind is not None:
             callback: Any = kind(**(entry.get("init_args") or {}))
             adapters[callback.name] = callback.kind(**callback.options)
-    sharded = "ModelParallelStrategy" in str(trainer.get("strategy", ""))
-    devices = trainer.get("devices", 1)
-    processes = int(devices) * int(trainer.get("num_nodes", 1)) if sharded and isinstance(devices, int) else 1
+    devices, nodes = trainer.get("devices", 1), int(trainer.get("num_nodes", 1))
+    loaders = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1
+    sharded = any(name in str(trainer.get("strategy", "")) for name in SHARDING)
+    processes = loaders * nodes if sharded else 1
     optimizer = str((options.get("optimizer") or {}).get("class_path", "AdamW"))
     momentum = ((options.get("optimizer") or {}).get("init_args") or {}).get("momentum")
     moments = 2 if "Adam" in optimizer else 1 if momentum else 0
@@ -156,4 +210,21 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         moments,
         processes,
         options.get("revision"),
+        _images(options, (config.get("data") or {}).get("init_args") or {}),
+        loaders,
+    )
+
+
+def _images(options: Mapping[str, Any], data: Mapping[str, Any]) -> Images:
+    """What a stage shows: images of the size that its data has, or that ``max_pixels`` allows; 448 otherwise."""
+    side = int(math.sqrt(options["max_pixels"])) if options.get("max_pixels") else 448
+    size = data.get("image_size") or side
+    height, width = (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
+    return Images(
+        (height, width),
+        str(options.get("prompt") or PROMPT),
+        int(options.get("captions_per_pair", 2)),
+        int(options.get("max_length") or 64),
+        int(data.get("batch_size", 32)),
+        bool(options.get("activation_checkpointing", False)),
     )

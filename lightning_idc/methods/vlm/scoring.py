@@ -17,47 +17,55 @@ from lightning_idc.core.types import PairFeatures
 if TYPE_CHECKING:
     from lightning_idc.methods.vlm.net import VLMNet
 
-Scoring = Callable[["VLMNet", PairFeatures, Tensor], Tensor]
+Scoring = Callable[["VLMNet", PairFeatures, Tensor, "Tensor | None"], Tensor]
+"""Network, features, tokens ``(B, K, T)``, which of them are read ``(B, K, T)`` -> states ``(B, K, T, D)``."""
 
 
-def packed_mask(prompt_mask: Tensor, answers: int, length: int) -> Tensor:
-    """Who sees whom when K answers stand behind one prompt: bool ``(B, 1, P + K * T, P + K * T)``.
+def up_to_last(mask: Tensor) -> Tensor:
+    """All places up to the last True along the last dimension.
+
+    Example:
+        >>> up_to_last(torch.tensor([False, True, False])).tolist()
+        [True, True, False]
+    """
+    return mask.flip(-1).cummax(-1).values.flip(-1)
+
+
+def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
+    """Who sees whom when answers stand behind one prompt: bool ``(B, 1, P + N, P + N)``.
 
     The prompt is causal; an answer sees the prompt and what it has said itself, and no other answer.
 
     Args:
         prompt_mask: bool ``(B, P)``, False at padding.
-        answers: K.
-        length: T.
+        owner: number of the answer that each of the N tokens belongs to, from 1, ``(B, N)``.
     """
     pairs, prompt = prompt_mask.shape
-    total = prompt + answers * length
+    total = prompt + owner.shape[1]
     place = torch.arange(total, device=prompt_mask.device)
-    # answer 0 is the prompt; answers count from 1
-    owner = torch.where(place < prompt, 0, (place - prompt) // length + 1)
-    causal = place[:, None] >= place
-    mine = causal & ((owner == 0) | (owner[:, None] == owner))
+    # answer 0 is the prompt
+    owner = torch.nn.functional.pad(owner, (prompt, 0))
+    mine = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
     counts = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
     # a padding token sees itself, as a softmax over nothing is not a number
     itself = torch.eye(total, dtype=torch.bool, device=place.device)
-    return ((mine & counts[:, None]) | itself).view(pairs, 1, total, total)
+    causal = place[:, None] >= place
+    return ((causal & mine & counts[:, None]) | itself).view(pairs, 1, total, total)
 
 
-def answer_positions(prompt_positions: Tensor, answers: int, length: int, start: int = 0) -> Tensor:
-    """Positions of K answers, the first of which is ``start`` behind the prompt's last token: ``(B, [3,] K * T)``.
+def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tensor:
+    """Positions of an answer, the first of which is ``start`` behind the prompt's last token: ``(B, [3,] T)``.
 
     Args:
         prompt_positions: ``(B, P)`` or ``(B, 3, P)``.
-        answers: K.
         length: T.
-        start: 0 where answers begin with the prompt's last token.
+        start: 1 for what follows the prompt's last token.
     """
-    steps = torch.arange(start, start + length, device=prompt_positions.device)
-    return (prompt_positions[..., -1:] + steps).repeat(*[1] * (prompt_positions.ndim - 1), answers)
+    return prompt_positions[..., -1:] + torch.arange(start, start + length, device=prompt_positions.device)
 
 
-def plain(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """States ``(B, K, T, D)`` from B * K sequences of a prompt and an answer; only the images are shared.
+def plain(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from one sequence per answer, of prompt and answer; only the images are shared.
 
     Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
     checkpointing. What K = 1 always takes.
@@ -66,12 +74,18 @@ def plain(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        read: bool ``(B, K, T)``; answers of which no token is read are left out.
     """
+    if read is not None and not bool(read[..., 0].all()):
+        kept = read[..., 0]
+        rows = kept.nonzero()[:, 0]
+        states = plain(net, _rows_of(features, rows), tokens[kept][:, None])
+        return _in_place(states[:, 0], kept)
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
     _, count, length = tokens.shape
     answers = tokens[..., 1:].flatten(0, 1)
-    places = torch.cat([positions, answer_positions(positions, 1, length - 1, 1)], -1)
+    places = torch.cat([positions, answer_positions(positions, length - 1, 1)], -1)
     ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
     mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
     types = net.token_types(features, length - 1, count)
@@ -79,32 +93,48 @@ def plain(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
     return states.unflatten(0, (-1, count))
 
 
-def packed(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """States ``(B, K, T, D)`` from one sequence: the prompt, then all K answers, under :func:`packed_mask`.
+def packed(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from one sequence: the prompt, then all answers end to end, under :func:`packed_mask`.
 
-    Goes with activation checkpointing; needs causal attention throughout, in an implementation that takes a mask
-    (sdpa, eager, flex).
+    The sequence is as long as the answers of a pair together, however many and long those of others are. Goes with
+    activation checkpointing; needs causal attention throughout, in an implementation that takes a mask (sdpa, eager,
+    flex).
 
     Args:
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        read: bool ``(B, K, T)``, the first tokens of each answer; the others take no room.
     """
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
+    read = torch.ones_like(tokens, dtype=torch.bool) if read is None else read
     _, count, length = tokens.shape
-    first = prompt_ids[:, None, -1:].expand(-1, count, -1)
-    answers = torch.cat([first, tokens[..., 1:]], -1)
-    ids = torch.cat([prompt_ids[:, :-1], answers.flatten(1)], 1)
-    places = torch.cat([positions[..., :-1], answer_positions(positions, count, length)], -1)
-    mask = net.additive(packed_mask(prompt_mask[:, :-1], count, length))
-    types = net.token_types(features, count * length - 1)
-    states = net.states(ids, mask, places, features, keep=count * length, types=types)
-    return states.unflatten(1, (count, length))
+    ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)
+    flat = read.flatten(1)
+    longest = int(flat.sum(-1).max())
+    # the places of a pair's tokens, those that are read first and in their order
+    taken = flat.int().argsort(dim=-1, descending=True, stable=True)[:, :longest]
+    owner, step = taken // length + 1, taken % length
+    # padding at the end of a row belongs to no answer
+    owner = owner.masked_fill(torch.arange(longest, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
+    last = positions[..., -1:]
+    behind = last + (step if positions.ndim == 2 else step[:, None])
+    mask = net.additive(packed_mask(prompt_mask[:, :-1], owner))
+    types = net.token_types(features, longest - 1)
+    states = net.states(
+        torch.cat([prompt_ids[:, :-1], ids.gather(1, taken)], 1),
+        mask,
+        torch.cat([positions[..., :-1], behind], -1),
+        features,
+        keep=longest,
+        types=types,
+    )
+    return _in_place(states[owner <= count], read)
 
 
-def cached(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
-    """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values the B * K answers then share.
+def cached(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+    """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values all answers then share.
 
     Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
 
@@ -112,19 +142,33 @@ def cached(net: VLMNet, features: PairFeatures, tokens: Tensor) -> Tensor:
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
+        read: bool ``(B, K, T)``; answers of which no token is read are left out.
     """
     prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
-    pairs, count, length = tokens.shape
+    length = tokens.shape[-1]
+    kept = torch.ones_like(tokens[..., 0], dtype=torch.bool) if read is None else read[..., 0]
+    rows = kept.nonzero()[:, 0]
     cache, first = net.read_prompt(features)
-    first = first[:, None].expand(-1, count, -1, -1)
-    if length == 1:
-        return first
-    answers = tokens[..., 1:].flatten(0, 1)
-    cache.reorder_cache(torch.arange(pairs, device=tokens.device).repeat_interleave(count))
-    mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
-    places = answer_positions(positions, 1, length - 1, 1).repeat_interleave(count, 0)
-    rest = net.states(answers, mask, places, cache=cache, keep=length - 1)
-    return torch.cat([first, rest.unflatten(0, (pairs, count))], 2)
+    found = first[rows]
+    if length > 1:
+        answers = tokens[kept][:, 1:]
+        cache.reorder_cache(rows)
+        mask = torch.cat([prompt_mask[rows], torch.ones_like(answers, dtype=torch.bool)], 1)
+        places = answer_positions(positions, length - 1, 1)[rows]
+        found = torch.cat([found, net.states(answers, mask, places, cache=cache, keep=length - 1)], 1)
+    return _in_place(found, kept)
+
+
+def _rows_of(features: PairFeatures, rows: Tensor) -> PairFeatures:
+    mask = None if features.mask is None else features.mask[rows]
+    return PairFeatures(features.memory[rows], mask, {name: value[rows] for name, value in features.extras.items()})
+
+
+def _in_place(states: Tensor, where: Tensor) -> Tensor:
+    """Rows of states ``(M, ...)`` at the M places where a mask is True, 0 elsewhere."""
+    if bool(where.all()):
+        return states.unflatten(0, where.shape)
+    return states.new_zeros(*where.shape, *states.shape[1:]).index_put(where.nonzero(as_tuple=True), states)
 
 
 WAYS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}

@@ -1,0 +1,131 @@
+"""Every ablation of M3Diff's recipe trains and tests a tiny model on files laid out as the six sets are."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+sys.path[:0] = [str(TESTS / "data"), str(TESTS / "methods")]
+
+from test_benchmarks import (  # noqa: E402
+    birds_to_words,
+    clevr_change,
+    clevr_dc,
+    image_editing_request,
+    omnidiff,
+    spot_the_diff,
+)
+from vlm_tiny import captioner  # noqa: E402
+
+from lightning_idc.cli.recipe import choices, load, resolve  # noqa: E402
+from lightning_idc.cli.training import PairCLI  # noqa: E402
+
+RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "paper" / "m3diff.yaml"
+PUBLIC = {"spot_the_diff", "image_editing_request", "birds_to_words", "clevr_change", "clevr_dc"}
+OMNIDIFF = {"omnidiff_real", "omnidiff_render"}
+FOLDERS = {
+    "OmniDiff": "omnidiff",
+    "SpotTheDiff": "spot_the_diff",
+    "ImageEditingRequest": "image_editing_request",
+    "BirdsToWords": "birds_to_words",
+    "CLEVRChange": "clevr_change",
+    "CLEVRDC": "clevr_dc",
+}
+ABLATIONS: dict[str, tuple[set[str], dict[str, Any] | None]] = {
+    "full": (PUBLIC | OMNIDIFF, {}),
+    "without_mdp": (PUBLIC | OMNIDIFF, None),
+    "without_omnidiff": (PUBLIC, {}),
+    "without_both": (PUBLIC, None),
+    "as_printed": (PUBLIC | OMNIDIFF, {"as_printed": True}),
+}
+"""Sets that each trains on, and options of its MDP."""
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("m3diff")
+    for make in (birds_to_words, clevr_change, clevr_dc, image_editing_request, omnidiff, spot_the_diff):
+        make(root / make.__name__)
+    (root / "omnidiff" / "render").mkdir()
+    for file in (root / "omnidiff" / "real").glob("*.json"):
+        (root / "omnidiff" / "render" / file.name).write_text(file.read_text())
+    captioner("llava_onevision").save_model(root / "model")
+    return root
+
+
+def small(config: dict[str, Any], world: Path, out: Path) -> dict[str, Any]:
+    """Configuration of a stage for one process, the tiny model and the tiny sets."""
+    trainer, model, data = config["trainer"], config["model"], config["data"]
+    trainer |= {"accelerator": "cpu", "devices": 1, "logger": False, "default_root_dir": str(out)}
+    trainer |= {"enable_progress_bar": False, "enable_model_summary": False}
+    trainer.pop("strategy", None)
+    if "accumulate_grad_batches" in trainer:
+        trainer["accumulate_grad_batches"] = 2
+    if "model" in model.get("init_args", {}):
+        model["init_args"] |= {"model": str(world / "model"), "max_length": 4}
+    parts = data["init_args"].get("parts")
+    if parts is not None:
+        data["init_args"]["epoch_pairs"] = 16
+    for part in parts.values() if parts else [data]:
+        folder = {
+            "OmniDiff": "omnidiff",
+            "SpotTheDiff": "spot_the_diff",
+            "ImageEditingRequest": "image_editing_request",
+        }
+        folder |= {"BirdsToWords": "birds_to_words", "CLEVRChange": "clevr_change", "CLEVRDC": "clevr_dc"}
+        own = part.setdefault("init_args", {})
+        own |= {"root": str(world / folder[part["class_path"].rpartition(".")[2]]), "official": False}
+    data["init_args"] |= {"image_size": 32, "num_workers": 0}
+    return config
+
+
+def run(verb: str, config: dict[str, Any]) -> PairCLI:
+    cli = PairCLI(verb, json.loads(json.dumps(config)))
+    cli.run()
+    return cli
+
+
+def test_the_matrix_has_every_row_of_the_tables() -> None:
+    found = {(choice["model"], choice["ablation"]) for choice in choices(RECIPE, {})}
+    models = ("llava_onevision", "qwen2_5_vl", "internvl3")
+    assert found == {(model, ablation) for model in models for ablation in (*ABLATIONS, "zero_shot")}
+    for name, (parts, mdp) in ABLATIONS.items():
+        stage = load(RECIPE, {"model": "qwen2_5_vl", "ablation": name}).stages[0]
+        data = stage.config["data"]["init_args"]
+        # table 9: train and validation split, a draw for each of its captions
+        assert set(data["parts"]) == set(data["weights"]) == parts
+        assert data["epoch_pairs"] == sum(data["weights"].values()) and data["train_splits"] == ["train", "val"]
+        if parts & OMNIDIFF:
+            assert sum(data["weights"][part] for part in OMNIDIFF) == 28_056
+        callbacks = {entry["class_path"].rpartition(".")[2]: entry for entry in stage.config["trainer"]["callbacks"]}
+        assert ("MDPAdapter" in callbacks) == (mdp is not None)
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_each_ablation_trains_and_tests(name: str, world: Path, tmp_path: Path) -> None:
+    fit, test, *_ = load(RECIPE, {"model": "llava_onevision", "ablation": name}).stages
+    cli = run("fit", small(fit.config, world, tmp_path))
+    trainer, model = cli.trainer, cli.model
+    assert trainer.global_step == 2 and list(model.adapters) == [
+        "lora",
+        *(["mdp"] if ABLATIONS[name][1] is not None else []),
+    ]
+    if ABLATIONS[name][1] is not None:
+        assert model.adapters["mdp"].mdp.as_printed == (name == "as_printed")
+    best = trainer.checkpoint_callback.best_model_path
+    assert "step=2" in best, "what is tested is the end of the epoch, not the last multiple of 200 steps"
+    cli = run("test", small(resolve(test.config, tmp_path, {"tune": best}), world, tmp_path / "test"))
+    assert [record["id"] for record in cli.model.predictions] == ["test-1"]
+    assert list(cli.model.adapters) == list(model.adapters)
+
+
+def test_zero_shot_tests_the_model_as_it_is(world: Path, tmp_path: Path) -> None:
+    stages = load(RECIPE, {"model": "qwen2_5_vl", "ablation": "zero_shot"}).stages
+    assert [stage.name for stage in stages] == ["test_real", "test_render", "test_image_editing_request"]
+    cli = run("test", small(stages[-1].config, world, tmp_path))
+    assert cli.model.predictions and not list(cli.model.adapters)
