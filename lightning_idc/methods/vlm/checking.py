@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, image_token
+from lightning_idc.methods.vlm.precision import is_quantized
 from lightning_idc.methods.vlm.scoring import WAYS
 
 if TYPE_CHECKING:
@@ -95,8 +96,11 @@ def pick_scoring(net: VLMNet) -> str:
     Raises:
         ConfigError: none of them does.
     """
-    kinds = {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
-    tolerance = max((TOLERANCE[kind] for kind in kinds), default=TOLERANCE[torch.bfloat16])
+    low = torch.is_autocast_enabled(next(net.model.parameters()).device.type) or net.autocast_dtype is not None
+    # products with quantized weights are rounded, too
+    low = low or any(is_quantized(p) for p in net.model.parameters())
+    kinds = {torch.bfloat16} if low else {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
+    tolerance = max(TOLERANCE[kind] for kind in kinds)
     # activation checkpointing turns off the cache that answers would share
     ways = [way for way in WAYS if way != "cached" or not net.model.is_activation_checkpointing]
     found: dict[str, float] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.methods.m3diff.mdp import MDP, Attention
 from lightning_idc.methods.vlm.chunked import ROWS
 from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.net import VLMNet
@@ -92,10 +93,10 @@ def cost_of_pair(
     for path, unit in net.model.named_modules():
         if type(unit).__name__ in (net.model._no_split_modules or ()):
             seen = path.startswith(net.family.vision)
-            if seen and not tower:
+            linear = [part for part in unit.modules() if isinstance(part, nn.Linear)]
+            if not linear or (seen and not tower):
                 continue
             count = tokens["tower" if seen else "language"]
-            linear = [part for part in unit.modules() if isinstance(part, nn.Linear)]
             whole = int(BLOCK * count * width * sum(part.in_features + part.out_features for part in linear) / 2)
             layers += count * width * linear[0].in_features if recomputes else whole
             largest = max(largest, whole)
@@ -158,19 +159,22 @@ def _mdp(adapter: MDP, places: int, width: int) -> tuple[float, int]:
     mdp = adapter.mdp
     channels = next(part.in_features for part in mdp.modules() if isinstance(part, nn.Linear)) // 2  # of the gate
     given = [torch.empty(1, 2, places // 2, channels, device="meta").requires_grad_() for _ in mdp.norms]
+    heads = next(part.heads for part in mdp.modules() if isinstance(part, Attention))
     kept: dict[int, Tensor] = {}
 
     def keep(value: Tensor) -> Tensor:
-        kept[id(value)] = value
+        # without memory attention is written out; the kernels of a device keep no weights of places for places
+        if not (value.ndim > 2 and math.prod(value.shape[:-2]) == heads and min(value.shape[-2:]) >= places // 2):
+            kept[value.untyped_storage()._cdata] = value  # views of one tensor are kept once
         return value
 
     recomputes, mdp.recomputes = mdp.recomputes, False
     counter = FlopCounterMode(display=False)
-    weights = {id(p) for p in mdp.parameters()}
+    weights = {p.untyped_storage()._cdata for p in mdp.parameters()}
     try:
         with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
             mdp(given)
     finally:
         mdp.recomputes = recomputes
-    total = sum(value.numel() for value in kept.values() if id(value) not in weights)
-    return float(counter.get_total_flops()), total * width
+    total = sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in weights)
+    return float(counter.get_total_flops()), total * width // 4  # of float32

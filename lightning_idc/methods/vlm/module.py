@@ -54,7 +54,7 @@ class VLMCaptioner(PairCaptioner):
         revision: branch, tag or commit of ``model`` on the hub.
         device: where ``model`` is put without a Trainer, which has its own; ``auto`` takes a GPU if there is one.
         quantize: bits of the frozen weights of ``model``: ``4bit`` or ``8bit`` of bitsandbytes, ``int4`` or ``int8`` of
-            torchao. Train adapters on them.
+            torchao. Nothing of the model trains then; train adapters on it.
         attn: implementation of attention of ``model``, as transformers calls it, for example ``flash_attention_2``.
         min_pixels: of an image; smaller ones are scaled up, with their aspect kept.
         max_pixels: of an image; larger ones are scaled down, with their aspect kept. Each pair is then shown in its
@@ -142,7 +142,7 @@ class VLMCaptioner(PairCaptioner):
             model, processor, family = made
         if options["activation_checkpointing"]:
             model.activation_checkpointing_enable()
-        for path in family.unused(model):
+        for path in [""] if options["quantize"] else family.unused(model):
             model.get_submodule(path).requires_grad_(False)
         net = VLMNet(model, processor, family, options["scoring"])
         net.base_name = options["model"]

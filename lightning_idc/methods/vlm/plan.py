@@ -150,7 +150,7 @@ def plan_of(
     with torch.device("meta"):
         inner = AutoModelForImageTextToText.from_config(config)
         family = family_for(inner, processor)
-        for path in family.unused(inner):
+        for path in [""] if quantize else family.unused(inner):
             inner.get_submodule(path).requires_grad_(False)
         net = VLMNet(inner, processor, family)
         for adapter in adapters.values():

@@ -27,6 +27,11 @@ def dtype_named(name: str) -> torch.dtype | None:
     return DTYPES.get(name)
 
 
+def is_quantized(parameter: nn.Parameter) -> bool:
+    """Whether a weight is stored in fewer bits than it stands for: integers of bitsandbytes, tensors of torchao."""
+    return not parameter.is_floating_point() or type(parameter.data).__module__.startswith("torchao.")
+
+
 def autocast_of(precision: str) -> torch.dtype | None:
     """Precision of the products under a Trainer's mixed ``precision``; None for any other."""
     return {"bf16-mixed": torch.bfloat16, "16-mixed": torch.float16}.get(precision)
@@ -45,7 +50,7 @@ def set_precision(net: VLMNet, low: torch.dtype | None) -> None:
     language = tuple(f"model.{path}." for path in net.language_modules)
     trains = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
     for name, parameter in net.named_parameters():
-        if not parameter.is_floating_point() or parameter.dtype not in (*LOW, torch.float32):
+        if is_quantized(parameter) or parameter.dtype not in (*LOW, torch.float32):
             continue
         # a frozen layer between those of a tower that trains keeps their precision, as norms of one kind meet the other
         frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trains)

@@ -62,14 +62,14 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     if source.attn is not None:
         options["attn_implementation"] = source.attn
     if source.quantize is not None:
-        options["quantization_config"] = quantization(source.quantize, source.dtype)
+        options["quantization_config"] = quantization(source.quantize, source.dtype, source.device or default_device())
     if source.device is not None:
         options["device_map"] = source.device
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
             source.name, config=config, dtype=source.dtype or "auto", output_loading_info=True, **options
         )
-    except (ValueError, ImportError) as error:
+    except (ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
@@ -79,6 +79,11 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
             f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
         )
     return model, processor, family_for(model, processor)
+
+
+def default_device() -> str:
+    """Where a Trainer without further notice computes."""
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def save_skeleton(net: Any, folder: Path) -> None:
@@ -119,12 +124,13 @@ def read_config(source: Source) -> Any:
     return config
 
 
-def quantization(kind: str, compute: torch.dtype | None) -> Any:
+def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") -> Any:
     """Quantization configuration of transformers.
 
     Args:
         kind: of :data:`QUANTIZED`.
         compute: precision of the products; bfloat16 when None.
+        device: where the weights go.
 
     Raises:
         ConfigError: it is unknown, or its package is not installed.
@@ -146,7 +152,11 @@ def quantization(kind: str, compute: torch.dtype | None) -> Any:
         return BitsAndBytesConfig(load_in_8bit=True)
     from torchao.quantization import Int4WeightOnlyConfig, Int8WeightOnlyConfig
 
-    return TorchAoConfig(Int4WeightOnlyConfig() if kind == "int4" else Int8WeightOnlyConfig())
+    if kind == "int8":
+        return TorchAoConfig(Int8WeightOnlyConfig())
+    # the layouts that torchao's own kernels take; others need a further package
+    layout = "tile_packed_to_4d" if device.startswith("cuda") else "opaque"
+    return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format=layout))
 
 
 def find_model(name: str, revision: str | None = None) -> None:
