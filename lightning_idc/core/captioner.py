@@ -190,10 +190,10 @@ class PairCaptioner(PairModule):
             DataError: the pairs differ in size.
         """
         samples = self.at_trained_size(samples)
-        chosen = [chosen_captions(sample, self.hparams["captions_per_pair"]) for sample in samples]
+        wanted = self.hparams["captions_per_pair"]
+        chosen = [chosen_captions(sample, wanted) for sample in samples]
         rows = [self.tokenize(captions) for captions in chosen]
-        # no more rows than the batch has captions for
-        tokens, mask = pad_captions(rows, captions=max(1, *map(len, rows)))
+        tokens, mask = pad_captions(rows, captions=wanted)
         return PairBatch(
             images=stack_images(samples),
             tokens=tokens,

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.vlm_tiny import CAPTIONS, captioner, samples
 from lightning.pytorch import Trainer, seed_everything
 from PIL import Image
 from torch import Tensor
-from vlm_tiny import CAPTIONS, captioner, samples
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs

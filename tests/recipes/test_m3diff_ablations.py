@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-TESTS = Path(__file__).parents[1]
-sys.path[:0] = [str(TESTS / "data"), str(TESTS / "methods")]
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
-from test_benchmarks import (  # noqa: E402
+from helpers.vlm_tiny import captioner
+from test_benchmarks import (
     birds_to_words,
     clevr_change,
     clevr_dc,
@@ -20,10 +20,9 @@ from test_benchmarks import (  # noqa: E402
     omnidiff,
     spot_the_diff,
 )
-from vlm_tiny import captioner  # noqa: E402
 
-from lightning_idc.cli.recipe import choices, load, resolve  # noqa: E402
-from lightning_idc.cli.training import PairCLI  # noqa: E402
+from lightning_idc.cli.recipe import choices, load, resolve
+from lightning_idc.cli.training import PairCLI
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "paper" / "m3diff.yaml"
 PUBLIC = {"spot_the_diff", "image_editing_request", "birds_to_words", "clevr_change", "clevr_dc"}

@@ -65,7 +65,7 @@ def cost_of_pair(
         recomputes: whether layers are computed twice instead of being kept.
     """
     images = torch.zeros(1, 2, 3, *size, dtype=torch.uint8)
-    inputs = net.family.inputs(net.processor, [prompt], images)
+    inputs = net.family.inputs(net.processor, [prompt], list(images))
     ids = inputs["input_ids"][0]
     features = int((ids == image_token(net.model.config)).sum())
     places = _places(net, images)

@@ -309,8 +309,9 @@ class VLMCaptioner(PairCaptioner):
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)
         state = checkpoint["state_dict"]
-        for name in self._left_out():
-            state.pop(name, None)
+        left = set(self._left_out())
+        for name in [name for name in state if name in left or (self.hparams["quantize"] and _belongs(name, left))]:
+            del state[name]
         if self._stock:
             checkpoint[KEPT] = list(state)
 
@@ -411,6 +412,12 @@ def media_tokens(config: Any) -> list[int]:
     """Ids of a configuration that stand for features of images, videos or sound."""
     names = ("image_token_id", "video_token_id", "audio_token_id")
     return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
+
+
+def _belongs(name: str, weights: set[str]) -> bool:
+    """Whether an entry says how one of some quantized weights is scaled, beside it or below it."""
+    heads = [name[:place] for place, letter in enumerate(name) if letter == "."]
+    return any(head in weights for head in heads) or f"{heads[-1]}.weight" in weights
 
 
 def stock_name(name: str) -> str:

@@ -260,8 +260,10 @@ class VLMNet(nn.Module):
             states = self.answer_states(features, tokens[..., :-1])
             return self._log_probs(states.flatten(0, 2), targets.flatten()).view(targets.shape)
         read = up_to_last(mask[..., 1:])
-        states = self.answer_states(features, tokens[..., :-1], read)
-        found = self._log_probs(states[read], targets[read])
+        # as many answers as any pair has
+        count = int(read[..., 0].any(0).nonzero().max()) + 1
+        states = self.answer_states(features, tokens[:, :count, :-1], read[:, :count])
+        found = self._log_probs(states[read[:, :count]], targets[read])
         return found.new_zeros(targets.shape).masked_scatter(read, found)
 
     def _log_probs(self, states: Tensor, targets: Tensor) -> Tensor:

@@ -1,0 +1,82 @@
+"""Weights in 8 and 4 bits by torchao and bitsandbytes, on the CPU: read, described with, tuned by LoRA, kept."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.vlm_tiny import ARCHITECTURES, ColorPairs, architecture, samples, tokenizer
+from lightning.pytorch import Trainer, seed_everything
+from torch import Tensor
+
+from lightning_idc.core.loading import load_captioner
+from lightning_idc.methods.vlm.lora import LoRA
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.opening import open_captioner
+
+pytest.importorskip("bitsandbytes")
+pytest.importorskip("torchao")
+
+
+@pytest.fixture(scope="module")
+def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Tiny Qwen2.5-VL whose widths can be grouped by 32."""
+    wide: dict[str, Any] = architecture("qwen2_5_vl")
+    text, vision = dict(ARCHITECTURES["qwen2_5_vl"]["text_config"]), dict(wide["vision_config"])
+    text |= {"hidden_size": 64, "intermediate_size": 64}
+    text["rope_parameters"] = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e4}
+    vision |= {"hidden_size": 64, "out_hidden_size": 64, "intermediate_size": 64}
+    torch.manual_seed(0)
+    wide |= {"text_config": text, "vision_config": vision}
+    model = VLMCaptioner(architecture=wide, tokenizer=tokenizer("qwen2_5_vl"), max_length=6)
+    model.build()
+    for name, parameter in model.built_net.named_parameters():
+        if parameter.ndim > 1 and "embed" not in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    return model.save_model(tmp_path_factory.mktemp("stock"))
+
+
+def scores(model: Any) -> Tensor:
+    batch = model.eval().collate(samples())
+    with torch.no_grad():
+        return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+
+
+@pytest.mark.parametrize("kind", ["int8", "8bit", "int4", "4bit"])
+def test_quantized_weights_are_close_and_tuned_by_lora_alone(kind: str, stock: Path, tmp_path: Path) -> None:
+    whole = scores(open_captioner(str(stock), device="cpu", dtype="float32"))
+    model: Any = open_captioner(str(stock), device="cpu", dtype="float32", quantize=kind)
+    weight = model.built_net.model.model.language_model.layers[0].self_attn.q_proj.weight
+    assert "torchao" in type(weight.data).__module__ or weight.dtype in (torch.uint8, torch.int8)
+    error = ((scores(model) - whole).abs() / whole.abs().clamp(min=1)).max()
+    assert 0 < error < (0.02 if "8" in kind else 0.2)
+
+    seed_everything(1, verbose=False)
+    tuned = VLMCaptioner(
+        model=str(stock), quantize=kind, max_length=6, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.05)
+    )
+    trainer = Trainer(
+        accelerator="cpu",
+        precision="bf16-mixed",
+        max_steps=2,
+        callbacks=[LoRA(rank=2, alpha=4)],
+        default_root_dir=tmp_path,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        limit_val_batches=0,
+    )
+    trainer.fit(tuned, ColorPairs(batch_size=2))
+    trains = [name for name, parameter in tuned.named_parameters() if parameter.requires_grad]
+    assert trains and all("lora" in name for name in trains)
+    assert any(p.abs().max() > 0 for name, p in tuned.named_parameters() if "lora_B" in name)
+    trainer.save_checkpoint(tmp_path / "tuned.ckpt")
+    kept = torch.load(tmp_path / "tuned.ckpt", weights_only=True)["state_dict"]
+    assert kept.keys() == set(trains), "the model brings its weights again"
+    again: Any = load_captioner(tmp_path / "tuned.ckpt")
+    for name, value in kept.items():
+        assert torch.equal(again.state_dict()[name], value)
+    assert torch.isfinite(scores(again)).all()
