@@ -1,4 +1,4 @@
-"""Weights in 8 and 4 bits by torchao and bitsandbytes, on the CPU: read, described with, tuned by LoRA, kept."""
+"""Weights in 8 bits by torchao, on the CPU: read, described with, tuned by LoRA, kept."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.opening import open_captioner
 
-pytest.importorskip("bitsandbytes")
 pytest.importorskip("torchao")
 
 
@@ -44,14 +43,14 @@ def scores(model: Any) -> Tensor:
         return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
 
 
-@pytest.mark.parametrize("kind", ["int8", "8bit", "int4", "4bit"])
+@pytest.mark.parametrize("kind", ["int8"])
 def test_quantized_weights_are_close_and_tuned_by_lora_alone(kind: str, stock: Path, tmp_path: Path) -> None:
     whole = scores(open_captioner(str(stock), device="cpu", dtype="float32"))
     model: Any = open_captioner(str(stock), device="cpu", dtype="float32", quantize=kind)
     weight = model.built_net.model.model.language_model.layers[0].self_attn.q_proj.weight
     assert "torchao" in type(weight.data).__module__ or weight.dtype in (torch.uint8, torch.int8)
     error = ((scores(model) - whole).abs() / whole.abs().clamp(min=1)).max()
-    assert 0 < error < (0.02 if "8" in kind else 0.2)
+    assert 0 < error < 0.02
 
     seed_everything(1, verbose=False)
     tuned = VLMCaptioner(

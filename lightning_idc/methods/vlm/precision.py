@@ -50,7 +50,7 @@ def set_precision(net: VLMNet, low: torch.dtype | None) -> None:
     language = tuple(f"model.{path}." for path in net.language_modules)
     trains = {_part(name) for name, p in net.named_parameters() if p.requires_grad}
     for name, parameter in net.named_parameters():
-        if is_quantized(parameter) or parameter.dtype not in (*LOW, torch.float32):
+        if not parameter.is_floating_point() or parameter.dtype not in (*LOW, torch.float32):
             continue
         # a frozen layer between those of a tower that trains keeps their precision, as norms of one kind meet the other
         frozen = not parameter.requires_grad and (name.startswith(language) or _part(name) not in trains)
