@@ -100,7 +100,7 @@ def pick_scoring(net: VLMNet) -> str:
     # products with quantized weights are rounded, too
     low = low or any(is_quantized(p) for p in net.model.parameters())
     kinds = {torch.bfloat16} if low else {p.dtype for p in net.model.parameters()} & TOLERANCE.keys()
-    tolerance = max(TOLERANCE[kind] for kind in kinds)
+    tolerance = max((TOLERANCE[kind] for kind in kinds), default=TOLERANCE[torch.bfloat16])
     # activation checkpointing turns off the cache that answers would share
     ways = [way for way in WAYS if way != "cached" or not net.model.is_activation_checkpointing]
     found: dict[str, float] = {}
