@@ -164,7 +164,7 @@ def _mdp(adapter: MDP, places: int, width: int) -> tuple[float, int]:
 
     def keep(value: Tensor) -> Tensor:
         # without memory attention is written out; the kernels of a device keep no weights of places for places
-        if not (value.ndim > 2 and math.prod(value.shape[:-2]) == heads and min(value.shape[-2:]) >= places // 2):
+        if not (value.ndim > 2 and math.prod(value.shape[:-2]) % heads == 0 and min(value.shape[-2:]) >= places // 2):
             kept[value.untyped_storage()._cdata] = value  # views of one tensor are kept once
         return value
 
