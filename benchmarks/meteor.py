@@ -31,7 +31,7 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-from environment import describe, report
+from _harness import report
 from metrics import corpus
 
 from lightning_idc.errors import PairError
@@ -233,9 +233,6 @@ def main() -> None:
     here = str(Path(__file__).resolve().parent)
     report(
         {
-            "question": "Does METEOR without Java equal the jar, set by set, and how fast is it?",
-            "command": f"python benchmarks/meteor.py FOLDER --sets {options.sets} --runs {options.runs}",
-            "commit": commit(),
             "sets": dict(kinds),
             "references": sum(len(expected) for _, _, expected in sets),
             "sets_equal_to_1e-6": {kind: 1 - wrong[kind] / count for kind, count in kinds.items()},
@@ -250,15 +247,13 @@ def main() -> None:
             "first_call_seconds": {"without_index": build, "with_index": child(FIRST, options.runs)},
             "index_bytes": index,
             "score_table_5000x5_cold_seconds": child(TIMED.format(here=here), options.runs),
-            "environment": describe("pycocoevalcap", "snowballstemmer", java=True),
         },
         options.out,
+        "pycocoevalcap",
+        "snowballstemmer",
+        seeds=[0],
+        java=True,
     )
-
-
-def commit() -> str:
-    asked = ["git", "rev-parse", "--short", "HEAD"]
-    return subprocess.run(asked, capture_output=True, text=True, cwd=Path(__file__).parent, timeout=30).stdout.strip()
 
 
 if __name__ == "__main__":
