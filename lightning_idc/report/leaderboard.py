@@ -54,7 +54,7 @@ class Row:
     """Results of one captioner, trained with different seeds.
 
     Args:
-        name: of the file, below the folder that is looked through; what differs between seeds is ``#``.
+        name: of the file, below the folder that is looked through; what differs between seeds is ``N``.
         results: one per seed.
         files: of the results.
     """
@@ -146,7 +146,7 @@ def _common_name(names: Sequence[str]) -> str:
     parts = [name.split("/") for name in names]
     if len({len(part) for part in parts}) > 1:
         return names[0]
-    return "/".join(same[0] if len(set(same)) == 1 else f"{_common_start(same)}#" for same in zip(*parts, strict=True))
+    return "/".join(same[0] if len(set(same)) == 1 else f"{_common_start(same)}N" for same in zip(*parts, strict=True))
 
 
 def _common_start(texts: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pyt
     assert capsys.readouterr().out.split() == [str(out.with_suffix(ending)) for ending in (".md", ".html", ".tex")]
     boards = out.read_text(encoding="utf-8").split("\n## ")[1:]
     assert len(boards) == 2, "other references are another board"
-    board = next(text for text in boards if "a/seed_#" in text)
+    board = next(text for text in boards if "a/seed_N" in text)
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")] for line in board.splitlines() if line.startswith("|")
     ]
@@ -80,7 +80,7 @@ def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pyt
     assert head == [
         "model", "BLEU-4", "ROUGE-L", "CIDEr-D", "seeds", "p (CIDEr-D)", "selected on", "captions", "file",
     ]  # fmt: skip
-    assert len(cells) == 3 and cells[0][-1].startswith("a/seed_#")
+    assert len(cells) == 3 and cells[0][-1].startswith("a/seed_N")
     values = [scores.values["CIDEr-D"] for scores in good]
     assert cells[0][3] == f"{fmean(values):.1f} ± {stdev(values):.1f}" and cells[0][4:6] == ["3", "best"]
     averaged = [
@@ -92,7 +92,7 @@ def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pyt
     assert p < 0.05 and row[5] == f"{p:.3f}"
     single = next(row for row in cells if row[4] == "1")
     assert "±" not in single[3] and float(single[5]) < 0.05
-    assert "- the same captions: a/2026-01-0#/test/result.json, b/2026-01-01" in board
+    assert "- the same captions: a/2026-01-0N/test/result.json, b/2026-01-01" in board
     latex = out.with_suffix(".tex").read_text(encoding="utf-8")
     body = [line for line in latex.splitlines() if not line.startswith("%")]
     assert r"$\pm$" in latex and any(line.startswith(r"Net & ") for line in body)
