@@ -64,7 +64,7 @@ def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> d
     given = dict(config.get("data") or {})
     if not given.get("class_path"):
         stored = checkpoint.get(KEY)
-        if not _is_safe(stored):
+        if not isinstance(stored, dict) or not _is_safe(stored):
             return config
         # `--data.root X` without a class stands beside, and not under, init_args
         options = (given.pop("init_args", None) or {}) | {k: v for k, v in given.items() if k != "class_path"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -20,7 +20,7 @@ FAILED = 2
 
 def run(given: list[str]) -> int:
     """The verbs `compare`, `predict` with paths, and `caption-pairs`."""
-    functions = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
+    functions: dict[str, Callable[..., int]] = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
     verb = given[0]
     if verb == "predict" and (len(given) == 1 or given[1].startswith("-")) and given[1:] not in (["-h"], ["--help"]):
         from lightning_idc.cli import training

@@ -31,7 +31,7 @@ def call(verb: str, function: Callable[..., int], given: list[str]) -> int:
     arguments.formatter_class = argparse.RawDescriptionHelpFormatter
     groups: dict[str, Any] = {}
     for name, kind in _add_all(arguments, function).items():
-        if dataclasses.is_dataclass(kind):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
             groups[name] = (kind, list(_add_all(arguments, kind)))
     values = vars(arguments.parse_args(given))
     for name, (kind, names) in groups.items():

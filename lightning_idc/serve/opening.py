@@ -79,7 +79,8 @@ class ModelOptions:
         """
         from lightning_idc.methods.vlm.opening import open_captioner
 
-        given = {"device": self.device, "dtype": self.dtype, "prompt": self.prompt, "revision": self.revision}
+        given: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
+        given |= {"prompt": self.prompt, "revision": self.revision}
         name, known = str(self.model or DEFAULT), shipped()
         path = known[name] if name in known else Path(name)
         if path.is_file() or path.suffix == ".ckpt" or _is_ours(path):
