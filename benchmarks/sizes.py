@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from environment import describe, report
+from _harness import report
 from PIL import Image
 
 from lightning_idc import load
@@ -59,9 +59,8 @@ def main() -> None:
             }
             for factor in FACTORS
         },
-        "environment": describe("torch", "pillow"),
     }
-    report(result, options.out)
+    report(result, options.out, "pillow", seeds=[0])
 
 
 if __name__ == "__main__":

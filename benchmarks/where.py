@@ -20,7 +20,7 @@ import math
 from pathlib import Path
 
 import torch
-from environment import describe, report
+from _harness import report
 
 from lightning_idc import load
 from lightning_idc.core.types import PairSample
@@ -106,9 +106,8 @@ def main() -> None:
             }
             for name, count in counts.items()
         },
-        "environment": describe("torch", "lightning_idc"),
     }
-    report(result, options.out)
+    report(result, options.out, "lightning_idc", seeds=[0])
 
 
 if __name__ == "__main__":

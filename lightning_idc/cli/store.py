@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
+from lightning_idc.cli import typed
 from lightning_idc.errors import DatasetNotFoundError
+
+_HELP = """usage: lightning-idc store VERB ...
+
+  verify FOLDER                              whether all stores at or below a folder are as they were written
+  refilter FOLDER TARGET [--preset NAME]     records made with `filters: scores` under the thresholds of a preset
+  export FOLDER TARGET [--layout webdataset] records as files that other tools read
+
+`lightning-idc store VERB --help` says more."""
 
 
 def run(given: list[str]) -> int:
     """The verb `store`; 1 where something is damaged."""
-    from jsonargparse import auto_cli
-
-    status = auto_cli([verify, refilter, export], args=given[1:], prog="lightning-idc store", as_positional=True)
-    return int(status or 0)
+    verbs: dict[str, Callable[..., int]] = {"verify": verify, "refilter": refilter, "export": export}
+    rest = given[1:]
+    if not rest or rest[0] not in verbs:
+        asked = rest[:1] in (["-h"], ["--help"])
+        print(_HELP, file=sys.stdout if asked else sys.stderr)
+        return 0 if asked else 2
+    return typed.call(f"store {rest[0]}", verbs[rest[0]], rest[1:])
 
 
 def verify(folder: Path) -> int:
@@ -40,7 +54,7 @@ def verify(folder: Path) -> int:
     return 1 if damaged else 0
 
 
-def refilter(folder: Path, target: Path, preset: str = "paper") -> None:
+def refilter(folder: Path, target: Path, preset: str = "paper") -> int:
     """Apply the thresholds of a preset to records that were made with `filters: scores`; no model is needed.
 
     Args:
@@ -52,11 +66,12 @@ def refilter(folder: Path, target: Path, preset: str = "paper") -> None:
     from lightning_idc.synthesis.launchers import run_in_process
 
     run_in_process(Refilter(preset), str(folder.expanduser()), target.expanduser())
+    return 0
 
 
 def export(
     folder: Path, target: str, layout: Literal["parquet", "webdataset"] = "parquet", dropped: bool = False
-) -> None:
+) -> int:
     """Write records as files that other tools read.
 
     Args:
@@ -70,3 +85,4 @@ def export(
 
     written = export_records(RecordStore(folder.expanduser()), target, layout, dropped=dropped)
     print(f"{len(written)} files in {target}")
+    return 0

@@ -272,8 +272,9 @@ class PairCLI(LightningCLI):
             ConfigError: a number is out of range.
         """
         check_number("seed_everything", self.config["seed_everything"], least=0, below=2**32)
+        trainer = self.config["trainer"] or {}  # none of its keys was given
         for name, least in _LEAST.items():
-            value = self.config["trainer"].get(name)
+            value = trainer.get(name)
             if isinstance(value, int | float):
                 check_number(f"trainer.{name}", value, least)
 

@@ -22,6 +22,7 @@ def self_critical(rewards: Tensor, greedy: Tensor) -> Tensor:
         greedy: ``(B, 1)``.
 
     Example:
+        >>> import torch
         >>> self_critical(torch.tensor([[3.0, 1.0]]), torch.tensor([[2.0]]))
         tensor([[ 1., -1.]])
     """
@@ -36,6 +37,7 @@ def group_relative(rewards: Tensor, scale: Scale = "group") -> Tensor:
         scale: deviation of the pair's own samples (``group``), of those of the whole step (``batch``), or none.
 
     Example:
+        >>> import torch
         >>> group_relative(torch.tensor([[1.0, 1.0, 4.0]]), scale="none")
         tensor([[-1., -1.,  2.]])
     """
@@ -62,6 +64,7 @@ def leave_one_out(rewards: Tensor) -> Tensor:
         rewards: ``(B, K)``, K at least 2.
 
     Example:
+        >>> import torch
         >>> leave_one_out(torch.tensor([[1.0, 1.0, 4.0]]))
         tensor([[-1.5000, -1.5000,  3.0000]])
     """
