@@ -16,7 +16,7 @@ import numpy as np
 
 from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import Aids, Scores, check_ids
-from lightning_idc.metrics.judge import TextModel
+from lightning_idc.metrics.judge import TextModel, ask_until_read
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
@@ -138,17 +138,11 @@ class PromptedJudge:
     batch_size: int = 8
 
     def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
-        found: list[Matches | None] = [None] * len(pairs)
-        for attempt in range(self.retries + 1):
-            left = [place for place, matches in enumerate(found) if matches is None]
-            for start in range(0, len(left), self.batch_size):
-                places = left[start : start + self.batch_size]
-                answers = self.model([prompt_of(*pairs[place]) for place in places], attempt)
-                if len(answers) != len(places):
-                    raise DataError(f"the judge gave {len(answers)} answers to {len(places)} prompts; expected as many")
-                for place, answer in zip(places, answers, strict=True):
-                    found[place] = read_matches(answer, *map(len, pairs[place]))
-        return found
+        def read(place: int, answer: str) -> Matches | None:
+            return read_matches(answer, *map(len, pairs[place]))
+
+        prompts = [prompt_of(*pair) for pair in pairs]
+        return ask_until_read(self.model, prompts, read, self.retries, self.batch_size)[0]
 
 
 def prompt_of(there: Sequence[str], claims: Sequence[str]) -> str:

@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from lightning_idc.errors import PairError, loading_model
 from lightning_idc.metrics.captions import check_ids
 
 TextModel = Callable[[Sequence[str], int], list[str]]
 """Answers to prompts; the number says which try it is, 0 being the first, so that a retry can draw another answer."""
+Prompt = TypeVar("Prompt")
+Read = TypeVar("Read")
 _NUMBER = r"\d{1,3}(?:\.\d{1,3})?"
 
 
@@ -142,19 +144,51 @@ def judge_captions(
         PairError: ids differ, or the model does not give one answer per prompt.
     """
     check_ids(captions, references)
-    found = Judgement(rubric.name, dict.fromkeys(captions))
+    ids = list(captions)
+    prompts = [rubric.ask(captions[id], " ".join(references[id])) for id in ids]
+    scores, answers, asked = ask_until_read(
+        model, prompts, lambda place, answer: rubric.read(answer), retries, batch_size
+    )
+    said = {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
+    return Judgement(rubric.name, dict(zip(ids, scores, strict=True)), said, asked)
+
+
+def ask_until_read(
+    model: Callable[[Sequence[Prompt], int], list[str]],
+    prompts: Sequence[Prompt],
+    read: Callable[[int, str], Read | None],
+    retries: int,
+    batch_size: int,
+) -> tuple[list[Read | None], list[str | None], int]:
+    """Ask a model, and ask again where its answer cannot be read.
+
+    Args:
+        model: answers prompts; the number says which try it is.
+        prompts: one for each question.
+        read: what an answer says, by the place of its question; None where it cannot be read.
+        retries: further tries.
+        batch_size: prompts per call of the model.
+
+    Returns:
+        What was read, None where nothing was; the last answer to each question, and how many were given in all.
+
+    Raises:
+        PairError: the model does not give one answer per prompt.
+    """
+    values: list[Read | None] = [None] * len(prompts)
+    answers: list[str | None] = [None] * len(prompts)
+    asked = 0
     for attempt in range(retries + 1):
-        left = found.unparsed
+        left = [place for place, value in enumerate(values) if value is None]
         for start in range(0, len(left), batch_size):
-            ids = left[start : start + batch_size]
-            prompts = [rubric.ask(captions[id], " ".join(references[id])) for id in ids]
-            answers = model(prompts, attempt)
-            if len(answers) != len(prompts):
-                raise PairError(f"the judge gave {len(answers)} answers to {len(prompts)} prompts; expected one each")
-            found.asked += len(prompts)
-            for id, answer in zip(ids, answers, strict=True):
-                found.answers[id], found.scores[id] = answer, rubric.read(answer)
-    return found
+            places = left[start : start + batch_size]
+            given = model([prompts[place] for place in places], attempt)
+            if len(given) != len(places):
+                raise PairError(f"the judge gave {len(given)} answers to {len(places)} prompts; expected one each")
+            asked += len(places)
+            for place, answer in zip(places, given, strict=True):
+                answers[place], values[place] = answer, read(place, answer)
+    return values, answers, asked
 
 
 class CausalJudge:

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.rl.rewards import Reward, Texts, refuse_without_references
-from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric
+from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_until_read
 from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
 
 RUBRICS = {rubric.name: rubric for rubric in (IMG_DIFF, OMNIDIFF)}
@@ -58,22 +58,21 @@ class JudgeReward(Reward):
             refuse_without_references(pairs, "the judge")
         shown = [[image_part(image.cpu()) for image in pair] for pair in pairs.images] if self.images else None
         keys = [(b, k) for b, row in enumerate(texts) for k in range(len(row))]
-        values = torch.full((len(texts), len(texts[0])), float("nan"))
-        for attempt in range(self.tries):
-            left = [(b, k) for b, k in keys if values[b, k].isnan()]
-            if not left:
-                break
-            contents: list[Any] = [self.rubric.ask(texts[b][k], " ".join(pairs.references[b])) for b, k in left]
-            if shown is not None:
-                contents = [
-                    [*shown[b], {"type": "text", "text": text}] for (b, _), text in zip(left, contents, strict=True)
-                ]
+        contents: list[Any] = [self.rubric.ask(texts[b][k], " ".join(pairs.references[b])) for b, k in keys]
+        if shown is not None:
+            contents = [
+                [*shown[b], {"type": "text", "text": text}] for (b, _), text in zip(keys, contents, strict=True)
+            ]
+        scores, _, _ = ask_until_read(
             # another seed for another try, since what is kept or certain would come again
-            for (b, k), answer in zip(left, self.endpoint.ask(contents, [attempt] * len(left)), strict=True):
-                score = self.rubric.read(answer)
-                if score is not None:
-                    values[b, k] = score / self.rubric.most
-        return self._filled(values)
+            lambda left, attempt: self.endpoint.ask(left, [attempt] * len(left)),
+            contents,
+            lambda place, answer: self.rubric.read(answer),
+            self.tries - 1,
+            max(1, len(contents)),
+        )
+        known = [float("nan") if score is None else score / self.rubric.most for score in scores]
+        return self._filled(torch.tensor(known).view(len(texts), -1))
 
     def _filled(self, values: Tensor) -> Tensor:
         missing = values.isnan()
