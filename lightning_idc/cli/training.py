@@ -224,9 +224,9 @@ class PairCLI(LightningCLI):
         if not isinstance(trainer, dict):
             raise ConfigError(f"trainer: expected keys with values, found {trainer!r}")
         try:
-            # without anything in it, a key that does not exist would be passed over
+            # without anything in it, a key that does not exist would be passed over; a trainer exists
             self.config = parser.parse_object(
-                {k: v if v != {} else None for k, v in {**args, "trainer": trainer}.items()}
+                {k: v if v != {} else None for k, v in args.items() if k != "trainer" or trainer}
             )
         except ArgumentError as error:
             known = ["seed_everything", "trainer", "model", "data", *self.own]
@@ -272,9 +272,8 @@ class PairCLI(LightningCLI):
             ConfigError: a number is out of range.
         """
         check_number("seed_everything", self.config["seed_everything"], least=0, below=2**32)
-        trainer = self.config["trainer"] or {}  # none of its keys was given
         for name, least in _LEAST.items():
-            value = trainer.get(name)
+            value = self.config["trainer"].get(name)
             if isinstance(value, int | float):
                 check_number(f"trainer.{name}", value, least)
 
@@ -326,7 +325,7 @@ class PairCLI(LightningCLI):
         return [] if data is None else [StoreData(data.class_path, (given or {}).get("init_args"))]
 
     def instantiate_trainer(self, **kwargs: Any) -> Any:
-        config = self._get(self.config_init, "trainer") or {}  # none of its keys was given
+        config = self._get(self.config_init, "trainer")
         extra: list[Any] = default_progress(config)
         if self.verb == "fit":
             extra.append(StopCleanly())
