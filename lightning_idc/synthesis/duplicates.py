@@ -87,8 +87,7 @@ class Deduplicate(PipelineStage):
                 f"facts is {list(facts)} and distance {distance}; expected a fact to compare, and 0 to {BITS - 1} bits"
             )
         self.names, self.against, self.distance = tuple(facts), against, distance
-        self.copies: dict[str, str] = {}
-        self.elsewhere = _Seen(distance)
+        self.copies: dict[str, tuple[str, str]] = {}  # why a record is dropped, and the one that it is a copy of
 
     @property
     def incremental(self) -> bool:
@@ -100,23 +99,23 @@ class Deduplicate(PipelineStage):
 
     def prepare(self, source: RecordSource) -> None:
         # every process sees all records, so that which one is the first does not depend on their number
-        seen, self.copies, self.elsewhere = _Seen(self.distance), {}, _Seen(self.distance)
-        for record in (source.record(index) for index in range(len(source))):
-            if record.dropped is None:
-                first = seen.find_or_add(*self._key(record), record.id)
-                if first is not None:
-                    self.copies[record.id] = first
+        seen, elsewhere, self.copies = _Seen(self.distance), _Seen(self.distance), {}
         for record in RecordStore(self.against) if self.against is not None else ():
             if record.dropped is None:
-                self.elsewhere.find_or_add(*self._key(record), record.id)
+                elsewhere.find_or_add(*self._key(record), record.id)
+        for record in (source.record(index) for index in range(len(source))):
+            if record.dropped is None:
+                key = self._key(record)
+                first, other = seen.find_or_add(*key, record.id), elsewhere.find(*key)
+                if other is not None:
+                    self.copies[record.id] = "in another store", other
+                elif first is not None:
+                    self.copies[record.id] = "duplicate", first
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:
-            other = self.elsewhere.find(*self._key(record))
-            if other is not None:
-                record.drop("in another store", other)
-            elif record.id in self.copies:
-                record.drop("duplicate", self.copies[record.id])
+            if record.id in self.copies:
+                record.drop(*self.copies[record.id])
         return records
 
     def _key(self, record: Record) -> tuple[bytes, str]:

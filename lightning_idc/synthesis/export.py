@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.store import RecordStore
 
 Layout = Literal["parquet", "webdataset"]
@@ -74,22 +73,26 @@ def export_records(
 
 def _rows(store: RecordStore, part: Sequence[int], images: Sequence[str]) -> Iterator[dict[str, Any]]:
     for number in part:
-        record = store.record(number)
         files = {
-            name: {"bytes": data, "path": f"{number:08d}.{suffix_of(data)}"} for name, data in _files(record, images)
+            name: {"bytes": data, "path": f"{number:08d}.{suffix_of(data)}"}
+            for name, data in _files(store, number, images)
         }
-        yield {**_plain(record), **{name: files.get(name) for name in images}}
+        yield {**_plain(store, number), **{name: files.get(name) for name in images}}
 
 
-def _plain(record: Record) -> dict[str, Any]:
-    scores = {name: value for step in record.history for name, value in step.get("scores", {}).items()}
-    reason = None if record.dropped is None else record.dropped["reason"]
-    return {"id": record.id, "dropped": reason, **record.facts, **{f"score_{name}": v for name, v in scores.items()}}
+def _plain(store: RecordStore, number: int) -> dict[str, Any]:
+    """A record without its pictures, which are not read."""
+    facts, history, dropped = (
+        json.loads(store.column(name)[number] or "null") for name in ("facts", "history", "dropped")
+    )
+    scores = {f"score_{name}": value for step in history for name, value in step.get("scores", {}).items()}
+    reason = None if dropped is None else dropped["reason"]
+    return {"id": store.column("id")[number], "dropped": reason, **facts, **scores}
 
 
-def _files(record: Record, images: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+def _files(store: RecordStore, number: int, images: Sequence[str]) -> Iterator[tuple[str, bytes]]:
     for name in images:
-        data = record.images.get(name) or (record.inherit(name) if record.inherit is not None else None)
+        data = store.lookup(number, name)
         if data is not None:
             yield name, data
 
@@ -102,7 +105,7 @@ def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence
     found = []
     try:
         for part in parts:
-            found.append(pa.Table.from_pylist([_plain(store.record(number)) for number in part]).schema)
+            found.append(pa.Table.from_pylist([_plain(store, number) for number in part]).schema)
             found = [pa.unify_schemas(found, promote_options="permissive")]
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
@@ -125,10 +128,9 @@ def _write_parquet(stream: Any, rows: Iterator[dict[str, Any]], schema: Any) -> 
 def _write_tar(stream: Any, store: RecordStore, part: Sequence[int], images: Sequence[str]) -> None:
     with tarfile.open(fileobj=stream, mode="w") as archive:
         for number in part:
-            record = store.record(number)
-            for name, data in _files(record, images):
+            for name, data in _files(store, number, images):
                 _add(archive, f"{number:08d}.{name}.{suffix_of(data)}", data)
-            text = json.dumps(_plain(record), ensure_ascii=False)
+            text = json.dumps(_plain(store, number), ensure_ascii=False)
             _add(archive, f"{number:08d}.json", text.encode())
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.methods.img_diff.filtering import (
     drop_without_areas,
     filter_differences,
@@ -19,7 +20,7 @@ from lightning_idc.methods.img_diff.filtering import (
 from lightning_idc.methods.img_diff.presets import Filters, check_matcher, filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
-from lightning_idc.synthesis.slots.contours import DifferenceContours, box_iou
+from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
 from lightning_idc.synthesis.stages import PipelineStage
 

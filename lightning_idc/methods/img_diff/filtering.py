@@ -6,13 +6,13 @@ nothing out; `Refilter` then applies any other preset to what was measured.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.presets import SCORES, Filters, filters_named
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.contours import box_iou
 from lightning_idc.synthesis.stages import PipelineStage
 
 Area = dict[str, Any]
@@ -147,22 +147,19 @@ class Refilter(PipelineStage):
     def _filter(self, record: Record) -> None:
         areas, filters = record.facts["areas"], self.filters
         scores = {name: value for step in record.history for name, value in step.get("scores", {}).items()}
-        steps: list[Callable[[], Any]] = [
-            lambda: filter_pair(record, scores["pair_similarity"], filters) if "pair_similarity" in scores else None,
-            lambda: filter_shapes(areas, record.facts["size"], filters),
-            lambda: filter_differences(areas, filters),
-            lambda: filter_names(areas, filters),
-            lambda: suppress_overlap(kept(areas), filters),
-            lambda: drop_without_areas(record, "no area left"),
-            lambda: filter_described(areas, filters),
-            lambda: filter_captions(areas, filters),
-            lambda: drop_without_areas(record, "no area described"),
-        ]
-        for step in steps:
-            step()
-            if record.dropped is not None:
-                return
-        if "summary" in record.facts:
+        if "pair_similarity" in scores:
+            filter_pair(record, scores["pair_similarity"], filters)
+        if record.dropped is None:
+            filter_shapes(areas, record.facts["size"], filters)
+            filter_differences(areas, filters)
+            filter_names(areas, filters)
+            suppress_overlap(kept(areas), filters)
+            drop_without_areas(record, "no area left")
+        if record.dropped is None:
+            filter_described(areas, filters)
+            filter_captions(areas, filters)
+            drop_without_areas(record, "no area described")
+        if record.dropped is None and "summary" in record.facts:
             summarise(record)
 
     def _check(self, record: Record) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter
 
 _SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
@@ -104,15 +105,6 @@ def _edges(values: np.ndarray, side: int) -> np.ndarray:
     across, down = cv2.Sobel(values, cv2.CV_32F, 1, 0), cv2.Sobel(values, cv2.CV_32F, 0, 1)
     steps = np.hypot(across, down).sum(2)
     return cv2.GaussianBlur(steps, (0, 0), side / 48)
-
-
-def box_iou(a: Sequence[float], b: Sequence[float]) -> float:
-    """Shared area of two boxes over their joint area."""
-    width, height = min(a[2], b[2]) - max(a[0], b[0]), min(a[3], b[3]) - max(a[1], b[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    shared = width * height
-    return shared / ((a[2] - a[0]) * (a[3] - a[1]) + (b[2] - b[0]) * (b[3] - b[1]) - shared)
 
 
 class ColorRegions(Segmenter):
