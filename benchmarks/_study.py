@@ -8,16 +8,14 @@ as decided where both leave 0 out. A row that is not above its floors with its i
 
 from __future__ import annotations
 
-import json
 import statistics
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from environment import describe
+from _harness import report
 
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
@@ -135,28 +133,15 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
 
 
 def write(out: Path, settings: Mapping[str, Any], results: Mapping[str, Any], *packages: str) -> None:
-    """Keep what there is so far, with the code and the machine that it comes from.
+    """Keep what there is so far; see ``_harness.report``.
 
     Args:
         out: JSON file.
-        settings: of the study.
+        settings: of the study, its ``seeds`` among them.
         results: of its parts.
         packages: distributions whose versions matter.
     """
-    result = {"settings": settings, "commit": commit(), "environment": describe(*packages), **results}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    out.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def commit() -> str:
-    """Commit of the code, with a note if files differ from it."""
-    where = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        done = subprocess.run(["git", *arguments], cwd=where, capture_output=True, text=True)
-        return done.stdout.strip()
-
-    return git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+    report({"settings": settings, **results}, out, *packages, seeds=settings["seeds"], quiet=True)
 
 
 def _mean(rows: Sequence[Row]) -> Scores:

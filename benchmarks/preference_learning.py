@@ -206,13 +206,16 @@ def studied(given: argparse.Namespace, world: str, looks: dict[int, Path], keep:
         print(f"world {world}, seed {seed}", flush=True)
         run = Run(given, looks[seed], seed, world)
         found = run.results(rows_of(given))
-        if study is None:
-            data = run.pairs()
-            test = data.pairs_of("test")
-            references = {id: test.captions(place) for place, id in enumerate(test.ids)}
-            study = Study(references, constant_caption(captions_of(data.pairs_of("train"))))
+        study = study or study_of(run.pairs())
         study.add(seed, {n: said for n, (said, _) in found.items()}, {n: figures for n, (_, figures) in found.items()})
         keep(study)
+
+
+def study_of(data: SyntheticPairs) -> Study:
+    """Study of the test pairs of a world, with the constant caption of its training pairs."""
+    test = data.pairs_of("test")
+    references = dict(zip(test.ids, captions_of(test), strict=True))
+    return Study(references, constant_caption(captions_of(data.pairs_of("train"))))
 
 
 def main() -> None:

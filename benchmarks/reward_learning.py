@@ -17,7 +17,6 @@ with Student's interval over seeds and the paired bootstrap over pairs of the me
 from __future__ import annotations
 
 import argparse
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
@@ -28,17 +27,15 @@ import numpy as np
 import torch
 from _study import Study, over_seeds, write
 from lightning.pytorch import Callback
-from preference_learning import WORLDS, Run, adamw
+from preference_learning import WORLDS, Run, adamw, study_of
 
 from lightning_idc.core.schedules import WarmupCosine
-from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.rl.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.rl.rewards import CiderReward, FactsReward, WeightedRewards
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.corpus import Floats
-from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import Captioned, Facts, Row
 
 QUESTION = (
@@ -176,7 +173,6 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out", "work")}
-    about = {"question": QUESTION, "command": " ".join(["python benchmarks/reward_learning.py", *sys.argv[1:]])}
     worlds: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for world in given.world:
@@ -190,17 +186,10 @@ def main() -> None:
                 study.add(seed, everything[-1], {name: figures for name, (_, figures) in found.items()})
                 worlds[world] = {**study.as_dict(), "over_control": over_control(study, everything)}
                 if given.out:
-                    write(given.out, settings, {**about, "worlds": worlds}, "lightning")
+                    write(given.out, settings, {"question": QUESTION, "worlds": worlds}, "lightning")
             for row, gains in worlds[world]["over_control"].items():
                 for metric, gain in gains.items():
                     print(f"{world} {row:<8} minus {CONTROL} {metric:<10} {gain}", flush=True)
-
-
-def study_of(data: SyntheticPairs) -> Study:
-    """Study of the test pairs of a world, with the constant caption of its training pairs."""
-    train, test = data.pairs_of("train"), data.pairs_of("test")
-    references = {id: test.captions(place) for place, id in enumerate(test.ids)}
-    return Study(references, constant_caption([train.captions(place) for place in range(len(train))]))
 
 
 if __name__ == "__main__":

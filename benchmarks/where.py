@@ -26,6 +26,7 @@ from lightning_idc import load
 from lightning_idc.core.types import PairSample
 from lightning_idc.core.where import CELLS, Box, Where, locate, placed
 from lightning_idc.data import SyntheticPairs
+from lightning_idc.data.synthetic.geometry import box_iou
 
 IOU = 0.3
 
@@ -36,16 +37,6 @@ def true_boxes(sample: PairSample) -> list[Box]:
     height, width = sample.before.shape[1:]
     found = [box for box in sample.boxes.reshape(-1, 4).tolist() if box[0] == box[0]]
     return [(x1 / width, y1 / height, x2 / width, y2 / height) for x1, y1, x2, y2 in found]
-
-
-def iou(one: Box, other: Box) -> float:
-    """Share of both boxes that both cover."""
-    width = min(one[2], other[2]) - max(one[0], other[0])
-    height = min(one[3], other[3]) - max(one[1], other[1])
-    if width <= 0 or height <= 0:
-        return 0.0
-    areas = [(box[2] - box[0]) * (box[3] - box[1]) for box in (one, other)]
-    return width * height / (sum(areas) - width * height)
 
 
 def interval(hits: int, count: int) -> list[float]:
@@ -88,8 +79,8 @@ def main() -> None:
             count["pointing"] += peak is not None and any(
                 box[0] <= peak[0] <= box[2] and box[1] <= peak[1] <= box[3] for box in boxes
             )
-            count["recalled"] += sum(any(iou(box, other) >= IOU for other in found.boxes) for box in boxes)
-            count["precise"] += sum(any(iou(box, other) >= IOU for other in boxes) for box in found.boxes)
+            count["recalled"] += sum(any(box_iou(box, other) >= IOU for other in found.boxes) for box in boxes)
+            count["precise"] += sum(any(box_iou(box, other) >= IOU for other in boxes) for box in found.boxes)
             count["boxes"] += len(found.boxes)
     result = {
         "model": options.model,
