@@ -4,26 +4,36 @@ A study trains some captioners for each of several seeds and tests all of them o
 what they said for one seed. Two intervals stand beside the difference of two rows: ``pairs``, the paired bootstrap over
 test pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference counts
 as decided where both leave 0 out. A row that is not above its floors with its intervals in every seed is below them.
+
+``--out`` keeps the summary. ``--part`` keeps what was said, word by word, so that seeds, worlds and rows that ran one
+by one, on several cores or machines, become one study: ``merge_study.py``.
 """
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from _harness import report
 
+from lightning_idc.callbacks.compare_results import captions_of
+from lightning_idc.callbacks.unchanged_control import UnchangedControl
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.floors import BELOW, UNDECIDED
+from lightning_idc.metrics.floors import BELOW, UNDECIDED, constant_caption
 from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
 
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
+PLACES = ("cache", "work", "part", "out")
+"""Arguments that say where something is kept, which are no settings of a study."""
 
 
 @dataclass
@@ -33,25 +43,43 @@ class Study:
     Args:
         references: of the test pairs.
         constant: a caption chosen on training references.
+        order: names of the rows; each is compared with the one before it.
+        control: row with which all others are compared as well; None where there is none.
     """
 
     references: Mapping[str, Sequence[str]]
     constant: str
+    order: Sequence[str]
+    control: str | None = None
     seeds: list[int] = field(default_factory=list)
     rows: list[list[Row]] = field(default_factory=list)
+    said: list[dict[str, Captioned]] = field(default_factory=list)
     figures: list[dict[str, dict[str, float]]] = field(default_factory=list)
+    notes: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, seed: int, captioned: Mapping[str, Captioned], figures: dict[str, dict[str, float]]) -> None:
+    @classmethod
+    def of(cls, data: PairDataModule, order: Sequence[str], control: str | None = None) -> Study:
+        """Study of the test pairs of a data module, with the constant caption of its training pairs."""
+        test = data.pairs_of("test")
+        references = dict(zip(test.ids, captions_of(test), strict=True))
+        return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control)
+
+    def add(
+        self, seed: int, captioned: Mapping[str, Captioned], figures: dict[str, dict[str, float]], **notes: Any
+    ) -> None:
         """Add what the captioners of one seed said, and print it.
 
         Args:
             seed: of their training.
             captioned: by row.
             figures: other scores by row.
+            notes: plain values of the seed that are no row's.
         """
         self.seeds.append(seed)
-        self.rows.append(rows_of(captioned, self.references, self.constant))
+        self.said.append({name: captioned[name] for name in self.order if name in captioned})
+        self.rows.append(rows_of(self.said[-1], self.references, self.constant))
         self.figures.append(figures)
+        self.notes.append(notes)
         for row in self.rows[-1]:
             gain = row.over_before.get(METRIC)
             facts = {**figures.get(row.name, {}), **row.facts}
@@ -80,6 +108,7 @@ class Study:
                 "figures_over_first_row": {
                     name: over_seeds([b[name] - a[name] for a, b in zip(first, others, strict=True)])
                     for name in others[0]
+                    if all(name in figures for figures in first)
                 },
                 **({"over_before": self.over(place - 1, place)} if place else {}),
             }
@@ -100,6 +129,56 @@ class Study:
             "reading": BELOW if below else UNDECIDED if not decided else "higher" if pairs.low > 0 else "lower",
         }
 
+    @property
+    def controlled(self) -> bool:
+        """Whether the control was trained."""
+        return any(row.name == self.control for row in self.rows[0])
+
+    def over_control(self) -> dict[str, Any]:
+        """What every row has over the control by CIDEr-D and by each fact, over seeds and over pairs.
+
+        A fact that does not apply to the same pairs in both rows and in all seeds is left out.
+        """
+        assert self.control is not None
+        found: dict[str, Any] = {}
+        for name in (row.name for row in self.rows[0] if row.name != self.control):
+            found[name] = {}
+            for metric in (METRIC, *next(row.facts for row in self.rows[0] if row.name == name)):
+                known = [self._pairwise(seed, row, metric) for row in (self.control, name) for seed in self._places()]
+                if len(known[0]) < 2 or any(list(one) != list(known[0]) for one in known):
+                    continue
+                values = np.array([list(one.values()) for one in known]).reshape(2, len(self.seeds), -1)
+                first, second = (_scores(mean, metric) for mean in values.mean(1))
+                gap = compare(first, second)[metric]
+                gains = (values[1] - values[0]).mean(1).tolist()
+                found[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
+        return found
+
+    def _places(self) -> range:
+        return range(len(self.seeds))
+
+    def _pairwise(self, place: int, name: str, metric: str) -> dict[str, float]:
+        """By pair its score, or 100 where a fact is right and 0 where it is wrong, where it applies."""
+        if metric == METRIC:
+            scores = next(row.scores for row in self.rows[place] if row.name == name)
+            return dict(zip(scores.ids, scores.per_pair[metric].tolist(), strict=True))
+        facts = self.said[place][name].facts
+        return {id: 100.0 * bool(known[metric]) for id, known in sorted(facts.items()) if known.get(metric) is not None}
+
+    def part(self) -> dict[str, Any]:
+        """What was said, plain values: what ``merge_study.py`` makes the study from again."""
+        said = [{name: asdict(captioned) for name, captioned in rows.items()} for rows in self.said]
+        return {
+            "references": dict(self.references),
+            "constant": self.constant,
+            "order": list(self.order),
+            "control": self.control,
+            "runs": [
+                {"seed": seed, "said": rows, "figures": figures, "notes": notes}
+                for seed, rows, figures, notes in zip(self.seeds, said, self.figures, self.notes, strict=True)
+            ],
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Everything, plain values."""
         each = [{row.name: row.as_dict() for row in rows} for rows in self.rows]
@@ -108,6 +187,8 @@ class Study:
             "test_pairs": len(self.references),
             "constant": self.constant,
             "summary": self.summary(),
+            **({"control": self.control, "over_control": self.over_control()} if self.controlled else {}),
+            "notes": dict(zip(self.seeds, self.notes, strict=True)),
             "each_seed": [
                 {name: {**row, **figures.get(name, {})} for name, row in rows.items()}
                 for rows, figures in zip(each, self.figures, strict=True)
@@ -132,19 +213,72 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
     }
 
 
-def write(out: Path, settings: Mapping[str, Any], results: Mapping[str, Any], *packages: str) -> None:
-    """Keep what there is so far; see ``_harness.report``.
+def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
+    """Arguments that all studies share."""
+    parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
+    parser.add_argument("--only", nargs="+", metavar="ROW", help="rows to train; all of them by default")
+    parser.add_argument("--cache", type=Path, help="folder of rendered pairs, which several runs may share")
+    parser.add_argument("--work", type=Path, help="folder of checkpoints of this run alone")
+    parser.add_argument("--part", type=Path, help="JSON file of all that was said, for merge_study.py")
+    parser.add_argument("--out", type=Path, help="JSON file of the summary")
+
+
+def wanted(given: argparse.Namespace, rows: Sequence[str]) -> list[str]:
+    """Rows to train, in their order.
+
+    Raises:
+        SystemExit: one of ``--only`` is unknown.
+    """
+    only = given.only or rows
+    unknown = sorted(set(only) - set(rows))
+    if unknown:
+        raise SystemExit(f"--only names {', '.join(unknown)}; the rows are {', '.join(rows)}")
+    return [row for row in rows if row in only]
+
+
+def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> tuple[Captioned, dict[str, float]]:
+    """What a captioner says of the test pairs, with facts and control, and all scores of the test by name."""
+    control = UnchangedControl()
+    trainer.callbacks.append(control)
+    found = trainer.test(captioner, data, verbose=False)[0]
+    said = {record["id"]: record["caption"] for record in captioner.predictions}
+    facts = {id: data.facts("test", id, text) for id, text in said.items()}
+    scores = {name.removeprefix("test/"): float(value) for name, value in found.items()}
+    return Captioned(said, control.said, facts), scores
+
+
+def keep(given: argparse.Namespace, worlds: Mapping[str, Study], *packages: str) -> None:
+    """Write what there is so far; called after every seed, so that a study that is stopped leaves what it has.
 
     Args:
-        out: JSON file.
-        settings: of the study, its ``seeds`` among them.
-        results: of its parts.
+        given: command line.
+        worlds: studies by name.
         packages: distributions whose versions matter.
     """
-    report({"settings": settings, **results}, out, *packages, seeds=settings["seeds"], quiet=True)
+    settings = {name: value for name, value in vars(given).items() if name not in PLACES}
+    for out, made in ((given.out, Study.as_dict), (given.part, Study.part)):
+        if out:
+            found = {"settings": settings, "worlds": {name: made(study) for name, study in worlds.items()}}
+            report(found, out, *packages, seeds=given.seeds, quiet=True)
+
+
+def show(worlds: Mapping[str, Study]) -> None:
+    """Print the summaries."""
+    for world, study in worlds.items():
+        for row, found in study.summary().items():
+            print(f"{world:<12} {row:<22} {found[METRIC]} {found.get('over_before', '')}", flush=True)
+        if study.controlled:
+            for row, gains in study.over_control().items():
+                for metric, gain in gains.items():
+                    print(f"{world:<12} {row:<12} minus {study.control} {metric:<10} {gain}", flush=True)
 
 
 def _mean(rows: Sequence[Row]) -> Scores:
     """Scores of each pair, the mean over seeds."""
     values = np.mean([row.scores.per_pair[METRIC] for row in rows], 0)
     return Scores({METRIC: float(values.mean())}, {METRIC: values}, rows[0].scores.ids, rows[0].scores.references)
+
+
+def _scores(values: Any, metric: str) -> Scores:
+    """Scores of values of pairs."""
+    return Scores({metric: float(values.mean())}, {metric: values}, [str(place) for place in range(len(values))], 0)

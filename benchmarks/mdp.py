@@ -2,6 +2,7 @@
 
     python benchmarks/mdp.py cost [--device cpu] [--out results/mdp_cost.json]
     python benchmarks/mdp.py gain [--seeds 0 1 2] [--train 2400] [--epochs 2] [--out results/mdp_gain.json]
+    python benchmarks/mdp.py gain --seeds 2 --part parts/mdp-2.json   # and merge_study.py
 
 `cost`: parameters at the shapes of LLaVA-OneVision-7B (SigLIP: 1,152 channels, 729 places, four depths) beside those of
 the whole model, counted without memory, and seconds and memory of one pair through MDP, forward and backward.
@@ -9,7 +10,7 @@ the whole model, counted without memory, and seconds and memory of one pair thro
 `gain`: table 6's question in small. The tiny vision-language model of recipes/m3diff.yaml gets a vision tower that has
 learned to name what stands where, once for all runs, and is then trained on synthetic pairs with several changes and
 long descriptions, once with MDP and once without, with the same seeds, data, order and number of steps. MDP adds
-parameters and time, which `cost` and the seconds here tell.
+parameters and time, which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
@@ -26,11 +27,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 from _harness import report
+from _study import Study, arguments, asked, keep, show, wanted
 from training import quiet_trainer
 
 from lightning_idc.methods.m3diff.mdp import MultiScaleDifferentialPerception
+from lightning_idc.report.comparison import Captioned
 
 WIDTH, PLACES, DEPTHS = 1152, 729, 4
+ROWS = ("without", "with")
 RECIPE = Path(__file__).parents[1] / "recipes" / "m3diff.yaml"
 
 
@@ -104,6 +108,12 @@ def trainer_of(epochs: int, folder: Path, **options: Any) -> Any:
     )
 
 
+def sizes(given: argparse.Namespace) -> dict[str, Any]:
+    """The rendered pairs of all trainings."""
+    pairs = {"train_pairs": given.train, "val_pairs": 8, "test_pairs": given.test}
+    return {"mode": "omnidiff", **pairs, "cache_dir": given.cache, "progress": False}
+
+
 def look(architecture: dict[str, Any], given: argparse.Namespace, folder: Path) -> Path:
     """Teach the tower to name what stands where; where its checkpoint lies."""
     from lightning.pytorch import seed_everything
@@ -113,7 +123,7 @@ def look(architecture: dict[str, Any], given: argparse.Namespace, folder: Path) 
     from lightning_idc.methods.vlm.tower import TowerNaming
 
     seed_everything(0, verbose=False)
-    data = SyntheticCells(mode="omnidiff", train_pairs=given.train, val_pairs=8, test_pairs=given.test, batch_size=64)
+    data = SyntheticCells(**sizes(given), batch_size=64)
     naming = TowerNaming(
         architecture,
         optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
@@ -125,8 +135,10 @@ def look(architecture: dict[str, Any], given: argparse.Namespace, folder: Path) 
     return folder / "tower.ckpt"
 
 
-def train(seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given: argparse.Namespace) -> dict[str, Any]:
-    """Train once, test once."""
+def train(
+    seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given: argparse.Namespace
+) -> tuple[Captioned, dict[str, float]]:
+    """Train once, test once: what is said, and scores."""
     from lightning.pytorch import seed_everything
 
     from lightning_idc.core.schedules import WarmupCosine
@@ -136,9 +148,7 @@ def train(seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given
     from lightning_idc.methods.vlm.module import VLMCaptioner
 
     seed_everything(seed, workers=True, verbose=False)
-    data = SyntheticPairs(
-        mode="omnidiff", train_pairs=given.train, val_pairs=8, test_pairs=given.test, batch_size=16, seed=seed
-    )
+    data = SyntheticPairs(**sizes(given), batch_size=16, seed=seed)
     model = VLMCaptioner(
         architecture=architecture,
         tower_weights=str(tower),
@@ -151,30 +161,37 @@ def train(seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given
     start = time.process_time()
     trainer.fit(model, data)
     seconds = time.process_time() - start
-    scores = {name.removeprefix("test/"): value for name, value in trainer.test(model, data, verbose=False)[0].items()}
+    said, scores = asked(trainer, model, data)
     source = data.source("test")
-    truths = {source.ids[index]: source.truth(index) for index in range(len(source))}
-    facts = fact_scores((record["caption"], truths[record["id"]]) for record in model.predictions)
-    return {**scores, **facts, "train_cpu_seconds": seconds, "example": model.predictions[0]["caption"]}
+    truths = {id: source.truth(index) for index, id in enumerate(source.ids)}
+    facts = fact_scores((text, truths[id]) for id, text in said.captions.items())
+    scores.pop("CIDEr-D")  # stands in the row already
+    return said, {**scores, **facts, "train_cpu_seconds": seconds}
 
 
-def gain(given: argparse.Namespace) -> dict[str, Any]:
+def gain(given: argparse.Namespace) -> None:
     import yaml
 
+    from lightning_idc.data.synthetic import SyntheticPairs
+
     architecture = yaml.safe_load(RECIPE.read_text())["base"]["model"]["init_args"]["architecture"]
-    rows: dict[str, list[dict[str, Any]]] = {"without": [], "with": []}
-    with tempfile.TemporaryDirectory() as folder:
-        tower = look(architecture, given, Path(folder))
+    worlds = {"omnidiff": Study.of(SyntheticPairs(**sizes(given)), ROWS)}
+    with tempfile.TemporaryDirectory() as made:
+        folder: Path = given.work or Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        begin = time.process_time()
+        tower = look(architecture, given, folder)
         for seed in given.seeds:
-            for name in rows:
-                rows[name].append(train(seed, name == "with", architecture, tower, given))
-                shown = "  ".join(f"{key} {v:.2f}" for key, v in rows[name][-1].items() if key != "example")
-                print(f"seed {seed} {name:<8} {shown}\n    {rows[name][-1]['example']}", flush=True)
-    for key in rows["with"][0]:
-        if key != "example":
-            differences = [b[key] - a[key] for a, b in zip(rows["without"], rows["with"], strict=True)]
-            print(f"{key:<14} with minus without: {', '.join(f'{d:+.2f}' for d in differences)}")
-    return rows
+            found = {row: train(seed, row == "with", architecture, tower, given) for row in wanted(given, ROWS)}
+            worlds["omnidiff"].add(
+                seed,
+                {row: said for row, (said, _) in found.items()},
+                {row: scores for row, (_, scores) in found.items()},
+                seconds=time.process_time() - begin,
+            )
+            begin = time.process_time()
+            keep(given, worlds, "transformers", "lightning")
+    show(worlds)
 
 
 def main() -> None:
@@ -182,19 +199,20 @@ def main() -> None:
     parser.add_argument("what", choices=("cost", "gain"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--train", type=int, default=2400)
     parser.add_argument("--test", type=int, default=100)
     parser.add_argument("--epochs", type=int, default=2)
     parser.add_argument("--look_epochs", type=int, default=3)
     parser.add_argument("--rate", type=float, default=2e-3)
-    parser.add_argument("--out", type=Path)
+    arguments(parser, (0, 1, 2))
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
-    result = {"cost": cost, "gain": gain}[given.what](given)
-    settings = {name: value for name, value in vars(given).items() if name != "out"}
-    seeds = given.seeds if given.what == "gain" else [0]
-    report({"settings": settings, "result": result}, given.out, "transformers", "lightning", seeds=seeds, quiet=True)
+    if given.what == "gain":
+        gain(given)
+        return
+    settings = {"what": "cost", "device": given.device, "runs": given.runs}
+    found = {"settings": settings, "result": cost(given)}
+    report(found, given.out, "transformers", "lightning", seeds=[0], quiet=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """With planted noise in the descriptions of pre-training: is noise found, and do noise masking and reconstruction help?
 
     python benchmarks/noise.py [--seeds 1 2 3] [--work FOLDER] [--out results/noise.json] [--smallest]
+    python benchmarks/noise.py --seeds 3 --only neither noise --part parts/noise-3.json   # and merge_study.py
 
 Per seed a pair of encoders is trained on noisy implicit-change descriptions, and NAMC is pre-trained on them in four
 ways: with neither callback, with random masking, with noise masking, and with noise masking and reconstruction. Random
@@ -9,14 +10,13 @@ are cut at 0. Each is measured twice: as pre-trained, by the share of attribute 
 of held-out pairs without noise, and after fine-tuning on a few clean captions. Object naming and the image tokenizer
 are trained once for all, in a world of two or three things and a camera that stands still (--things, --camera_jitter):
 the default world takes NAMC longer than three seeds can be waited for. With --host pair_transformer the same is asked
-of the baseline, which learns faster; its backbone is frozen, so that it takes the first three ways only (--arms neither
-random noise). Means and ranges over the seeds; figures of three seeds do not settle small differences.
+of the baseline, which learns faster; its backbone is frozen, so that it takes the first three ways only (--only neither
+random noise). ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import statistics
 import tempfile
@@ -28,6 +28,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
+from _study import Study, arguments, asked, keep, show, wanted  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
@@ -38,7 +39,6 @@ from lightning_idc.core.vocabulary import words_of  # noqa: E402
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
-from lightning_idc.data.synthetic.facts import fact_scores  # noqa: E402
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS  # noqa: E402
 from lightning_idc.methods.namc.dual_encoder import DualEncoder, load_dual_encoder  # noqa: E402
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction  # noqa: E402
@@ -55,6 +55,7 @@ from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc
 from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
+from lightning_idc.report.comparison import Captioned  # noqa: E402
 
 ARMS = ("neither", "random", "noise", "noise+reconstruction")
 IMAGE_SHARE, WORD_SHARE = 0.2, 0.15
@@ -72,8 +73,8 @@ def trained(model: LightningModule, data: Any, epochs: int, callbacks: list[Call
     return trainer
 
 
-class Study:
-    """Everything that one run of this script shares.
+class Runs:
+    """All trainings of this script.
 
     Args:
         options: of the command line.
@@ -87,7 +88,7 @@ class Study:
             mode="clevr_change",
             train_pairs=options.rendered,
             val_pairs=options.held_out,
-            test_pairs=1,
+            test_pairs=options.held_out,
             render_size=64,
             things=tuple(options.things),
             camera_jitter=options.camera_jitter,
@@ -151,7 +152,8 @@ class Study:
             return NAMC(width=96, hidden=192, dropout=0.0, **rates, **options)
         return PairTransformer(width=96, dropout=0.0, freeze_backbone=True, **rates, **options)
 
-    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> dict[str, float]:
+    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> tuple[Captioned, dict[str, float]]:
+        """What one way of pre-training ends in: captions of the test pairs, and figures."""
         options = self.options
         data = self.descriptions(seed, options.pretrain_pairs)
         seed_everything(seed, verbose=False)
@@ -185,14 +187,8 @@ class Study:
         few = SyntheticPairs(seed=seed, batch_size=options.batch, limit=options.finetune_pairs, **self.sizes)
         tuned = self.host(init_from=str(start), captions_per_pair=3)
         trained(tuned, few, options.finetune_epochs)
-        few = SyntheticPairs(**self.sizes)
-        quiet_trainer().validate(tuned, few, verbose=False)
-        assert tuned.scores is not None
-        result["CIDEr-D"] = tuned.scores.as_dict()["CIDEr-D"]
-        source = few.source("val")
-        judged = [(p["caption"], source.truth(source.ids.index(p["id"]))) for p in tuned.predictions]
-        result.update({f"fact/{name}": value for name, value in fact_scores(judged).items()})
-        return result
+        said, _ = asked(quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**self.sizes))
+        return said, result
 
 
 def attributes_right(predictions: list[dict[str, Any]]) -> float:
@@ -276,8 +272,6 @@ def ceiling(source: DescribedSource) -> dict[str, float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--host", choices=("namc", "pair_transformer"), default="namc")
     parser.add_argument("--things", type=int, nargs=2, default=[2, 3], help="fewest and most things of a scene")
     parser.add_argument("--camera_jitter", type=float, default=0.0)
@@ -294,9 +288,7 @@ def main() -> None:
     parser.add_argument("--pretrain_epochs", type=int, default=7)
     parser.add_argument("--finetune_epochs", type=int, default=4)
     parser.add_argument("--smallest", action="store_true", help="only to see that it runs")
-    parser.add_argument("--cache", type=Path, help="folder of rendered pairs")
-    parser.add_argument("--work", type=Path, help="keep checkpoints here, and use those that are there")
-    parser.add_argument("--out", type=Path)
+    arguments(parser, (1, 2, 3))
     options = parser.parse_args()
     if options.smallest:
         options.rendered, options.held_out = 48, 8
@@ -304,50 +296,31 @@ def main() -> None:
         for name in ("look", "token", "relevance", "pretrain", "finetune"):
             setattr(options, f"{name}_epochs", 1)
         options.seeds = options.seeds[:1]
-    if options.host != "namc" and "noise+reconstruction" in options.arms:
-        parser.error("reconstruction needs --host namc: the other host's backbone is frozen here")
-    from _harness import report
-
+    arms = wanted(options, ARMS)
+    if options.host != "namc" and ARMS[-1] in arms:
+        parser.error("reconstruction needs --host namc: the other host's backbone is frozen here; see --only")
     torch.set_num_threads(1)
-    result: dict[str, Any] = {
-        "question": "pre-training on descriptions with planted noise: is it found, and do the callbacks help?",
-        "settings": {k: v for k, v in vars(options).items() if k not in ("out", "work", "cache")},
-        "relevance": {},
-        "runs": {arm: {} for arm in options.arms},
-    }
+    worlds: dict[str, Study] = {}
     with tempfile.TemporaryDirectory() as folder:
         work = options.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
-        study = Study(options, work)
+        runs = Runs(options, work)
+        study = worlds[options.host] = Study.of(SyntheticPairs(**runs.sizes), ARMS)
         for seed in options.seeds:
-            held_out = study.held_out(seed)
-            found = planted(load_dual_encoder(study.relevance(seed)), held_out) | ceiling(held_out)
-            result["relevance"][seed] = found
-            print(json.dumps({"seed": seed, "relevance": found}), flush=True)
-            for arm in options.arms:
-                result["runs"][arm][seed] = study.arm(arm, seed, (found["image_share"], found["word_share"]))
-                result["summary"] = summary(result["runs"])
-                print(json.dumps({"seed": seed, "arm": arm, **result["runs"][arm][seed]}), flush=True)
-                # after each run, so that a benchmark that is stopped leaves what it has
-                report(result, options.out, "lightning", seeds=options.seeds, quiet=True)
-    print(json.dumps({"relevance": result["relevance"], "summary": result["summary"]}, indent=1))
-
-
-def summary(runs: dict[str, dict[int, dict[str, float]]]) -> dict[str, Any]:
-    """Mean, least and greatest over the seeds of what counts."""
-    shown = ("described_right", "CIDEr-D", "fact/type", "fact/attributes", "auc_after", "pretrain_cpu_s")
-    return {
-        arm: {
-            name: {
-                "mean": statistics.fmean(values),
-                "range": [min(values), max(values)],
-            }
-            for name in shown
-            if (values := [run[name] for run in by_seed.values() if name in run])
-        }
-        for arm, by_seed in runs.items()
-        if by_seed
-    }
+            begin = time.process_time()
+            held_out = runs.held_out(seed)
+            noise = planted(load_dual_encoder(runs.relevance(seed)), held_out) | ceiling(held_out)
+            print({"seed": seed, "relevance": noise}, flush=True)
+            found = {arm: runs.arm(arm, seed, (noise["image_share"], noise["word_share"])) for arm in arms}
+            study.add(
+                seed,
+                {arm: said for arm, (said, _) in found.items()},
+                {arm: figures for arm, (_, figures) in found.items()},
+                relevance=noise,
+                seconds=time.process_time() - begin,
+            )
+            keep(options, worlds, "lightning")
+    show(worlds)
 
 
 if __name__ == "__main__":

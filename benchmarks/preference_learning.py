@@ -4,6 +4,7 @@
     python benchmarks/preference_learning.py --rows harder     # planted, self-sampled, mixed and retrieved negatives
     python benchmarks/preference_learning.py --rows weighting  # how often which caption is a negative
     python benchmarks/preference_learning.py --rows sweep      # |N| in 16 to 256 and 1 / tau in 0.25 to 4 (Figure 4)
+    python benchmarks/preference_learning.py --world half --seeds 3 --part parts/half-3.json   # and merge_study.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
 60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
@@ -18,19 +19,18 @@ from __future__ import annotations
 
 import argparse
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Study, write
+from _study import Study, arguments, asked, keep, show, wanted
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
 
-from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.forced_choice import ForcedChoice
-from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.cells import SyntheticCells
@@ -41,7 +41,6 @@ from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
-from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import Captioned
 
 CANDIDATES = (16, 64, 128, 256)
@@ -118,13 +117,8 @@ class Run:
         return str(self.folder / "sft.ckpt")
 
     def measured(self, captioner: PairTransformer) -> tuple[Captioned, dict[str, float]]:
-        control, data = UnchangedControl(), self.pairs()
-        found = self.trainer(1, [ForcedChoice(), control]).test(captioner, data, verbose=False)[0]
-        said = {record["id"]: record["caption"] for record in captioner.predictions}
-        facts = {id: data.facts("test", id, text) for id, text in said.items()}
-        return Captioned(said, control.said, facts), {
-            name: found[f"test/{name}"] for name in FIGURES if f"test/{name}" in found
-        }
+        said, scores = asked(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
+        return said, {name: scores[name] for name in FIGURES if name in scores}
 
     def continued(self, sft: str, callbacks: list[Callback]) -> tuple[Captioned, dict[str, float]]:
         """Captions and figures after more training from the SFT policy."""
@@ -192,35 +186,8 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
     return main
 
 
-def studied(given: argparse.Namespace, world: str, looks: dict[int, Path], keep: Callable[[Study], None]) -> None:
-    """All seeds of one world.
-
-    Args:
-        given: command line.
-        world: name of :data:`WORLDS`.
-        looks: folders with the backbones of the seeds, which all worlds share.
-        keep: called after every seed.
-    """
-    study = None
-    for seed in given.seeds:
-        print(f"world {world}, seed {seed}", flush=True)
-        run = Run(given, looks[seed], seed, world)
-        found = run.results(rows_of(given))
-        study = study or study_of(run.pairs())
-        study.add(seed, {n: said for n, (said, _) in found.items()}, {n: figures for n, (_, figures) in found.items()})
-        keep(study)
-
-
-def study_of(data: SyntheticPairs) -> Study:
-    """Study of the test pairs of a world, with the constant caption of its training pairs."""
-    test = data.pairs_of("test")
-    references = dict(zip(test.ids, captions_of(test), strict=True))
-    return Study(references, constant_caption(captions_of(data.pairs_of("train"))))
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
     parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), default="main")
     parser.add_argument("--pairs", type=int, default=3000)
@@ -234,24 +201,25 @@ def main() -> None:
     parser.add_argument("--caption_weight", type=float, default=0.0)
     parser.add_argument("--weighting", default="stratified")
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
-    parser.add_argument("--cache", help="folder of rendered pairs")
-    parser.add_argument("--out", type=Path)
+    arguments(parser, (1, 2, 3, 4, 5))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    worlds: dict[str, Any] = {}
-    settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out")}
+    order = ["SFT", *rows_of(given)]
+    chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
+    worlds: dict[str, Study] = {}
     with tempfile.TemporaryDirectory() as folder:
-        looks = {seed: Path(folder) / str(seed) for seed in given.seeds}
         for world in given.world:
-
-            def keep(study: Study, world: str = world) -> None:
-                worlds[world] = study.as_dict()
-                if given.out:
-                    write(given.out, settings, {"worlds": worlds}, "lightning")
-
-            studied(given, world, looks, keep)
-            for row, found in worlds[world]["summary"].items():
-                print(f"{world:<12} {row:<22} {found['CIDEr-D']} {found.get('over_before', '')}", flush=True)
+            for seed in given.seeds:
+                print(f"world {world}, seed {seed}", flush=True)
+                begin = time.process_time()
+                run = Run(given, (given.work or Path(folder)) / str(seed), seed, world)
+                found = run.results(chosen)
+                study = worlds.setdefault(world, Study.of(run.pairs(), order))
+                said = {name: captioned for name, (captioned, _) in found.items()}
+                figures = {name: values for name, (_, values) in found.items()}
+                study.add(seed, said, figures, seconds=time.process_time() - begin)
+                keep(given, worlds, "lightning")
+    show(worlds)
 
 
 if __name__ == "__main__":

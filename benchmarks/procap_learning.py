@@ -6,17 +6,15 @@ One tokenizer, which also learned to name objects, and one set of procedures (DI
 one first stage, and four captioners that share everything but what is asked about: none (k = 0, fresh), EPM (k = 0,
 from the first stage), IPC (k queries, fresh), and both, with k = 1 as in the table. The same number of steps, batches
 and pairs for each; as in the paper, the arms with EPM have seen the pairs and captions of the first stage besides.
-Every score is on the test pairs after the last epoch.
+Every score is on the test pairs after the last epoch. ``_study.py`` says what stands beside it.
 
-A run with the same ``--work`` goes on with what is missing there: seeds can be run one by one, in any order.
-``--pairs 24 --test_pairs 8 --epochs 1 1 1 --seeds 1`` tries the script.
+    python benchmarks/procap_learning.py --seeds 3 --only none IPC --part parts/procap-3.json   # and merge_study.py
+    python benchmarks/procap_learning.py --pairs 24 --test_pairs 8 --epochs 1 1 1 --seeds 1     # tries the script
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import statistics
 import tempfile
 import time
 import warnings
@@ -24,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from _study import Study, arguments, asked, keep, show, wanted
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
 
@@ -35,6 +34,7 @@ from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
+from lightning_idc.report.comparison import Captioned
 
 ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
 TOKENIZER: dict[str, Any] = {
@@ -49,11 +49,18 @@ TOKENIZER: dict[str, Any] = {
 }
 SIZES: dict[str, Any] = {"width": 96, "layers": 3, "heads": 4, "image_size": (64, 64)}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
-METRICS = ("CIDEr-D", "BLEU-4", "ROUGE-L")
+METRICS = ("BLEU-4", "ROUGE-L")
 
 
-def trainer(epochs: int, device: str) -> Trainer:
-    return quiet_trainer(max_epochs=epochs, accelerator=device, devices=1, gradient_clip_val=1.0, limit_val_batches=0)
+def trainer(epochs: int, device: str, folder: Path | None = None) -> Trainer:
+    return quiet_trainer(
+        max_epochs=epochs,
+        accelerator=device,
+        devices=1,
+        gradient_clip_val=1.0,
+        limit_val_batches=0,
+        default_root_dir=folder,
+    )
 
 
 def fitted(model: LightningModule, data: LightningDataModule, epochs: int, device: str, target: Path) -> str:
@@ -86,6 +93,7 @@ class Runs:
             "things": (2, 3),
             "camera_jitter": 0.0,
             "progress": False,
+            "cache_dir": options.cache,
         }
         self.pairs = SyntheticPairs(**settings, batch_size=32)
         self.cells = SyntheticCells(**settings, grid=4, batch_size=16)
@@ -113,8 +121,8 @@ class Runs:
             fitted(model, self.pairs, self.options.epochs[1], self.options.device, target)
         return str(target)
 
-    def arm(self, seed: int, name: str) -> dict[str, float]:
-        """Scores of one captioner."""
+    def arm(self, seed: int, name: str) -> tuple[Captioned, dict[str, float]]:
+        """What one captioner says, and its scores."""
         modelled, queried = ARMS[name]
         first = self.first_stage(seed) if modelled else None
         seed_everything(seed, verbose=False)
@@ -128,26 +136,10 @@ class Runs:
             **DECODER,
             **learning(1e-3),
         )
-        run = trainer(self.options.epochs[2], self.options.device)
+        run = trainer(self.options.epochs[2], self.options.device, self.folder)
         run.fit(captioner, self.pairs)
-        run.test(captioner, self.pairs, verbose=False)
-        return {metric: float(run.callback_metrics[f"test/{metric}"]) for metric in METRICS}
-
-
-def summary(found: dict[str, dict[str, dict[str, float]]]) -> dict[str, Any]:
-    """Mean and spread of every arm, and in how many seeds both together beat each other arm in CIDEr-D."""
-    means = {
-        name: {metric: statistics.fmean(run[metric] for run in runs.values()) for metric in METRICS}
-        for name, runs in found.items()
-        if runs
-    }
-    both = found["EPM+IPC"]
-    beaten = {
-        name: sum(both[seed]["CIDEr-D"] > runs[seed]["CIDEr-D"] for seed in runs if seed in both)
-        for name, runs in found.items()
-        if name != "EPM+IPC"
-    }
-    return {"mean": means, "seeds_in_which_both_beat": beaten}
+        said, scores = asked(run, captioner, self.pairs)
+        return said, {metric: scores[metric] for metric in METRICS}
 
 
 def main() -> None:
@@ -158,41 +150,29 @@ def main() -> None:
         "--epochs", type=int, nargs=3, default=[8, 4, 8], metavar=("TOKENIZER", "FIRST", "SECOND"), help="of each stage"
     )
     parser.add_argument("--queries", type=int, default=1, help="k")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--work", type=Path, help="folder that keeps what was made; a temporary one when left out")
-    parser.add_argument("--out", type=Path)
+    arguments(parser, (1, 2, 3))
     options = parser.parse_args()
-    from _harness import report
-
     warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as made:
         folder: Path = options.work or Path(made)
         folder.mkdir(parents=True, exist_ok=True)
-        scores = folder / "scores.json"
-        kept: dict[str, Any] = json.loads(scores.read_text()) if scores.is_file() else {"seconds": 0.0, "scores": {}}
-        began, before = time.process_time(), kept["seconds"]
         runs = Runs(options, folder)
+        begin = time.process_time()
         runs.make_procedures()
+        worlds = {"rendered": Study.of(runs.pairs, list(ARMS))}
         for seed in options.seeds:
-            for name in ARMS:
-                found = kept["scores"].setdefault(name, {})
-                if str(seed) not in found:
-                    found[str(seed)] = runs.arm(seed, name)
-                    kept["seconds"] = before + time.process_time() - began
-                    scores.write_text(json.dumps(kept))
-                    print(f"seed {seed}, {name}: {found[str(seed)]}", flush=True)
-    result: dict[str, Any] = {
-        "question": "Table 2 of ProCap on rendered pairs: explicit procedure modelling and procedure queries",
-        "pairs": options.pairs,
-        "test_pairs": options.test_pairs,
-        "epochs": options.epochs,
-        "queries": options.queries,
-        "scores": kept["scores"],
-        **summary(kept["scores"]),
-        "cpu_minutes": kept["seconds"] / 60,
-    }
-    report(result, options.out, "lightning", seeds=options.seeds)
+            found = {name: runs.arm(seed, name) for name in wanted(options, list(ARMS))}
+            worlds["rendered"].add(
+                seed,
+                {name: said for name, (said, _) in found.items()},
+                {name: scores for name, (_, scores) in found.items()},
+                seconds=time.process_time() - begin,
+            )
+            begin = time.process_time()
+            keep(options, worlds, "lightning")
+    show(worlds)
 
 
 if __name__ == "__main__":

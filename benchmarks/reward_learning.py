@@ -3,6 +3,7 @@
     python benchmarks/reward_learning.py [--seeds 1 2 3 4 5] [--world careful vague] [--out results/FILE.json]
     python benchmarks/reward_learning.py --rows rewards    # facts alone, facts with CIDEr-D, CIDEr-D alone
     python benchmarks/reward_learning.py --rows methods    # GRPO, Dr. GRPO, DAPO, GSPO and RLOO with the same reward
+    python benchmarks/reward_learning.py --seeds 3 --only SFT+ GRPO --part parts/rewards-3.json   # and merge_study.py
 
 Rendered CLEVR-Change pairs of 64 pixels in the worlds of preference_learning.py and the settings of
 recipes/grpo.yaml. From one supervised captioner likelihood goes on (SFT+), or self-critical training (SCST, CIDEr-D)
@@ -19,31 +20,22 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from _study import Study, over_seeds, write
+from _study import Study, arguments, keep, show, wanted
 from lightning.pytorch import Callback
-from preference_learning import WORLDS, Run, adamw, study_of
+from preference_learning import WORLDS, Run, adamw
 
 from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.rl.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.rl.rewards import CiderReward, FactsReward, WeightedRewards
-from lightning_idc.metrics.bootstrap import compare
-from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.corpus import Floats
-from lightning_idc.report.comparison import Captioned, Facts, Row
+from lightning_idc.report.comparison import Captioned, Facts
 
-QUESTION = (
-    "From one supervised captioner, does policy optimisation with exact facts raise the share of right relations by 15 "
-    "points over supervised training of equal compute, with CIDEr-D not lower?"
-)
 CONTROL = "SFT+"
-FACTS = ("type", "attributes", "value", "relation")
 Callbacks = Callable[[], list[Callback]]
 
 
@@ -121,39 +113,8 @@ def rows_of(given: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
     return control | {"SCST": scst, "GRPO": grpo()}
 
 
-def over_control(study: Study, said: Sequence[dict[str, Captioned]]) -> dict[str, Any]:
-    """What every row has over SFT+ by CIDEr-D and by each fact, over seeds and over pairs."""
-    found: dict[str, Any] = {}
-    for name in (name for name in said[0] if name != CONTROL):
-        found[name] = {}
-        for metric in ("CIDEr-D", *FACTS):
-            first, second = (
-                [pairwise(study.rows[place], captioned, row, metric) for place, captioned in enumerate(said)]
-                for row in (CONTROL, name)
-            )
-            gap = compare(mean_of(first, metric), mean_of(second, metric))[metric]
-            gains = [float(other.mean() - own.mean()) for own, other in zip(first, second, strict=True)]
-            found[name][metric] = {**over_seeds(gains), "pairs": [gap.low, gap.high]}
-    return found
-
-
-def pairwise(rows: Sequence[Row], said: dict[str, Captioned], name: str, metric: str) -> Floats:
-    """A score of each pair, or 100 where a fact is right and 0 where it is wrong, of the pairs to which it applies."""
-    if metric == "CIDEr-D":
-        return next(row.scores.per_pair[metric] for row in rows if row.name == name)
-    verdicts = [known[metric] for _, known in sorted(said[name].facts.items())]
-    return np.array([100.0 * bool(verdict) for verdict in verdicts if verdict is not None])
-
-
-def mean_of(values: Sequence[Floats], metric: str) -> Scores:
-    """Scores of the mean over seeds."""
-    mean = np.mean(values, 0)
-    return Scores({metric: float(mean.mean())}, {metric: mean}, [str(place) for place in range(len(mean))], 0)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3, 4, 5])
     parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["careful"])
     parser.add_argument("--rows", choices=("main", "rewards", "methods"), default="main")
     parser.add_argument("--pairs", type=int, default=3000)
@@ -167,29 +128,23 @@ def main() -> None:
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--relation", type=float, default=3.0, help="weight of the relation among the facts")
     parser.add_argument("--cider", type=float, default=0.05, help="weight of CIDEr-D beside the facts")
-    parser.add_argument("--cache", help="folder of rendered pairs")
-    parser.add_argument("--work", type=Path, help="folder of checkpoints; a backbone that is there is taken")
-    parser.add_argument("--out", type=Path)
+    arguments(parser, (1, 2, 3, 4, 5))
     given = parser.parse_args()
     torch.set_num_threads(1)
-    settings = {name: value for name, value in vars(given).items() if name not in ("cache", "out", "work")}
-    worlds: dict[str, Any] = {}
+    order = ["SFT", *rows_of(given)]
+    chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
+    worlds: dict[str, Study] = {}
     with tempfile.TemporaryDirectory() as folder:
         for world in given.world:
-            study, everything = None, []
             for seed in given.seeds:
                 print(f"world {world}, seed {seed}", flush=True)
                 run = RewardRun(given, (given.work or Path(folder)) / str(seed), seed, world)
-                found = run.rows(rows_of(given))
-                study = study or study_of(run.pairs())
-                everything.append({name: said for name, (said, _) in found.items()})
-                study.add(seed, everything[-1], {name: figures for name, (_, figures) in found.items()})
-                worlds[world] = {**study.as_dict(), "over_control": over_control(study, everything)}
-                if given.out:
-                    write(given.out, settings, {"question": QUESTION, "worlds": worlds}, "lightning")
-            for row, gains in worlds[world]["over_control"].items():
-                for metric, gain in gains.items():
-                    print(f"{world} {row:<8} minus {CONTROL} {metric:<10} {gain}", flush=True)
+                found = run.rows(chosen)
+                study = worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL))
+                said = {name: captioned for name, (captioned, _) in found.items()}
+                study.add(seed, said, {name: figures for name, (_, figures) in found.items()})
+                keep(given, worlds, "lightning")
+    show(worlds)
 
 
 if __name__ == "__main__":

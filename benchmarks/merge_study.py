@@ -1,0 +1,120 @@
+"""One study of the parts that ran one by one, on several cores or machines: the summary that a single run would print.
+
+    python benchmarks/merge_study.py parts/half-*.json --out results/preference_learning.json
+
+Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
+``mdp.py``) keep with ``--part``: every caption that was said. They may differ in seeds, worlds and rows, and in nothing
+else; commit and settings have to be the same, and a row that is in two parts (the captioner that others start from) has
+to say the same in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from _harness import report
+from _study import Study, show
+
+from lightning_idc.errors import DataError
+from lightning_idc.report.comparison import Captioned
+
+VARIED = ("seeds", "only", "world")
+"""Settings in which parts of one study may differ."""
+SAME = ("question", "commit")
+
+
+def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Parts of one study.
+
+    Raises:
+        DataError: they are not of the same question, commit and settings, or one is no part.
+    """
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        if not all("runs" in world for world in part.get("worlds", {"": {}}).values()):
+            raise DataError(f"{path.name} does not hold what captioners said; expected a file that --part wrote")
+        for name in SAME:
+            if part[name] != parts[0][name]:
+                raise DataError(
+                    f"{path.name} is of {name} {part[name]!r} and {paths[0].name} of {parts[0][name]!r}; merge parts "
+                    "of one study only"
+                )
+        first, own = fixed(parts[0]), fixed(part)
+        if first != own:
+            odd = sorted(name for name in first.keys() | own.keys() if first.get(name) != own.get(name))
+            raise DataError(
+                f"{path.name} and {paths[0].name} differ in {', '.join(odd)}; merge parts of one study only"
+            )
+    return parts
+
+
+def fixed(part: dict[str, Any]) -> dict[str, Any]:
+    """Settings in which parts may not differ."""
+    return {name: value for name, value in part["settings"].items() if name not in VARIED}
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
+    """Studies by world, seeds in order.
+
+    Raises:
+        DataError: two parts were tested on other pairs, say other things in one row, or lack rows of a seed.
+    """
+    runs: dict[str, dict[int, dict[str, dict[str, Any]]]] = {}
+    studies: dict[str, Study] = {}
+    for part in parts:
+        for world, found in part["worlds"].items():
+            study = Study(found["references"], found["constant"], found["order"], found["control"])
+            first = studies.setdefault(world, study)
+            if (first.references, first.constant, first.order) != (study.references, study.constant, study.order):
+                raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")
+            for run in found["runs"]:
+                known = runs.setdefault(world, {}).setdefault(run["seed"], {"said": {}, "figures": {}, "notes": {}})
+                unite(known, run, f"world {world}, seed {run['seed']}")
+    for world, study in studies.items():
+        rows = {seed: set(known["said"]) for seed, known in runs[world].items()}
+        every = set.union(*rows.values())
+        for seed, own in sorted(rows.items()):
+            if own != every:
+                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part anew")
+            said = {name: Captioned(**captioned) for name, captioned in runs[world][seed]["said"].items()}
+            study.add(seed, said, runs[world][seed]["figures"], **runs[world][seed]["notes"])
+    return studies
+
+
+def unite(known: dict[str, dict[str, Any]], run: dict[str, Any], where: str) -> None:
+    """Add a part's rows of a seed to those that there are."""
+    for name, captioned in run["said"].items():
+        if known["said"].setdefault(name, captioned) != captioned:
+            raise DataError(f"{where}: {name} does not say the same in two parts; run them on machines of one kind")
+    known["figures"] = {**run["figures"], **known["figures"]}
+    seconds = known["notes"].get("seconds", 0.0) + run["notes"].get("seconds", 0.0)
+    known["notes"] = {**run["notes"], "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", type=Path, nargs="+")
+    parser.add_argument("--commit", help="of the parts, where they ran on a machine without git")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    parts = read(given.parts)
+    studies = merged(parts)
+    environments = [part["environment"] for part in parts]
+    result = {
+        "question": parts[0]["question"],
+        "command": [part["command"] for part in parts],
+        "commit": given.commit or parts[0]["commit"],
+        "environment": environments[0] if all(one == environments[0] for one in environments) else environments,
+        "settings": fixed(parts[0]),
+        "worlds": {world: study.as_dict() for world, study in studies.items()},
+    }
+    report(result, given.out, seeds=sorted({seed for study in studies.values() for seed in study.seeds}), quiet=True)
+    show(studies)
+
+
+if __name__ == "__main__":
+    main()
