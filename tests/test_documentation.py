@@ -1,4 +1,4 @@
-"""The documentation holds: names are the public ones, links lead somewhere, each yes has its test."""
+"""The documentation holds: code runs, names are the public ones, links lead somewhere, each yes has its test."""
 
 from __future__ import annotations
 
@@ -10,8 +10,13 @@ from functools import cache
 from pathlib import Path
 from types import ModuleType
 
+import pytest
+import yaml
+from helpers.own_pairs import own_pairs
+
 from lightning_idc.cli import VERBS
 from lightning_idc.cli.recipes import shipped
+from lightning_idc.core.names import class_of
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -45,6 +50,28 @@ def test_the_reference_lists_all_public_names_with_what_they_are() -> None:
         assert not silent, f"{package}: no docstring was found for {silent}"
 
 
+SHORTER = {
+    "max_epochs=40": "max_epochs=1, accelerator='cpu', enable_progress_bar=False",
+    "image_size=128": "image_size=32",
+}
+"""What is made smaller of the code in README."""
+
+
+def test_code_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    own_pairs(tmp_path / "my_pairs", 30)
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    code = blocks(text, "python")
+    assert all(any(long in block for block in code) for long in SHORTER)
+    for block in code:
+        for long, short in SHORTER.items():
+            block = block.replace(long, short)
+        exec(compile(block, "README.md", "exec"), {"__name__": "readme"})
+    for block in blocks(text, "yaml"):
+        assert class_of(yaml.safe_load(block)["data"]["class_path"]).__module__.startswith("lightning_idc.")
+    assert set(re.findall(r"^```(\w+)", text, re.MULTILINE)) == {"bash", "python", "yaml"}, "all kinds are tested"
+
+
 def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
     for method, tests in site().matrix().items():
         for feature, named in tests.items():
@@ -72,12 +99,25 @@ def test_commands_of_the_documentation_are_there() -> None:
             if words[:2] in (["lightning-idc", "run"], ["lightning", "run"], ["lightning-idc", "plan"]):
                 name = words[2].removeprefix("recipes/").removesuffix(".yaml")
                 assert name in recipes or name == "RECIPE", f"{source}: {line}"
-    assert seen > 30
+    assert seen > 40
 
 
 def test_links_between_files_lead_somewhere() -> None:
-    """In the repository; on the site `make docs` checks them."""
+    """In the repository; on the site they are checked when it is built."""
     for source, text in written().items():
         for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", text):
             if "://" not in target and not target.startswith("mailto:"):
                 assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
+
+
+def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme sets it, too
+    pytest.importorskip("material", reason="needs the extra docs")
+    from mkdocs.commands.build import build
+    from mkdocs.config import load_config
+
+    build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(tmp_path / "site"), strict=True))
+    start = (tmp_path / "site" / "index.html").read_text(encoding="utf-8")
+    assert 'href="methods/adpo/"' in start, "links of README lead to pages"
+    reference = (tmp_path / "site" / "api" / "lightning_idc.methods" / "index.html").read_text(encoding="utf-8")
+    assert 'id="pairtransformer"' in reference and "<strong>Args</strong>" in reference

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lightning_idc.errors import ConfigError
+
+if TYPE_CHECKING:
+    from lightning_idc.report.leaderboard import Board
 
 
 def run(given: list[str]) -> int:
@@ -25,28 +29,29 @@ def run(given: list[str]) -> int:
     options = arguments.parse_args(given[1:])
     if options.samples < 0:
         arguments.error(f"--samples {options.samples}: expected 0 or more")
-    return show(Path(options.folder), options.out and Path(options.out), options.format, options.samples)
+    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results
+
+    folder = Path(options.folder)
+    found = boards(read_results(folder), folder, options.samples)
+    if options.out is not None:
+        return write(found, Path(options.out))
+    print(as_latex(found) if options.format == "latex" else as_markdown(found))
+    return 0
 
 
-def show(folder: Path, out: Path | None = None, form: str = "markdown", samples: int = 1000) -> int:
-    """Print the leaderboard of a folder, or write it.
+def write(found: list[Board], out: Path) -> int:
+    """Write the leaderboard as Markdown, HTML and LaTeX; the exit status.
 
     Args:
-        folder: with results.
-        out: Markdown file; HTML and LaTeX are written beside it.
-        form: of what is printed.
-        samples: corpora drawn for each p-value.
+        found: boards.
+        out: Markdown file; the others lie beside it.
 
     Raises:
-        IDCError: the folder holds no results, or the files would overwrite each other.
+        ConfigError: the files would overwrite each other.
     """
     from lightning_idc.files import save
-    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results, write_html
+    from lightning_idc.report.leaderboard import as_latex, as_markdown, write_html
 
-    found = boards(read_results(folder), folder, samples)
-    if out is None:
-        print(as_latex(found) if form == "latex" else as_markdown(found))
-        return 0
     page, tex = out.with_suffix(".html"), out.with_suffix(".tex")
     if out in (page, tex):
         raise ConfigError(f"{out} would be overwritten by another form; name a Markdown file, such as leaderboard.md")

@@ -17,6 +17,8 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
 --stages.NAME.KEY changes one stage only. RECIPE is a file, or the name of one that comes with the library.
 
   --smoke              the size that the tests run: ends within a minute, and learns nothing
+  --data NAME          other pairs, as `data ls` lists them: --data folder --data.root my_pairs
+  --seeds 1,2,3        one run per seed, then a table: mean, standard deviation and paired significance
   --matrix.AXIS ENTRY  one entry of a recipe that makes a table; all of them, one after another, otherwise
   --run_dir DIR        where results go; runs/RECIPE/DATE_TIME otherwise
   --engine ray         who makes the shards of data making: ray, process, array (a task of SLURM) or complete;
@@ -47,9 +49,12 @@ def run(given: list[str]) -> int:
     run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
         raise ConfigError("--run_dir names a new folder and --resume an old one; give one of them")
+    seeds = _seeds(overrides)
     path = _file(given[0])
     smoke = any(flag in given for flag in flags)
     chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
+    if seeds:
+        return _run_seeds(path, overrides, seeds, run_dir, resume, smoke)
     entries = [chosen] if resume else choices(path, chosen)
     for choice in entries:
         if len(entries) > 1:
@@ -61,9 +66,60 @@ def run(given: list[str]) -> int:
     return 0
 
 
+def _seeds(overrides: dict[str, Any]) -> list[int]:
+    """Numbers of ``--seeds``; none where it is not given."""
+    given = str(overrides.pop("seeds", ""))
+    found = given.strip("[]").replace(",", " ").split()
+    if not all(seed.isdigit() for seed in found) or len(set(found)) != len(found) or (given and not found):
+        raise ConfigError(f"--seeds {given}: expected different whole numbers, as in --seeds 1,2,3")
+    if found and "seed_everything" in overrides:
+        raise ConfigError("--seeds sets seed_everything of each run; leave --seed_everything out")
+    return [int(seed) for seed in found]
+
+
+def _run_seeds(
+    path: Path, overrides: dict[str, Any], seeds: list[int], run_dir: Path | None, resume: Path | None, smoke: bool
+) -> int:
+    """Run each entry of a recipe's matrix with each seed, and compare what they reached."""
+    from lightning_idc.cli.peers import place_in_job
+    from lightning_idc.cli.recipe import choices
+    from lightning_idc.cli.stages import RUN, new_folder
+
+    home = resume or run_dir or new_folder(path)
+    chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
+    for seed in seeds:
+        for choice in choices(path, chosen):
+            print(f"\n#### {', '.join([f'seed {seed}', *choice.values()])}", flush=True)
+            keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}, "seed_everything": seed}
+            folder = home.joinpath(f"seed_{seed}", *choice.values())
+            begun = (folder / RUN).is_file()
+            if status := _run_one(
+                path, keys, None if begun and resume else folder, folder if begun and resume else None, smoke
+            ):
+                return status
+    place = place_in_job()
+    return _compare_seeds(home, len(seeds)) if place is None or place.rank == 0 else 0
+
+
+def _compare_seeds(folder: Path, seeds: int) -> int:
+    """Show and write what the runs of a folder reached."""
+    from lightning_idc.cli.leaderboard import write
+    from lightning_idc.report.leaderboard import as_markdown, boards, read_results
+
+    print(f"\n#### {seeds} seeds\n", flush=True)
+    try:
+        found = boards(read_results(folder), folder)
+    except IDCError as error:  # a recipe without ShowResults; its runs are finished all the same
+        print(f"no table: {error}", flush=True)
+        return 0
+    print(as_markdown(found), flush=True)
+    return write(found, folder / "leaderboard.md")
+
+
 def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume: Path | None, smoke: bool) -> int:
     """Run one entry of a recipe's matrix, or a recipe without one."""
     from lightning_idc.cli import import_modules
+    from lightning_idc.cli.chosen_data import use_data
     from lightning_idc.cli.peers import Peers, place_in_job
     from lightning_idc.cli.preflight import check_models
     from lightning_idc.cli.processes import PATIENT
@@ -81,9 +137,12 @@ def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume
         overrides = {**{k: v for k, v in the_run.overrides.items() if k not in overrides}, **overrides}
     choice = {key.removeprefix("matrix."): value for key, value in overrides.items() if key.startswith("matrix.")}
     recipe = load(path, choice)
+    if isinstance(overrides.get("data"), str):
+        use_data(recipe, overrides["data"])
     if smoke:
         overrides = {**(recipe.about.get("smoke") or {}), **overrides}
-    override(recipe, {key: value for key, value in overrides.items() if not key.startswith("matrix.")})
+    applied = {key for key, value in overrides.items() if key == "data" and isinstance(value, str)}
+    override(recipe, {k: v for k, v in overrides.items() if k not in applied and not k.startswith("matrix.")})
     check_recipe(recipe)
     peers = None if place is None else Peers(place)
     if peers is not None and not peers.leads:

@@ -52,12 +52,7 @@ class Run:
             PairError: there is a run in it already.
         """
         if folder is None:
-            home = Path("runs") / recipe.stem
-            folder = first = home / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
-            number = 1
-            while folder.exists():
-                number += 1
-                folder = first.with_name(f"{first.name}_{number}")
+            folder = new_folder(recipe)
         elif (folder / RUN).exists():
             raise PairError(_taken(folder))
         folder.mkdir(parents=True, exist_ok=True)
@@ -212,6 +207,16 @@ class Run:
             else:
                 print("there is no checkpoint to go on from, so this stage begins anew", flush=True)
         return config
+
+
+def new_folder(recipe: Path) -> Path:
+    """Folder for a run that was given none; it is not made."""
+    folder = first = Path("runs") / recipe.stem / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    number = 1
+    while folder.exists():
+        number += 1
+        folder = first.with_name(f"{first.name}_{number}")
+    return folder
 
 
 def _taken(folder: Path) -> str:

@@ -1,0 +1,89 @@
+"""A folder of one's own through whole recipes, as a user types them: mixed sizes, several seeds, other data."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from helpers.own_pairs import own_pairs
+
+from lightning_idc.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(folder: Path, *arguments: str) -> str:
+    """What a command prints that ends well."""
+    command = [sys.executable, "-m", "lightning_idc", "run", *arguments]
+    cache = str(folder / "cache")
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "LIGHTNING_IDC_CACHE": cache}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def result(stage: Path) -> dict[str, Any]:
+    return json.loads((stage / "result.json").read_text(encoding="utf-8"))
+
+
+@pytest.mark.dist
+def test_two_seeds_of_own_pairs_and_going_on_with_a_third(tmp_path: Path) -> None:
+    own_pairs(tmp_path / "mine")
+    keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40"]
+    printed = run(tmp_path, *keys, "--seeds", "1,2", "--run_dir", "out")
+    first, second = (result(tmp_path / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
+    assert (first["seed"], second["seed"]) == (1, 2)
+    assert first["data"] == second["data"] and first["data"]["name"] == "FolderPairs"
+    row = next(line for line in printed.splitlines() if "±" in line)
+    assert "mean ± standard deviation over seeds" in printed and row
+    board = (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")
+    assert "#/test/result.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
+    records = json.loads((tmp_path / "out" / "seed_1" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    assert len(records) == first["counts"]["all"]["pairs"] > 1
+    assert all(0 <= record["change_score"] <= 1 for record in records), "the data says which sentences mean no change"
+    assert (tmp_path / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
+    again = run(tmp_path, *keys, "--seeds", "1,2,3", "--resume", "out")
+    assert again.count("already done") == 4 and result(tmp_path / "out" / "seed_3" / "test")["seed"] == 3
+
+
+@pytest.mark.dist
+def test_any_recipe_takes_other_data(tmp_path: Path) -> None:
+    own_pairs(tmp_path / "mine")
+    run(tmp_path, "quickstart", "--smoke", "--data", "folder", "--data.root", "mine", "--run_dir", "out")
+    stages = {
+        name: yaml.safe_load((tmp_path / "out" / name / "stage.yaml").read_text(encoding="utf-8"))["data"]
+        for name in ("pretrain_backbone", "train", "test")
+    }
+    assert stages["pretrain_backbone"]["class_path"].endswith("SyntheticCells"), "only the renderer knows the cells"
+    for name in ("train", "test"):
+        assert stages[name]["class_path"].endswith("FolderPairs")
+        assert stages[name]["init_args"]["image_size"] == 64, "as the backbone has seen them"
+    assert result(tmp_path / "out" / "test")["data"]["name"] == "FolderPairs"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--data", "foldr"], "there is no data of this name; did you mean 'folder'?"),
+        (["--data", "folder", "--data.train_pairs", "3"], "data has no argument 'train_pairs'"),
+        (["--seeds", "1,1"], "expected different whole numbers, as in --seeds 1,2,3"),
+        (["--seeds", "one"], "expected different whole numbers"),
+        (["--seeds", "1,2", "--seed_everything", "3"], "leave --seed_everything out"),
+    ],
+)
+def test_what_is_asked_wrongly_is_said(
+    arguments: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["run", "own_pairs", "--smoke", *arguments]) == 1
+    assert message in capsys.readouterr().err and not (tmp_path / "runs").exists()
