@@ -43,7 +43,7 @@ def test_two_seeds_of_own_pairs_and_going_on_with_a_third(tmp_path: Path) -> Non
     row = next(line for line in printed.splitlines() if "±" in line)
     assert "mean ± standard deviation over seeds" in printed and row
     board = (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")
-    assert "#/test/result.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
+    assert "N/test/result.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
     records = json.loads((tmp_path / "out" / "seed_1" / "test" / "predictions.json").read_text(encoding="utf-8"))
     assert len(records) == first["counts"]["all"]["pairs"] > 1
     assert all(0 <= record["change_score"] <= 1 for record in records), "the data says which sentences mean no change"
