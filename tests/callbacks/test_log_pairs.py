@@ -50,7 +50,8 @@ def test_csv(tmp_path: Path) -> None:
 
 def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     wandb = pytest.importorskip("wandb", reason="needs the extra loggers")
-    monkeypatch.setenv("WANDB_SILENT", "true")
+    for name in ("WANDB_SILENT", "WANDB_MODE", "WANDB_SERVICE"):  # the last two it sets itself
+        monkeypatch.setenv(name, {"WANDB_SILENT": "true", "WANDB_MODE": "offline"}.get(name, ""))
     logger = WandbLogger(save_dir=tmp_path / "logs", offline=True)
     expected = fit(logger, tmp_path)
     files = Path(logger.experiment.dir)
@@ -63,6 +64,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mlflow_file_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("mlflow", reason="needs the extra loggers")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "")  # it sets this itself
     logger = MLFlowLogger(tracking_uri=f"file:{tmp_path / 'logs'}")
     expected = fit(logger, tmp_path)
     pictures = sorted((tmp_path / "logs").glob("*/*/artifacts/val/pairs/*.png"))
