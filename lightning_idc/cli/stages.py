@@ -86,7 +86,8 @@ class Run:
             with only_run_in(self.folder):
                 if not self.resuming and (self.folder / RUN).exists():
                     raise PairError(_taken(self.folder))  # by one that was started in the same moment
-                write_json(self.folder / RUN, {"recipe": recipe.path.name, "overrides": self.overrides})
+                about = {"recipe": recipe.path.name, "digest": digest_of(recipe.path), "overrides": self.overrides}
+                write_json(self.folder / RUN, about)
                 status = self._go(recipe)
         finally:
             if self.peers is not None:

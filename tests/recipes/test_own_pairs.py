@@ -33,10 +33,12 @@ def result(stage: Path) -> dict[str, Any]:
 
 
 @pytest.mark.dist
-def test_two_seeds_of_own_pairs_and_going_on_with_a_third(tmp_path: Path) -> None:
+def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
     own_pairs(tmp_path / "mine")
     keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40"]
-    printed = run(tmp_path, *keys, "--seeds", "1,2", "--run_dir", "out")
+    run(tmp_path, *keys, "--seeds", "1", "--run_dir", "out")
+    printed = run(tmp_path, *keys, "--seeds", "1,2", "--resume", "out")
+    assert printed.count("already done") == 2, "train and test of the first seed"
     first, second = (result(tmp_path / "out" / f"seed_{seed}" / "test") for seed in (1, 2))
     assert (first["seed"], second["seed"]) == (1, 2)
     assert first["data"] == second["data"] and first["data"]["name"] == "FolderPairs"
@@ -48,8 +50,6 @@ def test_two_seeds_of_own_pairs_and_going_on_with_a_third(tmp_path: Path) -> Non
     assert len(records) == first["counts"]["all"]["pairs"] > 1
     assert all(0 <= record["change_score"] <= 1 for record in records), "the data says which sentences mean no change"
     assert (tmp_path / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000
-    again = run(tmp_path, *keys, "--seeds", "1,2,3", "--resume", "out")
-    assert again.count("already done") == 4 and result(tmp_path / "out" / "seed_3" / "test")["seed"] == 3
 
 
 @pytest.mark.dist

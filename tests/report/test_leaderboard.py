@@ -52,7 +52,7 @@ def write_run(
     records = [{"id": t.id, "caption": captions[t.id], "references": list(t.references)} for t in of]
     save_json(run / "test" / "predictions.json", records)
     overrides = {"seed_everything": seed, **(keys or {})}
-    save_json(run / "run.json", {"recipe": "r.yaml", "sha256": "1", "overrides": overrides})
+    save_json(run / "run.json", {"recipe": "r.yaml", "digest": "1", "overrides": overrides})
     return parts["all"]
 
 
