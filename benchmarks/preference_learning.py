@@ -149,13 +149,15 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
     """Callbacks by name of the row, made anew for each training."""
 
     def preference(**options: Any) -> PreferenceOptimization:
-        return PreferenceOptimization(beta=given.beta, caption_weight=given.caption_weight, **options)
+        return PreferenceOptimization(
+            beta=given.beta, caption_weight=given.caption_weight, anchor=given.anchor, **options
+        )
 
-    def dpo(weighting: Any, share: float = NO_CHANGE_SHARE) -> Callable[[], list[Callback]]:
+    def dpo(weighting: Any, share: float = given.no_change_share) -> Callable[[], list[Callback]]:
         return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_share=share))]
 
     def adpo(
-        weighting: Any = given.weighting, no_change: float = NO_CHANGE_SHARE, **options: Any
+        weighting: Any = given.weighting, no_change: float = given.no_change_share, **options: Any
     ) -> Callable[[], list[Callback]]:
         settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
         return lambda: [
@@ -200,6 +202,8 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--caption_weight", type=float, default=0.0)
     parser.add_argument("--weighting", default="stratified")
+    parser.add_argument("--anchor", type=float, default=1.0, help="of PreferenceOptimization; 0 compares all alike")
+    parser.add_argument("--no_change_share", type=float, default=NO_CHANGE_SHARE)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
     arguments(parser, (1, 2, 3, 4, 5))
     given = parser.parse_args()

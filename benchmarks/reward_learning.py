@@ -91,7 +91,8 @@ def rows_of(given: argparse.Namespace) -> dict[str, tuple[Callbacks, int]]:
         return WeightedRewards([FactsReward({"relation": given.relation}), CiderReward()], [1.0, given.cider])
 
     def grpo(**options: Any) -> tuple[Callbacks, int]:
-        return lambda: [GroupRelative(both(), samples=given.samples, **options)], given.epochs
+        settings = {"samples": given.samples, "beta": given.kl, "caption_weight": given.caption_weight, **options}
+        return lambda: [GroupRelative(both(), **settings)], given.epochs
 
     control: dict[str, tuple[Callbacks, int]] = {CONTROL: (list, given.more_epochs)}
     if given.rows == "methods":
@@ -125,6 +126,8 @@ def main() -> None:
     parser.add_argument("--more_epochs", type=int, default=9, help="of SFT+")
     parser.add_argument("--scst_epochs", type=int, default=1)
     parser.add_argument("--samples", type=int, default=8, help="captions of a pair in GRPO")
+    parser.add_argument("--kl", type=float, default=0.0, help="beta of GRPO")
+    parser.add_argument("--caption_weight", type=float, default=0.0, help="of the references beside GRPO")
     parser.add_argument("--rate", type=float, default=6e-4)
     parser.add_argument("--relation", type=float, default=3.0, help="weight of the relation among the facts")
     parser.add_argument("--cider", type=float, default=0.05, help="weight of CIDEr-D beside the facts")

@@ -30,8 +30,8 @@ from lightning_idc.methods.adpo.negatives import (
 )
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.preference_addon import Preference, beside
-from lightning_idc.methods.adpo.preference_losses import SmoothedDPO, ipo
-from lightning_idc.methods.adpo.references import ReferencePolicy
+from lightning_idc.methods.adpo.preference_losses import SimPO, SmoothedDPO, ipo
+from lightning_idc.methods.adpo.references import NoReference, ReferencePolicy
 
 
 class Spy(RandomCaption):
@@ -132,6 +132,73 @@ def test_variants_train_differently(tmp_path: Path, options: dict[str, Any]) -> 
     plain = fit([PreferenceOptimization()], tmp_path, max_steps=3)
     varied = fit([PreferenceOptimization(**options)], tmp_path, max_steps=3)
     assert not torch.equal(plain.net.head.weight, varied.net.head.weight)
+
+
+class Unchanged(TinySource):
+    """Every other pair is unchanged, and says so in two of three sentences."""
+
+    def captions(self, index: int) -> list[str]:
+        return super().captions(index) if index % 2 else list(STILL[:2])
+
+
+STILL = ["nothing changed", "there is no change", "both are the same"]
+
+
+class HalfUnchanged(TinyPairs):
+    def source(self, split: str) -> TinySource:
+        return Unchanged(self.pairs if split == "train" else 5, 0 if split == "train" else 500)
+
+    def no_change_captions(self) -> list[str]:
+        return STILL
+
+
+class Alternating(NegativeSource):
+    """Rejects "nothing changed" of the first half of a batch and a change of the second, and keeps what it hears."""
+
+    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+        half = len(step.batch) // 2
+        rows = [["Nothing changed" if place < half else "it turned green"] * count for place in range(len(step.batch))]
+        return Draw(rows)
+
+    def update(self, draw: Draw, losses: torch.Tensor, present: torch.Tensor) -> None:
+        self.heard = present
+
+
+def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_change(tmp_path: Path) -> None:
+    start = fit([], tmp_path, data=HalfUnchanged(), max_steps=2, enable_checkpointing=True)
+    start.trainer.save_checkpoint(tmp_path / "sft.ckpt")
+    source = Alternating()
+    model = TinyCaptioner(init_from=str(tmp_path / "sft.ckpt"), captions_per_pair=1, dropout=0.0)
+    callback = PreferenceOptimization(beta=0.3, anchor=2.0, negatives=source)
+    policy = fit([callback], tmp_path, model, data=HalfUnchanged(), max_steps=3).eval()
+    batch = policy.collate([Unchanged(4, 0).load(index) for index in range(4)])
+    addon: Any = addons_of(policy)["preference"]
+    addon._log = lambda *unused: None  # the run is over
+    step = TrainingStep(policy, batch, 0, policy.encode(batch))
+    with torch.no_grad():
+        found = float(addon.objective(step))
+        step.features = policy.encode(batch)
+        shown = addon.compared(step, source.draw(step, 1, torch.Generator()).texts)
+    # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
+    chosen, rejected = (values[:, 0].tolist() for values in (shown.chosen_ratio, shown.rejected_ratio))
+    compared = sum(math.log1p(math.exp(-0.3 * (chosen[place] - rejected[place]))) for place in (0, 3))
+    held = 2.0 * 0.3 * (rejected[1] ** 2 + chosen[2] ** 2)
+    assert found == pytest.approx((compared + held) / 4, rel=1e-4) and held > 1e-6
+    assert source.heard[:, 0].tolist() == [True, False, False, True], "a retriever is paid for comparisons alone"
+
+
+def test_without_unchanged_pairs_or_a_reference_there_is_nothing_to_hold(tmp_path: Path) -> None:
+    with_anchor = fit([PreferenceOptimization(anchor=5.0)], tmp_path, max_steps=3)
+    without = fit([PreferenceOptimization(anchor=0.0)], tmp_path, max_steps=3)
+    assert_same(dict(with_anchor.state_dict()), dict(without.state_dict()))
+    free = {"loss": SimPO(), "beta": 2.0, "negatives": Alternating(), "reference": NoReference()}
+    models = [
+        fit([PreferenceOptimization(**free, anchor=anchor)], tmp_path, data=HalfUnchanged(), max_steps=3)
+        for anchor in (0.0, 5.0)
+    ]
+    assert_same(*(dict(model.state_dict()) for model in models))
+    with pytest.raises(ConfigError, match="anchor is -1"):
+        PreferenceOptimization(anchor=-1.0)
 
 
 def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:

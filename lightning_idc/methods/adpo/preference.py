@@ -14,7 +14,7 @@ from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.adpo.preference_addon import OTHER_IMAGES, Preference
-from lightning_idc.methods.adpo.references import FrozenCopy, ReferencePolicy
+from lightning_idc.methods.adpo.references import FrozenCopy, NoReference, ReferencePolicy
 
 
 class PreferenceOptimization(PolicyCallback):
@@ -39,6 +39,10 @@ class PreferenceOptimization(PolicyCallback):
         image_weight: of a loss that prefers the pair itself to another pair of images, for the same caption (mDPO's
             conditional preference). Costs a look at those; pairs without a change are left out.
         other_images: ``identical``, the first image twice, or ``swapped``.
+        anchor: instead of comparing "nothing changed" with a change, hold the probability of that sentence where the
+            reference policy has it; this times beta times its squared log-ratio. With 0 they are compared as other
+            captions are, which shifts how often a captioner says so (README). Without effect where no training pair is
+            unchanged, and with :class:`NoReference`.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """
@@ -56,6 +60,7 @@ class PreferenceOptimization(PolicyCallback):
         validation: bool = False,
         image_weight: float = 0.0,
         other_images: str = "identical",
+        anchor: float = 1.0,
         name: str = "preference",
         weight: float = 1.0,
     ) -> None:
@@ -64,7 +69,9 @@ class PreferenceOptimization(PolicyCallback):
             raise ConfigError(f"beta is {beta}; expected a positive number, such as 0.1")
         if other_images not in OTHER_IMAGES:
             raise ConfigError(f"other_images is {other_images!r}; expected one of {', '.join(OTHER_IMAGES)}")
-        self.image_weight, self.other_images = image_weight, other_images
+        if anchor < 0:
+            raise ConfigError(f"anchor is {anchor}; expected 0, to compare all captions alike, or more, such as 1")
+        self.image_weight, self.other_images, self.anchor = image_weight, other_images, anchor
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives
         self.length_normalise, self.caption_weight = length_normalise, caption_weight
@@ -89,6 +96,8 @@ class PreferenceOptimization(PolicyCallback):
             self.falling,
             self.image_weight,
             self.other_images,
+            train_data(host).no_change_captions(),
+            0.0 if isinstance(self.reference, NoReference) else self.anchor,
         )
 
     def adopt(self, host: LightningModule, addon: Addon) -> None:

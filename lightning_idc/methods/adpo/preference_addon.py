@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -18,6 +18,7 @@ from lightning_idc.core.types import PairBatch
 from lightning_idc.methods.adpo.comparison import Comparison
 from lightning_idc.methods.adpo.losses import PreferenceLoss, divergence
 from lightning_idc.methods.adpo.negatives import Mixture, NegativeSource
+from lightning_idc.methods.adpo.pool import same_words
 from lightning_idc.methods.adpo.preference_losses import sft
 from lightning_idc.methods.adpo.record import NegativeRecord
 from lightning_idc.methods.adpo.references import ReferencePolicy
@@ -45,6 +46,8 @@ class Preference(Addon):
         falling: nats by which the chosen captions may become less likely before a warning.
         image_weight: of the preference for the pair itself over another pair of images.
         other_images: which that is, one of :data:`OTHER_IMAGES`.
+        no_change: sentences that say that nothing changed.
+        anchor: weight, in units of beta, of what takes the place of comparisons of such a sentence with a change.
     """
 
     chosen_ratio: Tensor
@@ -61,8 +64,11 @@ class Preference(Addon):
         falling: float,
         image_weight: float = 0.0,
         other_images: str = "identical",
+        no_change: Sequence[str] = (),
+        anchor: float = 0.0,
     ) -> None:
         super().__init__()
+        self.no_change, self.anchor = frozenset(map(same_words, no_change)), anchor
         self.image_weight, self.other_images = image_weight, other_images
         self.loss, self.beta, self.negatives, self.reference = loss, beta, negatives, reference
         self.length_normalise, self.caption_weight, self.falling = length_normalise, caption_weight, falling
@@ -100,7 +106,9 @@ class Preference(Addon):
         draw = source.draw(step, batch.tokens.shape[1], self.numbers(step))
         comparison = self.compared(step, draw.texts, draw.margin)
         losses = self.losses_of(comparison)
-        source.update(draw, losses.detach(), comparison.present)
+        crossing, kept = self.anchored(batch, draw.texts, comparison)
+        source.update(draw, losses.detach(), comparison.present & ~crossing)
+        losses = torch.where(crossing, kept, losses)
         self.record.update(batch, draw.texts, self.beta * comparison.log_ratio.detach())
         self._log(step, comparison)
         loss = comparison.mean(losses if draw.weights is None else draw.weights * losses)
@@ -130,6 +138,29 @@ class Preference(Addon):
         )
         step.host.log("train/rewards/image_accuracies", found.mean((found.log_ratio.detach() > 0).float()))
         return found.mean(self.losses_of(found))
+
+    def anchored(self, batch: PairBatch, rejected: list[list[str]], comparison: Comparison) -> tuple[Tensor, Tensor]:
+        """Comparisons of "nothing changed" with a change, and what takes the place of their losses.
+
+        All of them can be won without looking at the pair, by saying the one or the other more often. So they are not
+        won at all: the squared log-ratio of the sentence that says that nothing changed holds it at the probability
+        that it has under the reference policy, in changed and in unchanged pairs.
+
+        Returns:
+            bool and float ``(B, S K)``.
+        """
+        device = comparison.present.device
+        if not self.anchor or not self.no_change:
+            none = torch.zeros_like(comparison.present)
+            return none, none.float()
+        unchanged = [any(self._says_no_change(text) for text in own) for own in batch.references]
+        chosen = torch.tensor(unchanged, device=device)[:, None]
+        other = torch.tensor([[self._says_no_change(text) for text in row] for row in rejected], device=device)
+        moved = torch.where(chosen, comparison.chosen_ratio, comparison.rejected_ratio)
+        return chosen ^ other, self.anchor * self.beta * moved.square()
+
+    def _says_no_change(self, caption: str) -> bool:
+        return same_words(caption) in self.no_change
 
     def losses_of(self, comparison: Comparison) -> Tensor:
         """Loss of each comparison ``(B, K)``."""

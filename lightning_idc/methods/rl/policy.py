@@ -98,6 +98,10 @@ class RewardOptimization(PolicyCallback):
             self.beside,
         )
 
+    def adopt(self, host: LightningModule, addon: Addon) -> None:
+        assert isinstance(addon, PolicyGradient)
+        self.reward, self.reference = addon.reward, addon.reference
+
     def addon(self, host: LightningModule) -> PolicyGradient:
         """The add-on that this callback attached."""
         found = addons_of(host)[self.name]
