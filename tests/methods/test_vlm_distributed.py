@@ -79,8 +79,8 @@ def test_two_sharded_processes_equal_one_in_bfloat16(tmp_path: Path) -> None:
 @pytest.mark.dist
 def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole(tmp_path: Path) -> None:
     captioner("llava_onevision").save_model(tmp_path / "stock")
-    for kind in ("one", "fsdp2"):
-        outcome(kind, tmp_path, "bf16-mixed")
+    reads = {kind: outcome(kind, tmp_path, "bf16-mixed")["reads"] for kind in ("one", "fsdp2")}
+    assert reads == {"one": [1], "fsdp2": [1, 0]}, "the first process alone reads the weights"
     weights, right = weights_of(tmp_path / "fsdp2.ckpt"), weights_of(tmp_path / "one.ckpt")
     # what training may have moved, and none of what the folder brings again
     assert weights.keys() == right.keys()

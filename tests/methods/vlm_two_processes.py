@@ -12,6 +12,7 @@ from helpers.vlm_tiny import ColorPairs, architecture
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -23,7 +24,7 @@ class Stir(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
             for index, (_, parameter) in enumerate(sorted(pl_module.named_parameters())):
-                if parameter.requires_grad:
+                if parameter.requires_grad and not parameter.is_meta:
                     parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
 
 
@@ -64,16 +65,31 @@ def model_and_data(processes: int, stock: Path) -> tuple[VLMCaptioner, ColorPair
     return model, ColorPairs(batch_size=4 // processes, seed=1)
 
 
+READ: list[Any] = []
+"""Models whose weights this process has read from files."""
+
+
 def main(kind: str, precision: Any, out: Path) -> None:
     torch.set_num_threads(1)
+    from transformers import modeling_utils
+
+    read = modeling_utils.PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
+
+    def counted(kind: type, *arguments: Any, **options: Any) -> Any:
+        READ.append(arguments)
+        return read(kind, *arguments, **options)
+
+    modeling_utils.PreTrainedModel.from_pretrained = classmethod(counted)  # type: ignore[assignment]
     half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
     trainer = trainer_of(kind, precision, out, Stir(), half)
     model, data = model_and_data(trainer.world_size, out / "stock")
     trainer.fit(model, data)
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer.test(model, data, verbose=False)
+    reads = all_gather_object(len(READ))
     if trainer.is_global_zero:
-        torch.save({"predictions": model.predictions, "sharded": _sharded(model)}, out / f"{kind}.pt")
+        found = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads}
+        torch.save(found, out / f"{kind}.pt")
     if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
         model.save_adapters(out / f"{kind}-adapters")
         model.save_pretrained(out / f"{kind}-pretrained")

@@ -25,9 +25,17 @@ from lightning_idc.methods.vlm.loading import (
 )
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
-from lightning_idc.methods.vlm.published import QUANTIZED, SKELETON, Source, load_model, load_skeleton, save_skeleton
+from lightning_idc.methods.vlm.published import (
+    QUANTIZED,
+    SKELETON,
+    Source,
+    load_empty,
+    load_model,
+    load_skeleton,
+    save_skeleton,
+)
 from lightning_idc.methods.vlm.scoring import WAYS
-from lightning_idc.methods.vlm.sharding import shard_net
+from lightning_idc.methods.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
 from lightning_idc.nn.backbones import load_backbone
@@ -118,6 +126,7 @@ class VLMCaptioner(PairCaptioner):
         self._stock: set[str] = set()
         self._folder: Path | None = None
         self._whole = False
+        self._dealt = False
         self.register_load_state_dict_pre_hook(take_stock)
         self.register_state_dict_post_hook(leave_stock)
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
@@ -133,7 +142,11 @@ class VLMCaptioner(PairCaptioner):
         if self._folder is not None:
             model, processor, family = load_skeleton(self._folder)
         elif options["model"] is not None:
-            model, processor, family = load_model(self._source())
+            source = self._source()
+            # sharded weights are dealt out by the first process, so that the host holds them once
+            self._dealt = self.device_mesh is not None and source.quantize is None
+            load = load_empty if self._dealt and not is_rank_zero() else load_model
+            model, processor, family = load(source)
             self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
             made = self._make_random(data)
@@ -195,10 +208,16 @@ class VLMCaptioner(PairCaptioner):
 
     def configure_model(self) -> None:
         self.build()
+        dealt, self._dealt = self._dealt, False
+        if dealt:
+            take_precision_of_first(self.built_net)
         if self.net is not None and self.hparams["model"] is not None:
             set_precision(self.built_net, self._low_precision())
         if self.device_mesh is not None and self.net is not None:
+            whole = {name: p.detach() for name, p in self.net.state_dict().items()} if dealt and is_rank_zero() else {}
             shard_net(self.built_net, self.device_mesh, autocast_of(str(self.trainer.precision)))
+            if dealt:
+                fill_from_first(self.net, whole)
         super().configure_model()
 
     def configure_optimizers(self) -> Any:

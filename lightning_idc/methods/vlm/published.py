@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from lightning_idc.errors import ConfigError, loading_model
 from lightning_idc.methods.vlm.families import family_for
@@ -84,6 +87,43 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
 def default_device() -> str:
     """Where a Trainer without further notice computes."""
     return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def load_empty(source: Source) -> tuple[Any, Any, Family]:
+    """Model whose weights take no memory (device ``meta``), for a process that gets them from another one.
+
+    Buffers are made as the model makes them, since checkpoints do not hold all of them.
+    """
+    from transformers import AutoModelForImageTextToText, AutoProcessor, GenerationConfig
+
+    find_model(source.name, source.revision)
+    config = read_config(source)
+    options = source.options()
+    processor = AutoProcessor.from_pretrained(source.name, **options)
+    if source.attn is not None:
+        options["attn_implementation"] = source.attn
+    with weights_on_meta():
+        model: Any = AutoModelForImageTextToText.from_config(config, dtype=torch.float32)
+    with suppress(OSError):  # a model need not have one
+        model.generation_config = GenerationConfig.from_pretrained(source.name, revision=source.revision or "main")
+    return model, processor, family_for(model, processor)
+
+
+@contextmanager
+def weights_on_meta() -> Iterator[None]:
+    """Within, parameters of modules are moved to ``meta`` as soon as they are registered; buffers are not."""
+    register = nn.Module.register_parameter
+
+    def moved(module: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        if param is not None and not param.is_meta:  # tied weights stay one
+            param = nn.Parameter(param.to("meta"), requires_grad=param.requires_grad)
+        register(module, name, param)
+
+    nn.Module.register_parameter = moved  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
 
 
 def save_skeleton(net: Any, folder: Path) -> None:

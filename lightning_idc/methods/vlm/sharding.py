@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
+from lightning_idc.core.distributed import all_gather_object, is_rank_zero
 from lightning_idc.methods.vlm.net import VLMNet
 
 NET_METHODS = ("encode", "logits", "log_probs")
@@ -45,6 +46,25 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
     inner: nn.Module = net.model.model
     if isinstance(inner, FSDPModule):
         register_fsdp_forward_method(inner, "get_image_features")
+
+
+def fill_from_first(net: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+    """Give all processes their shares of the first one's weights; all must call this, after sharding.
+
+    Args:
+        net: sharded; its weights may be on ``meta`` on all processes but the first.
+        whole: unsharded weights by name; read on the first process only.
+    """
+    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+    set_model_state_dict(net, whole, options=StateDictOptions(full_state_dict=True, broadcast_from_rank0=True))
+
+
+def take_precision_of_first(net: nn.Module) -> None:
+    """Let all weights have the precision that they have on the first process; all must call this, before sharding."""
+    kinds = all_gather_object({name: p.dtype for name, p in net.named_parameters()} if is_rank_zero() else {})[0]
+    for name, parameter in net.named_parameters():
+        parameter.data = parameter.data.to(kinds[name])
 
 
 Divide = Callable[[nn.Module | list[nn.Module]], None]
