@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,8 @@ from helpers.vlm_tiny import ColorPairs, architecture
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_object, destroy_process_group
+from lightning_idc.core.strategies import ShardedStrategy
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -29,18 +31,22 @@ class Stir(Callback):
 
 
 def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Trainer:
-    where: dict[str, Any] = dict(
-        strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2, precision=precision
-    )
+    where: dict[str, Any]
     if kind == "fsdp1":
         from lightning.pytorch.strategies import FSDPStrategy
 
-        where = dict(
-            strategy=FSDPStrategy(state_dict_type="full"), accelerator="gpu", devices=torch.cuda.device_count()
-        )
+        strategy = FSDPStrategy(state_dict_type="full")
+        where = dict(strategy=strategy, accelerator="gpu", devices=torch.cuda.device_count())
+    elif kind == "fsdp2-cuda":
+        where = dict(strategy=ShardedStrategy(), accelerator="gpu", devices=torch.cuda.device_count())
+    elif kind == "fsdp2-alone":
+        where = dict(strategy=ShardedStrategy(process_group_backend="gloo"), accelerator="cpu", devices=1)
+    else:
+        where = dict(strategy=gloo(kind), accelerator="cpu", devices=1 if kind == "one" else 2)
     adapters = [LoRA(rank=4, alpha=8, modules_to_save=["model.multi_modal_projector"]), MDPAdapter()]
     return Trainer(
         **where,
+        precision=precision,
         max_steps=4,
         callbacks=[*adapters, *callbacks],
         default_root_dir=out,
@@ -71,6 +77,8 @@ READ: list[Any] = []
 
 def main(kind: str, precision: Any, out: Path) -> None:
     torch.set_num_threads(1)
+    torch.backends.cudnn.allow_tf32 = False
+    atexit.register(destroy_process_group)
     from transformers import modeling_utils
 
     read = modeling_utils.PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]

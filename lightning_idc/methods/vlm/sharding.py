@@ -48,7 +48,7 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
         register_fsdp_forward_method(inner, "get_image_features")
 
 
-def fill_from_first(net: nn.Module, whole: dict[str, torch.Tensor]) -> None:
+def fill_from_first(net: nn.Module, whole: dict[str, Any]) -> None:
     """Give all processes their shares of the first one's weights; all must call this, after sharding.
 
     Args:
