@@ -96,9 +96,9 @@ def produce(root: str, folder: Path, count: int, size: int, seed: int) -> Record
 class Cells(Dataset[tuple[Tensor, Tensor]]):
     """Produced pairs with the name of what was pasted in the cell of each kept box, flipped at random."""
 
-    def __init__(self, store: RecordStore, grid: int) -> None:
+    def __init__(self, store: RecordStore) -> None:
         self.samples = [self._sample(record) for record in store if record.dropped is None]
-        self.grid, self.flip = grid, Flip()
+        self.flip = Flip()
 
     def _sample(self, record: Any) -> PairSample:
         boxes = torch.tensor([[area["box"]] * 2 for area in kept(record.facts["areas"])], dtype=torch.float32)
@@ -113,7 +113,7 @@ class Cells(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         sample = self.flip(self.samples[index], torch.default_generator)
-        return torch.stack([sample.before, sample.after]), change_cells(sample, self.grid)
+        return torch.stack([sample.before, sample.after]), change_cells(sample, 8)
 
 
 def fitted(model: LightningModule, data: LightningDataModule | DataLoader[Any], epochs: int) -> Trainer:
@@ -163,7 +163,7 @@ def main() -> None:
         store = produce(options.root, folder, options.produced, options.size, seed=0)
         about["kept"], about["dropped"] = store.counts()
         about["production_s"] = round(time.monotonic() - began)
-        cells = Cells(store, options.size // 8)
+        cells = Cells(store)
         for seed in options.seeds:
             start = time.process_time()
             seed_everything(seed, verbose=False)

@@ -223,6 +223,10 @@ class PairCaptioner(PairModule):
         values: list[float | None] = (1.0 - scores.exp().sum(-1)).clamp(0.0, 1.0).tolist()
         return values
 
+    def changed_cells(self, batch: PairBatch) -> Tensor | None:
+        """Expected number of changes in each cell of a grid, ``(B, h, w)``; None where there is no such map."""
+        return None
+
     def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
         mask = batch.caption_mask

@@ -2,7 +2,8 @@
 
 One image's cell is put into the other, so that nothing differs in it any more, and the caption is scored again; this
 asks nothing of a captioner but :meth:`~lightning_idc.core.captioner.PairCaptioner.score`. Cells that are equal already
-cost nothing. Within the cells that matter, the pixels that differ most say where exactly.
+cost nothing. Within the cells that matter, the pixels that differ most say where exactly. A captioner that counts
+changes (:meth:`~lightning_idc.core.captioner.PairCaptioner.changed_cells`) knows their places already.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ def locate(
     """Find the cells that a caption of a pair depends on.
 
     The score of a cell is what the caption's log-probability loses when the cell of the second image is put into the
-    first, plus what it loses the other way round, each counted where it is a loss.
+    first, plus what it loses the other way round, each counted where it is a loss. A captioner that knows itself which
+    cells have changed is asked instead.
 
     Args:
         captioner: any.
@@ -60,6 +62,9 @@ def locate(
     was_training = captioner.training
     captioner.eval()
     try:
+        known = captioner.changed_cells(captioner.collate([sample]).to(captioner.device))
+        if known is not None:
+            return counted(known[0].float().cpu())
         edges = [torch.linspace(0, length, cells + 1).round().int().tolist() for length in sample.before.shape[1:]]
         places = [place for place in _places(edges) if not torch.equal(sample.before[place], sample.after[place])]
         edited = [replace(sample, captions=[])]
@@ -77,6 +82,34 @@ def locate(
     for (_, rows, columns), value in zip(places, lost.tolist(), strict=True):
         grid[edges[0].index(rows.start), edges[1].index(columns.start)] = value
     return placed(grid, sample)
+
+
+def counted(cells: Tensor) -> Where:
+    """Where the changes lie that a captioner counts: a box of two cells a side around each.
+
+    A change is a cell of which neighbours hold none greater, and which holds at least half a change with them; it lies
+    where these cells' centre of mass is.
+
+    Args:
+        cells: expected number of changes in each cell, ``(rows, columns)``.
+    """
+    rows, columns = cells.shape
+    near = F.unfold(F.pad(cells[None, None], [1] * 4), 3)[0]  # every cell among its 9 neighbours
+    mass = near.sum(0)
+    # of equal neighbours the first one is the peak
+    higher = (near[:4] >= near[4]).any(0) | (near[5:] > near[4]).any(0)
+    peaks = (~higher & (mass >= 0.5)).nonzero()[:, 0].tolist()
+    boxes, centre = [], None
+    for cell in sorted(peaks, key=lambda cell: -float(mass[cell])):
+        steps = torch.arange(9)
+        x, y = (float((near[:, cell] * step).sum() / mass[cell]) for step in (steps % 3 - 0.5, steps // 3 - 0.5))
+        x, y = cell % columns + x, cell // columns + y
+        centre = centre or (x / columns, y / rows)
+        boxes.append(
+            (max(0, x - 1) / columns, max(0, y - 1) / rows, min(columns, x + 1) / columns, min(rows, y + 1) / rows)
+        )
+    shown = F.adaptive_max_pool2d(cells[None], (min(rows, _SHOWN), min(columns, _SHOWN)))[0]
+    return Where(shown / shown.max().clamp(min=1e-9) if boxes else torch.zeros(1, 1), boxes, centre)
 
 
 def placed(grid: Tensor, sample: PairSample) -> Where:

@@ -25,6 +25,7 @@ from lightning_idc.data.synthetic.cells import SyntheticCells as SyntheticCells
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs as SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions as SyntheticDescriptions
 from lightning_idc.data.transforms.pairs import Compose as Compose
+from lightning_idc.data.transforms.pairs import CropToChange as CropToChange
 from lightning_idc.data.transforms.pairs import Flip as Flip
 from lightning_idc.data.transforms.pairs import Jitter as Jitter
 from lightning_idc.data.transforms.pairs import PairTransform as PairTransform

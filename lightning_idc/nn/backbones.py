@@ -1,23 +1,25 @@
-"""Networks that turn one image into a grid of features."""
+"""Networks that turn one image, or a pair of them, into a grid of features."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import ConfigError, reads_file
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 class GridBackbone(nn.Module, ABC):
     """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
+
+    One that ``reads_pairs`` maps pairs ``(N, 2, C, H, W)`` to features of the pair.
 
     Args:
         width: channels of the features.
@@ -27,6 +29,7 @@ class GridBackbone(nn.Module, ABC):
 
     mean: Tensor
     std: Tensor
+    reads_pairs: ClassVar[bool] = False
 
     def __init__(
         self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
@@ -46,12 +49,22 @@ class GridBackbone(nn.Module, ABC):
         return len(self.mean)
 
     def forward(self, images: Tensor) -> Tensor:
-        if images.shape[1] != self.in_channels:
+        if images.shape[-3] != self.in_channels:
             raise PairError(
-                f"images have {images.shape[1]} channels and the backbone takes {self.in_channels}; choose the data "
+                f"images have {images.shape[-3]} channels and the backbone takes {self.in_channels}; choose the data "
                 f"module's `bands`, or set in_channels: {images.shape[1]}"
             )
-        return self.grid((images.to(self.mean.dtype) - self.mean) / self.std)
+        return self.grid(self.normalised(images))
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """What :meth:`grid` reads of uint8 images."""
+        return (images.to(self.mean.dtype) - self.mean) / self.std
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
+    """A convolution that keeps the size of images, or divides it by its stride, and what follows it."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2 if kernel % 2 else 0, bias=False)
+    return [layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
 class SmallCNN(GridBackbone):
@@ -63,14 +76,13 @@ class SmallCNN(GridBackbone):
     """
 
     def __init__(self, width: int = 96, in_channels: int = 3) -> None:
-        super().__init__(width, *_statistics(in_channels))
-
-        def block(inputs: int, outputs: int, stride: int) -> list[nn.Module]:
-            convolution = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
-            return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+        super().__init__(width, *statistics(in_channels))
 
         self.layers = nn.Sequential(
-            *block(in_channels, 32, 2), *block(32, 64, 2), *block(64, width, 2), *block(width, width, 1)
+            *convolution(in_channels, 32, stride=2),
+            *convolution(32, 64, stride=2),
+            *convolution(64, width, stride=2),
+            *convolution(width, width),
         )
 
     def grid(self, images: Tensor) -> Tensor:
@@ -96,7 +108,7 @@ class TimmGrid(GridBackbone):
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
             raise PairError(
-                f"timm knows no model {name!r}; expected 'cnn' or a timm name, for example "
+                f"timm knows no model {name!r}; expected 'cnn', 'difference' or a timm name, for example "
                 f"{', '.join(near) or 'resnet18'}"
             )
         try:
@@ -114,8 +126,8 @@ class TimmGrid(GridBackbone):
         except (AttributeError, NotImplementedError) as error:
             raise PairError(f"timm's {name!r} gives no grid of features; choose another model") from error
         config = model.pretrained_cfg
-        statistics = _statistics(in_channels, tuple(config["mean"]), tuple(config["std"]))
-        super().__init__(model.feature_info[index]["num_chs"], *statistics)
+        normalisation = statistics(in_channels, tuple(config["mean"]), tuple(config["std"]))
+        super().__init__(model.feature_info[index]["num_chs"], *normalisation)
         self.model, self.name, self.index = model, name, index
 
     def grid(self, images: Tensor) -> Tensor:
@@ -128,7 +140,7 @@ class TimmGrid(GridBackbone):
             ) from error
 
 
-def _statistics(
+def statistics(
     channels: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Mean and deviation of so many channels: those of colours for three, one half and one quarter for others.
@@ -141,15 +153,38 @@ def _statistics(
     return (mean, std) if channels == len(mean) else ((0.5,) * channels, (0.25,) * channels)
 
 
-def build_backbone(name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> GridBackbone:
-    """The small CNN for ``"cnn"``, otherwise the timm model of that name with the feature map of that stage."""
+def build_backbone(
+    name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3, pairs: bool = False
+) -> GridBackbone:
+    """The small CNN for ``"cnn"``, otherwise the timm model of that name with the feature map of that stage.
+
+    Args:
+        name: of the network; ``difference`` is the one that reads pairs, :class:`~nn.differencing.DifferenceCNN`.
+        pretrained: load timm's weights.
+        stage: which feature map of timm's.
+        in_channels: of the images.
+        pairs: a network that reads pairs will do.
+
+    Raises:
+        ConfigError: one that reads pairs is named where images are read one by one.
+        PairError: timm knows no such model.
+    """
+    if name == "difference":
+        from lightning_idc.nn.differencing import DifferenceCNN
+
+        if not pairs:
+            raise ConfigError(
+                "backbone is 'difference', which reads pairs; here images are read one by one: name another"
+            )
+        return DifferenceCNN(in_channels=in_channels)
     return SmallCNN(in_channels=in_channels) if name == "cnn" else TimmGrid(name, pretrained, stage, in_channels)
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
     """Height and width of the grid that a backbone gives for images of a height and width, in pixels."""
     with torch.no_grad():
-        found = backbone.eval()(torch.zeros(1, backbone.in_channels, *size, dtype=torch.uint8)).shape[-2:]
+        images = torch.zeros(1, *([2] if backbone.reads_pairs else []), backbone.in_channels, *size, dtype=torch.uint8)
+        found = backbone.eval()(images).shape[-2:]
     backbone.train()
     return int(found[0]), int(found[1])
 

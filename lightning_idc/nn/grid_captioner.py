@@ -40,13 +40,24 @@ class GridCaptionNet(nn.Module):
             self.backbone.eval()  # its batch statistics must stay what they were
         return self
 
+    def maps(self, images: Tensor) -> Tensor:
+        """What the backbone makes of uint8 pairs ``(B, 2, 3, H, W)``.
+
+        Returns:
+            ``(2 B, C, h, w)``, before and after of each pair; ``(B, C, h, w)`` by a backbone that reads pairs.
+        """
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
+            return self.backbone(images if self.backbone.reads_pairs else images.flatten(0, 1))
+
     def grids(self, images: Tensor) -> Tensor:
         """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            maps = self.backbone(images.flatten(0, 1))
+        return self.pooled(self.maps(images)).unflatten(0, (-1, 2))
+
+    def pooled(self, maps: Tensor) -> Tensor:
+        """Maps ``(N, C, h, w)`` as tokens of the cells of the grid, ``(N, cells, C)``."""
         if maps.shape[-2:] != self.grid:
             maps = nn.functional.adaptive_avg_pool2d(maps, self.grid)
-        return maps.flatten(2).mT.unflatten(0, (-1, 2))
+        return maps.flatten(2).mT
 
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from PIL import Image
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB
+from lightning_idc.data.benchmarks.deeppcb_cells import DeepPCBCells, change_cells
 from lightning_idc.data.benchmarks.defects import (
     TYPES,
     Defect,
@@ -90,6 +92,33 @@ def test_a_board_without_defects(root: Path) -> None:
     assert set(data.no_change_captions()) == set(sample.captions)
     assert all(parse_defects(caption) == {} for caption in sample.captions)
     assert check(data, print) == []
+
+
+def test_repaired_boards_have_no_defect_and_what_else_differs(root: Path) -> None:
+    data = DeepPCB(root, official=False, repaired=2)
+    source = data.pairs_of("train")
+    assert source.ids[-2:] == ["00001000-repaired", "00001001-repaired"] and len(data.pairs_of("val")) == 1
+    whole, repaired = source.load(0), source.load(9)
+    assert torch.equal(whole.before, repaired.before) and repaired.change_type == "no_change"
+    assert repaired.boxes.shape == (0, 2, 4) and not repaired.masks.any()
+    differs = (repaired.before != repaired.after).any(0)
+    assert bool(differs[400:420, 400:420].all()) and int(differs.sum()) == 400
+    assert bool(whole.masks[0].any()) and set(data.no_change_captions()) == set(repaired.captions)
+
+
+def test_cells_of_boards_and_of_windows(root: Path) -> None:
+    cells = next(iter(DeepPCBCells(cell=16, root=root, official=False, batch_size=9).test_dataloader()))[1]
+    assert cells.shape == (1, 1, 40, 40) and int((cells != 0).sum()) == 1
+    sample = DeepPCB(root, official=False).pairs_of("train").load(0)
+    touched, exact = change_cells(sample, 16), change_cells(sample, 16, exact=True)
+    kinds = {(2, 1): 1, (19, 20): 3, (2, 20): 3}  # rows and columns of the centres of LINES
+    assert {place: int(exact[0][place]) for place in kinds} == kinds and int(exact.sum()) == 7
+    assert int((touched == -100).sum()) > 10 and torch.equal(touched > 0, exact > 0)
+    boxes = sample.boxes - torch.tensor([295.0, 0.0, 295.0, 0.0])  # a window that starts at column 295
+    boxes[0] = torch.nan
+    window = replace(sample, boxes=boxes, before=sample.before[:, :64, 295:359], after=sample.after[:, :64, 295:359])
+    window.boxes[1] = torch.nan
+    assert change_cells(window, 16, exact=True).nonzero().tolist() == [[0, 2, 1]]
 
 
 def test_captions_read_as_meant() -> None:

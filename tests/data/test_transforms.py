@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from lightning_idc.core.types import PairSample
-from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, PairTransform, RandomCrop, Resize, swap_sides
+from lightning_idc.data.transforms.pairs import (
+    Compose,
+    CropToChange,
+    Flip,
+    Jitter,
+    PairTransform,
+    RandomCrop,
+    Resize,
+    swap_heights,
+    swap_sides,
+)
+from lightning_idc.errors import DataError
 
 BOX = (8.0, 4.0, 24.0, 20.0)
 
@@ -31,7 +44,8 @@ def extent(bright: torch.Tensor) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    "transform", [Resize((96, 32)), Flip(1.0), RandomCrop(0.9), Compose([RandomCrop(0.9), Flip(1.0)])]
+    "transform",
+    [Resize((96, 32)), Flip(1.0), Flip(0.0, 1.0), RandomCrop(0.9), Compose([RandomCrop(0.9), Flip(1.0, 1.0)])],
 )
 @pytest.mark.parametrize("seed", range(4))
 def test_images_boxes_and_masks_move_together(transform: PairTransform, seed: int) -> None:
@@ -52,6 +66,38 @@ def test_flip_mirrors_exactly_and_swaps_words() -> None:
     assert flipped.captions == ["the right thing"] and sample.captions == ["the left thing"]
     again = Flip(1.0)(flipped, seeded(0))
     assert torch.equal(again.boxes, sample.boxes) and again.captions == sample.captions
+
+
+def test_upside_down_exchanges_top_and_bottom_only() -> None:
+    sample = replace(painted(), captions=["Upper left: a thing below the top, lowermost"])
+    flipped = Flip(0.0, 1.0)(sample, seeded(0))
+    assert flipped.captions == ["Lower left: a thing above the bottom, uppermost"]
+    assert torch.equal(flipped.before, sample.before.flip(-2)) and flipped.meta == {}
+    assert swap_heights(flipped.captions[0]) == sample.captions[0]
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_window_is_around_a_change_and_boxes_keep_their_extent(seed: int) -> None:
+    sample = painted()
+    assert sample.boxes is not None
+    far = torch.tensor([[60.0, 44.0, 64.0, 48.0]]).expand(2, -1)  # no window of 20 pixels holds both
+    found = CropToChange(20, anywhere=0.0)(replace(sample, boxes=torch.cat([sample.boxes, far[None]])), seeded(seed))
+    assert found.before.shape == found.after.shape == (3, 20, 20) and found.masks is not None
+    boxes = found.boxes
+    assert boxes is not None and bool(boxes[:, 1, 0].isnan().sum() == 1)
+    if not bool(boxes[0].isnan().any()):
+        x1, y1, x2, y2 = boxes[0, 1].tolist()
+        assert (x2 - x1, y2 - y1) == (16, 16) and 0 <= (x1 + x2) / 2 < 20 and 0 <= (y1 + y2) / 2 < 20
+        inside = [max(0, int(x1)), max(0, int(y1)), min(20, int(x2)), min(20, int(y2))]
+        assert extent(found.before[0] > 127) == extent(found.masks[1]) == inside
+
+
+def test_a_window_needs_room_and_is_anywhere_without_boxes() -> None:
+    with pytest.raises(DataError, match="'p' is 64x48; a window of 49x49 does not fit"):
+        CropToChange(49)(painted(), seeded(0))
+    for sample in (replace(painted(), boxes=None), replace(painted(), boxes=torch.full((1, 2, 4), torch.nan))):
+        sides = {tuple(CropToChange(8)(sample, seeded(seed)).before.shape) for seed in range(4)}
+        assert sides == {(3, 8, 8)}
 
 
 def test_absent_boxes_stay_absent() -> None:

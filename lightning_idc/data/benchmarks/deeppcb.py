@@ -26,6 +26,7 @@ from lightning_idc.data.benchmarks.defects import (
 )
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import check_number
 
 LISTED = {"trainval": 1000, "test": 500}
 
@@ -39,14 +40,22 @@ class BoardPairs(PairSource):
         size: height and width that boards are scaled to; None leaves them at 640 x 640.
         long: say of every defect where it is.
         cache: keep scaled boards in memory, one byte per pixel and image.
+        repaired: after these pairs, so many of them again (the first ones) with the template's pixels in all boxes.
     """
 
     def __init__(
-        self, root: Path, entries: Sequence[tuple[str, str]], size: tuple[int, int] | None, long: bool, cache: bool
+        self,
+        root: Path,
+        entries: Sequence[tuple[str, str]],
+        size: tuple[int, int] | None,
+        long: bool,
+        cache: bool,
+        repaired: int = 0,
     ) -> None:
         self.root, self.size, self.entries = root, size, list(entries)
-        self.ids = [Path(image).stem for image, _ in entries]
-        self.defects = [read_defects(root, annotation) for _, annotation in entries]
+        again = [Path(image).stem for image, _ in entries[:repaired]]
+        self.ids = [*(Path(image).stem for image, _ in entries), *(f"{name}-repaired" for name in again)]
+        self.defects = [read_defects(root, annotation) for _, annotation in entries] + [[] for _ in again]
         self._captions = [captions_of(defects, long) for defects in self.defects]
         self._kept: dict[int, tuple[Tensor, Tensor]] | None = {} if cache and size is not None else None
 
@@ -81,7 +90,8 @@ class BoardPairs(PairSource):
     def _read(self, index: int) -> tuple[Tensor, Tensor]:
         """Both boards ``(2, H, W)`` and what differs within the official boxes, scaled."""
         sides = []
-        for path in find_images(self.root, self.entries[index][0]):
+        twin = index % len(self.entries)
+        for path in find_images(self.root, self.entries[twin][0]):
             image = read_image(path, f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise PairError(
@@ -89,6 +99,9 @@ class BoardPairs(PairSource):
                     f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
                 )
             sides.append(image)
+        for defect in self.defects[twin] if twin != index else []:
+            x1, y1, x2, y2 = defect.box
+            sides[1][:, y1:y2, x1:x2] = sides[0][:, y1:y2, x1:x2]
         # JPEG blurs the edges of boards that are black and white
         differs = (sides[0][0].short() - sides[1][0].short()).abs() > 127
         boxed = torch.zeros_like(differs)
@@ -167,6 +180,8 @@ class DeepPCB(PairDataModule):
         long: captions that say of every defect where it is.
         cache: keep scaled boards in memory; with ``image_size`` only.
         official: insist on the numbers of pairs that the official lists have.
+        repaired: further pairs of the training split that have no defect: tested boards of the first pairs with the
+            template's pixels in the boxes. The official pairs all have one.
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Example:
@@ -183,10 +198,13 @@ class DeepPCB(PairDataModule):
         long: bool = False,
         cache: bool = True,
         official: bool = True,
+        repaired: int = 0,
         **options: Any,
     ) -> None:
         super().__init__(**options)
         refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
+        check_number("repaired", repaired, least=0)
+        self.repaired = repaired
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}
 
@@ -199,7 +217,8 @@ class DeepPCB(PairDataModule):
             entries = self._entries("test" if name == "test" else "trainval")
             if name != "test":
                 entries = [entry for number, entry in enumerate(entries) if (number % 10 == 9) == (name == "val")]
-            self._boards[name] = BoardPairs(self.root, entries, self.image_size, self.long, self.cache)
+            repaired = self.repaired if name == "train" else 0
+            self._boards[name] = BoardPairs(self.root, entries, self.image_size, self.long, self.cache, repaired)
         return self._boards[name]
 
     def facts(self, split: Split, id: str, caption: str) -> dict[str, bool | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -12,7 +12,8 @@ from torch.nn import functional as F
 
 from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.core.types import PairSample
-from lightning_idc.data.transforms.sides import swap_sides
+from lightning_idc.data.transforms.sides import swap_heights, swap_sides
+from lightning_idc.errors import DataError, check_number
 
 
 class PairTransform(ABC):
@@ -73,29 +74,36 @@ class Flip(PairTransform):
 
     Args:
         probability: of a flip.
+        upside_down: probability of a flip top to bottom, for pictures that are seen from above.
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
-        self.probability = probability
+    def __init__(self, probability: float = 0.5, upside_down: float = 0.0) -> None:
+        self.probability, self.upside_down = probability, upside_down
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
-        if _uniform(generator) >= self.probability:
-            return sample
-        width = sample.before.shape[2]
-        boxes = None
-        if sample.boxes is not None:
-            x1, y1, x2, y2 = sample.boxes.unbind(-1)
-            boxes = torch.stack([width - x2, y1, width - x1, y2], -1)
-        return replace(
-            sample,
-            before=sample.before.flip(-1),
-            after=sample.after.flip(-1),
-            captions=[swap_sides(caption) for caption in sample.captions],
-            boxes=boxes,
-            masks=None if sample.masks is None else sample.masks.flip(-1),
+        if _uniform(generator) < self.probability:
+            flipped = not sample.meta.get("flipped", False)
             # a ground truth in meta stays that of the pictures before
-            meta={**sample.meta, "flipped": not sample.meta.get("flipped", False)},
-        )
+            sample = replace(_mirrored(sample, -1, swap_sides), meta={**sample.meta, "flipped": flipped})
+        if self.upside_down and _uniform(generator) < self.upside_down:
+            sample = _mirrored(sample, -2, swap_heights)
+        return sample
+
+
+def _mirrored(sample: PairSample, axis: int, words: Callable[[str], str]) -> PairSample:
+    """A pair with its images, boxes and masks mirrored along an axis, -1 or -2, and other words in its captions."""
+    boxes = None if sample.boxes is None else sample.boxes.clone()
+    if boxes is not None:
+        ends = [0, 2] if axis == -1 else [1, 3]
+        boxes[..., ends] = sample.before.shape[axis] - boxes[..., ends[::-1]]
+    return replace(
+        sample,
+        before=sample.before.flip(axis),
+        after=sample.after.flip(axis),
+        captions=[words(caption) for caption in sample.captions],
+        boxes=boxes,
+        masks=None if sample.masks is None else sample.masks.flip(axis),
+    )
 
 
 class RandomCrop(PairTransform):
@@ -133,6 +141,48 @@ class RandomCrop(PairTransform):
             masks=None if sample.masks is None else window(sample.masks),
         )
         return Resize((height, width))(cropped, generator)
+
+
+class CropToChange(PairTransform):
+    """The same window of both images, not scaled, with a change at a random place in it; captions stay.
+
+    For labels of cells, whose changes are few and far between: most of the work of an epoch is left out. A box stays
+    where its centre is in the window, also beyond its edges, and becomes NaN otherwise. Without boxes the window is
+    anywhere.
+
+    Args:
+        size: height and width of the window, pixels; at most those of the images.
+        anywhere: share of windows that need not hold a change.
+    """
+
+    def __init__(self, size: int, anywhere: float = 0.1) -> None:
+        check_number("size", size, least=1)
+        self.size, self.anywhere = size, anywhere
+
+    def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
+        side, boxes = self.size, sample.boxes
+        height, width = sample.before.shape[1:]
+        if min(height, width) < side:
+            raise DataError(f"pair {sample.id!r} is {width}x{height}; a window of {side}x{side} does not fit into it")
+        centres = torch.empty(0, 2) if boxes is None else ((boxes[:, 1, :2] + boxes[:, 1, 2:]) / 2)
+        shown = centres[~centres.isnan().any(-1)]
+        draws = [_uniform(generator) for _ in range(4)]
+        left, top = draws[0] * (width - side + 1), draws[1] * (height - side + 1)
+        if len(shown) and draws[2] >= self.anywhere:
+            x, y = shown[int(draws[3] * len(shown))].tolist()
+            left, top = x - draws[0] * side, y - draws[1] * side
+        left, top = (min(max(int(start), 0), most - side) for start, most in ((left, width), (top, height)))
+
+        def window(image: Tensor) -> Tensor:
+            return image[:, top : top + side, left : left + side]
+
+        if boxes is not None:
+            outside = (
+                (centres < torch.tensor([left, top])) | (centres >= torch.tensor([left + side, top + side]))
+            ).any(-1)
+            boxes = (boxes - torch.tensor([left, top] * 2)).masked_fill(outside[:, None, None], torch.nan)
+        masks = None if sample.masks is None else window(sample.masks)
+        return replace(sample, before=window(sample.before), after=window(sample.after), boxes=boxes, masks=masks)
 
 
 class Jitter(PairTransform):

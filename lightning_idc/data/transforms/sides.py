@@ -1,4 +1,4 @@
-"""Left and right in captions: which words follow when a pair is mirrored, and which do not."""
+"""Left and right, top and bottom in captions: which words follow when a pair is mirrored, and which do not."""
 
 from __future__ import annotations
 
@@ -40,6 +40,24 @@ def swap_sides(text: str) -> str:
         return other.upper() if word.isupper() else other.capitalize() if word[0].isupper() else other
 
     return _SIDE.sub(swap, text)
+
+
+_HEIGHTS = {"top": "bottom", "bottom": "top", "upper": "lower", "lower": "upper", "above": "below", "below": "above"}
+_HEIGHT = re.compile(rf"\b({'|'.join(_HEIGHTS)})(?=(?:-?most)?\b)", re.IGNORECASE)
+
+
+def swap_heights(text: str) -> str:
+    """Exchange top and bottom, upper and lower, above and below, keeping the case.
+
+    For captions whose places are places in the picture, such as those of maps or boards: "on top of" and "below the
+    table" of photographs speak of the world, which a mirror does not turn over.
+    """
+
+    def swap(match: re.Match[str]) -> str:
+        word, other = match.group(1), _HEIGHTS[match.group(1).lower()]
+        return other.upper() if word.isupper() else other.capitalize() if word[0].isupper() else other
+
+    return _HEIGHT.sub(swap, text)
 
 
 def _is_direction(before: str, after: str) -> bool:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.types import PairBatch
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
@@ -16,7 +18,8 @@ class PairTransformer(PairCaptioner):
     """Captions a pair from grid features of both images.
 
     Args:
-        backbone: ``cnn`` for the small one, or the name of a timm model.
+        backbone: ``cnn`` for the small one, ``difference`` for one that reads registered pairs at full resolution, or
+            the name of a timm model.
         pretrained_backbone: load timm's weights.
         backbone_weights: checkpoint of ObjectNaming or PairTransformer that the backbone starts from.
         freeze_backbone: train everything else only.
@@ -26,6 +29,8 @@ class PairTransformer(PairCaptioner):
         decoder_layers: layers that write.
         heads: attention heads.
         dropout: share of activations dropped in training.
+        counts: classes of the `ChangeNaming` in ``backbone_weights``, "nothing changed" included, whose cells are
+            counted for the decoder; with ``difference`` only. 0 leaves counting out.
         in_channels: channels of the images, 3 unless the data module's ``bands`` chooses others.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
@@ -42,6 +47,7 @@ class PairTransformer(PairCaptioner):
         decoder_layers: int = 2,
         heads: int = 4,
         dropout: float = 0.1,
+        counts: int = 0,
         in_channels: int = 3,
         **options: Any,
     ) -> None:
@@ -54,12 +60,12 @@ class PairTransformer(PairCaptioner):
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         pretrained, weights = self._start
         options = self.hparams
-        backbone = build_backbone(options["backbone"], pretrained, in_channels=options["in_channels"])
+        backbone = build_backbone(options["backbone"], pretrained, in_channels=options["in_channels"], pairs=True)
         if weights is not None:
             load_backbone(backbone, weights)
         side = options["grid"]
         shape = grid_of(backbone, options["image_size"] or (64, 64)) if side is None else (side, side)
-        return PairTransformerNet(
+        net = PairTransformerNet(
             backbone,
             shape,
             len(vocabulary),
@@ -69,4 +75,11 @@ class PairTransformer(PairCaptioner):
             options["heads"],
             options["dropout"],
             options["freeze_backbone"],
+            options["counts"],
         )
+        if weights is not None and net.counts is not None:
+            net.counts.load_head(read_checkpoint(weights)["state_dict"], weights)
+        return net
+
+    def changed_cells(self, batch: PairBatch) -> Tensor | None:
+        return self.encode(batch).extras["cells"].sum(1) if self.hparams["counts"] else None

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
-from lightning_idc.errors import check_number
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.differencing import CellCounts
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias, check_heads
 
@@ -29,6 +30,8 @@ class PairTransformerNet(GridCaptionNet):
         heads: attention heads.
         dropout: share of activations dropped in training.
         freeze_backbone: train everything but the backbone, which then builds no graph.
+        counts: classes that the cells are named with, "nothing changed" included; how many there are of each kind, in
+            all and per region, is then read, too. 0 leaves counting out.
     """
 
     def __init__(
@@ -42,27 +45,47 @@ class PairTransformerNet(GridCaptionNet):
         heads: int = 4,
         dropout: float = 0.1,
         freeze_backbone: bool = False,
+        counts: int = 0,
     ) -> None:
         super().__init__(backbone, grid, freeze_backbone)
+        if counts and not backbone.reads_pairs:
+            raise ConfigError(
+                f"counts is {counts} and backbone reads images one by one; changes are counted by 'difference'"
+            )
         check_heads(width, heads)
         check_number("encoder_layers", encoder_layers, least=0)
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
-        self.fuse = nn.Sequential(nn.Linear(3 * backbone.width + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+        channels = backbone.width if backbone.reads_pairs else 3 * backbone.width
+        self.fuse = nn.Sequential(nn.Linear(channels + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
         self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
         self.bias = RelativePositionBias(heads, grid)
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
+        self.counts = CellCounts(backbone.width, counts, width) if counts else None
+        if self.counts is not None:
+            self.counts.head.requires_grad_(not freeze_backbone)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
 
     def encode(self, images: Tensor) -> PairFeatures:
-        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell."""
-        before, after = self.grids(images).unbind(1)
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell, then one per kind that is counted."""
+        maps = self.maps(images)
+        grids, extras = self.pooled(maps), {}
+        if self.backbone.reads_pairs:
+            parts = [grids]
+        else:
+            before, after = grids.unflatten(0, (-1, 2)).unbind(1)
+            parts, extras = [before, after, after - before], {"before": before, "after": after}
         where = self.coordinates.expand(len(images), -1, -1)  # type: ignore[operator]
-        tokens = self.fuse(torch.cat([before, after, after - before, where], -1)) + self.place
+        tokens = self.fuse(torch.cat([*parts, where], -1)) + self.place
         bias = self.bias()
+        if self.counts is not None:
+            extras["cells"] = self.counts.cells(maps)
+            counted = self.counts(extras["cells"])
+            tokens = torch.cat([tokens, counted], 1)
+            bias = nn.functional.pad(bias, (0, counted.shape[1], 0, counted.shape[1]))
         for layer in self.encoder:
             tokens = layer(tokens, bias)
-        return PairFeatures(self.norm(tokens), extras={"before": before, "after": after})
+        return PairFeatures(self.norm(tokens), extras=extras)
 
 
 def _coordinates(grid: tuple[int, int]) -> Tensor:

@@ -57,7 +57,8 @@ class CellNet(nn.Module):
         backbone: maps images to a grid of features ``(M, width, h, w)``.
         width: channels of the features.
         outputs: number of logits per cell.
-        compares: read before, after and their difference of the grids of pairs, as a captioner's fusion does.
+        compares: read before, after and their difference of the grids of pairs, as a captioner's fusion does; not for
+            backbones that read pairs.
     """
 
     def __init__(self, backbone: nn.Module, width: int, outputs: int, compares: bool = False) -> None:
@@ -169,18 +170,20 @@ class ObjectNaming(CellNaming):
 
     def make_backbone(self) -> GridBackbone:
         """What turns an image into a grid of features with ``width`` channels; subclasses may take another."""
-        return build_backbone(self.hparams["backbone"], self.hparams["pretrained_backbone"])
+        options = self.hparams
+        return build_backbone(options["backbone"], options["pretrained_backbone"], pairs=self.compares)
 
     def make_net(self) -> CellNet:
         backbone = self.make_backbone()
-        return CellNet(backbone, backbone.width, sum(self.classes), self.compares)
+        return CellNet(backbone, backbone.width, sum(self.classes), self.compares and not backbone.reads_pairs)
 
 
 class ChangeNaming(ObjectNaming):
     """Names what changed per cell; batches are ``(images uint8 (B, 2, 3, H, W), cells int64 (B, A, g, g))``.
 
-    One linear layer reads before, after and their difference: what it can name, a captioner can read from the
-    backbone's features. Label 0 means that nothing changed in the cell, -100 an unknown one.
+    One linear layer reads before, after and their difference, or the features of the pair of a backbone that reads
+    pairs (``difference``): what it can name, a captioner can read from the backbone's features. Label 0 means that
+    nothing changed in the cell, -100 an unknown one.
     """
 
     compares = True
