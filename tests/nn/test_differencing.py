@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,8 +60,8 @@ def weights(namer: ChangeNaming, tmp_path_factory: pytest.TempPathFactory) -> Pa
     return path
 
 
-def captioner(weights: Path | None, **options: object) -> PairTransformer:
-    settings = {"vocabulary": WORDS, "max_length": 4, "image_size": (96, 96), "width": 16, "heads": 2, "grid": 2}
+def captioner(weights: Path | None, **options: Any) -> PairTransformer:
+    settings: dict[str, Any] = {"vocabulary": WORDS, "max_length": 4, "image_size": (96, 96), "width": 16, "heads": 2, "grid": 2}
     found = PairTransformer(
         **{**settings, **options},
         backbone="difference",
