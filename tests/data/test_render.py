@@ -224,12 +224,12 @@ def test_what_cannot_be_drawn_is_refused(arguments: dict, named: str) -> None:
 def test_compiles_where_no_cache_can_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """The copy on disk is a convenience: where numba finds no writable folder it must not stop anyone."""
     caching = pytest.importorskip("numba.core.caching")
-    from lightning_idc.data.synthetic.render_numba import _kept
+    from lightning_idc._compiled import compiled
 
     def twice(x):  # type: ignore[no-untyped-def]
         return x + x
 
-    assert _kept(twice).stats.cache_path
+    assert compiled(twice).stats.cache_path
     monkeypatch.setattr(caching.CacheImpl, "_locator_classes", [])
-    bare = _kept(twice)
+    bare = compiled(twice)
     assert bare.stats.cache_path is None and bare(3) == 6

@@ -12,15 +12,25 @@ from collections.abc import Iterator
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError
 from lightning_idc.metrics import meteor
 from lightning_idc.metrics.captions import USUAL, Aids, score_captions
-from lightning_idc.metrics.meteor import MeteorScores, NotComputed, java, meteor_scores, paraphrase_index, scorer
+from lightning_idc.metrics.meteor import (
+    MeteorScores,
+    NotComputed,
+    java,
+    meteor_scores,
+    normalizer,
+    paraphrase_index,
+    scorer,
+)
 from lightning_idc.metrics.meteor.normalizer import normalize
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
 from lightning_idc.metrics.results import IMPLEMENTATIONS
@@ -83,6 +93,44 @@ def test_scores_of_the_ends() -> None:
 )
 def test_words_of_a_line(line: str, words: str) -> None:
     assert " ".join(normalize(line)) == words
+
+
+def coco_captions() -> list[dict[str, Any]]:
+    """Captions that pycocoevalcap carries inside its SPICE jar."""
+    assert FOLDER is not None
+    with zipfile.ZipFile(FOLDER / "spice" / "spice-1.0.jar") as archive:
+        found: list[dict[str, Any]] = json.loads(archive.read("coco/annotations/captions_val2014.json"))["annotations"]
+    return found
+
+
+def test_short_ways_lead_to_the_same_words_and_stems() -> None:
+    """Lines without odd signs take no rule, and words without a suffix no step of the stemmer."""
+    generator = random.Random(0)
+    lines = [record["caption"].strip() for record in generator.sample(coco_captions(), 1500)]
+    tokens = ["a", "Dr", "St", "No", "v", "5", "1990", "cube", "Mr.", "x.", ",", ".", "b,", "7,"]
+    lines += [" ".join(generator.choices(tokens, k=generator.randint(1, 5))) for _ in range(1500)]
+    lines += [line.replace(" .", ".") for line in lines]
+    assert sum(normalizer._PLAIN.fullmatch(line) is not None for line in lines) > 1500
+    assert [line for line in lines if normalize(line) != normalizer._by_rules(line)] == []
+    words = {word for line in lines for word in normalize(line)}
+    with zipfile.ZipFile(FOLDER / "meteor" / "meteor-1.5.jar") as jar:  # type: ignore[operator]
+        words |= set(jar.read("synonym/english.synsets").decode().split("\n")[::100])
+    words |= {
+        "'tis",
+        "skis",
+        "skies",
+        "dying",
+        "sky",
+        "only",
+        "inning",
+        "generous",
+        "fluently",
+        "travelling",
+        "bell",
+        "y",
+    }
+    assert {word for word in words if scorer._stem(word) != EnglishStemmer().stemWord(word)} == set()
+    assert sum(scorer._HAS_SUFFIX.search(word) is None for word in words) > 500
 
 
 def alignments(said: str, expected: str) -> Iterator[tuple[int, int]]:
@@ -238,11 +286,8 @@ def test_a_program_that_fails_or_hangs_is_ended_and_named(
 
 def odd_sets(pairs: int) -> tuple[list[list[str]], list[list[list[str]]]]:
     """Real captions of COCO against others of the image, cut, with signs thrown in, repeated and in a row."""
-    assert FOLDER is not None
-    with zipfile.ZipFile(FOLDER / "spice" / "spice-1.0.jar") as archive:
-        records = json.loads(archive.read("coco/annotations/captions_val2014.json"))["annotations"]
     by_image: dict[int, list[list[str]]] = {}
-    for record in records:
+    for record in coco_captions():
         by_image.setdefault(record["image_id"], []).append(record["caption"].split())
     generator = random.Random(0)
     signs = [*"'\"-.,;:!?/()&%$#*|", "\u2019", "\u2013", "...", "--", "No.", "3.5", "1,000", "\u00e9", "|||"]

@@ -18,9 +18,10 @@ from typing import Any
 import numba
 import numpy as np
 
+from lightning_idc._compiled import compiled
 from lightning_idc.data.synthetic import shading
 
-_OPTIONS: dict[str, Any] = {"nogil": True, "fastmath": True, "error_model": "numpy"}
+_OPTIONS: dict[str, Any] = {"fastmath": True, "error_model": "numpy"}
 
 _f = np.float32
 ZERO, HALF, ONE, TWO = _f(0), _f(0.5), _f(1), _f(2)
@@ -39,15 +40,7 @@ SHARE = _f(1 / (1 + len(shading.SAMPLES)))
 
 
 def _compiled(function: Callable[..., Any]) -> Any:
-    return numba.njit(**_OPTIONS)(function)
-
-
-def _kept(function: Callable[..., Any]) -> Any:
-    """Compiled and kept on disk; only in memory where no folder can be written."""
-    try:
-        return numba.njit(cache=True, **_OPTIONS)(function)
-    except RuntimeError:  # numba finds neither a writable __pycache__ nor a writable cache folder of the user
-        return numba.njit(**_OPTIONS)(function)
+    return numba.njit(nogil=True, **_OPTIONS)(function)
 
 
 @_compiled
@@ -496,7 +489,7 @@ def _drawer(stamp: int) -> Callable[..., None]:
                 images[n], seen[n],
             )  # fmt: skip
 
-    return _kept(_draw)
+    return compiled(_draw, **_OPTIONS)
 
 
 # numba looks at the age and length of this file alone; the constants of `shading` are compiled in as well

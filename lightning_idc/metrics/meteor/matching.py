@@ -1,207 +1,177 @@
 """Matches of METEOR: words and phrases of a candidate that may go with words and phrases of a reference.
 
-Many pairs of sentences are compared at once, as arrays that are padded to the longest. A relation between numbered
-words or phrases is first asked for by one bit in 64, which most pairs fail, and then exactly.
+A relation between words or phrases is first asked for by one bit in 64, which most pairs fail, and then exactly.
+Compiled by numba.
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from lightning_idc.metrics.corpus import Ints, find
-from lightning_idc.metrics.meteor.paraphrases import Phrases
-
-Masks = NDArray[np.uint64]
-EXACT, STEM, SYNONYM, PARAPHRASE = range(4)
-WEIGHTS = np.array([1.0, 0.6, 0.8, 0.6])
-"""Of the four kinds, for English."""
+from lightning_idc._compiled import compiled
+from lightning_idc.metrics.corpus import Ints
+from lightning_idc.metrics.meteor.paraphrases import LONGEST
+from lightning_idc.metrics.meteor.relations import EXACT, PARAPHRASE, STEM, Sentences
 
 
-class Relation:
-    """A relation between numbers below ``size``.
-
-    Args:
-        source: left sides, ``(R,)``.
-        target: right sides, ``(R,)``; the order of those of one left side is kept.
-        size: how many numbers there are.
-
-    Attributes:
-        bit: a bit for each number, ``(size + 2,)``.
-        bits: the bits of all numbers that a number is related to, ``(size + 2,)``.
-    """
-
-    def __init__(self, source: Ints, target: Ints, size: int) -> None:
-        self._size = max(size, 1)
-        key = source * self._size + target
-        self._rank = np.argsort(key, kind="stable")
-        self._key = key[self._rank]
-        # one bit in 64 for each number; the two last ones stand for padding, which is related to nothing
-        mixed = np.arange(size + 2, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        self.bit: Masks = np.uint64(1) << (mixed >> np.uint64(58))
-        self.bit[size:] = 0
-        self.bits: Masks = np.zeros(size + 2, dtype=np.uint64)
-        np.bitwise_or.at(self.bits, source, self.bit[target])
-
-    def among(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> tuple[NDArray[np.bool_], Ints]:
-        """Whether pairs are in the relation, and their ranks in it."""
-        place, there = find(self._key, source.astype(np.int64) * self._size + target)
-        return there, self._rank[place] if len(self._rank) else place
+@compiled
+def _rank(key, rank, wanted):
+    """Rank of two numbers in a relation, or -1."""
+    low, high = 0, len(key)
+    while low < high:
+        middle = (low + high) // 2
+        if key[middle] < wanted:
+            low = middle + 1
+        else:
+            high = middle
+    return rank[low] if low < len(key) and key[low] == wanted else -1
 
 
-class Sentences(NamedTuple):
-    """Sentences as rows of numbers.
+@compiled
+def _words(found, n, place, word, words, said, stem, synonyms):
+    """Matches of one word of the reference: the same word, the same stem, synonyms; how many there are then.
 
     Args:
-        words: numbers of the words of all sentences, ``(N,)``.
-        start: first word of each sentence, ``(C + 1,)``.
-        stem: number of each word's stem, and -1 and -2 for padding, ``(V + 2,)``.
+        found: fields of all matches, filled here, ``(5, N)``.
+        n: how many there are.
+        place: of the word in the reference.
+        word: its number.
+        words: of all sentences.
+        said: first word of the candidate and the one after the last.
+        stem: of each word.
         synonyms: relation between words.
-        function: whether a word is a function word, ``(V,)``.
-        phrases: phrases that have paraphrases.
-        paraphrases: relation between phrases.
     """
+    key, rank, bit, bits = synonyms
+    for kind in range(PARAPHRASE):
+        for at in range(said[0], said[1]):
+            other = words[at]
+            if kind == EXACT:
+                hit = other == word
+            elif kind == STEM:
+                hit = other != word and stem[other] == stem[word]
+            else:
+                hit = bits[word] & bit[other] != 0 and _rank(key, rank, word * len(bit) + other) >= 0
+            if hit:
+                found[0, n], found[1, n], found[2, n], found[3, n], found[4, n] = place, 1, at - said[0], 1, kind
+                n += 1
+        if kind == STEM and not bits[word]:
+            break
+    return n
 
-    words: Ints
-    start: Ints
-    stem: NDArray[np.int32]
-    synonyms: Relation
-    function: NDArray[np.bool_]
-    phrases: Phrases
-    paraphrases: Relation
 
-    @property
-    def lengths(self) -> Ints:
-        """Number of words of each sentence."""
-        return np.diff(self.start)
-
-
-class Matches(NamedTuple):
-    """Matches of many pairs of sentences, ``(M,)`` each, by pair, place in the reference and preference.
+@compiled
+def _phrases(found, n, ours, theirs, forward, phrases, paraphrases, keys):
+    """Paraphrases of the phrases that begin at one word of the reference; how many matches there are then.
 
     Args:
-        pair: number of the pair.
-        place: first word in the reference.
-        size: number of words there.
-        other: first word in the candidate.
-        other_size: number of words there.
-        kind: EXACT, STEM, SYNONYM or PARAPHRASE.
+        found: fields of all matches, filled here, ``(5, N)``.
+        n: how many there are.
+        ours: first occurrence of a phrase there and the one after the last.
+        theirs: first occurrence of a phrase in the candidate and the one after the last.
+        forward: whether the table is read from reference to candidate.
+        phrases: start, position, words and phrase of :class:`Phrases`.
+        paraphrases: relation between phrases.
+        keys: room for numbers to sort.
     """
+    _, position, words, phrase = phrases
+    key, rank, bit, bits = paraphrases
+    count, ranks, others = 0, len(key), theirs[1] - theirs[0]
+    for our in range(ours[0], ours[1]):
+        for their in range(theirs[0], theirs[1]):
+            one, two = (phrase[our], phrase[their]) if forward else (phrase[their], phrase[our])
+            if bits[one] & bit[two] == 0:
+                continue
+            found_rank = _rank(key, rank, one * len(bit) + two)
+            if found_rank < 0:
+                continue
+            # the table's order counts before the order of the words that its paraphrases are found in
+            column, other = our - ours[0], their - theirs[0]
+            if forward:
+                new = (column * ranks + found_rank) * others + other
+            else:
+                new = (other * ranks + found_rank) * LONGEST + column
+            at = count
+            while at > 0 and keys[at - 1] > new:
+                keys[at] = keys[at - 1]
+                at -= 1
+            keys[at] = new
+            count += 1
+    for at in range(count):
+        if forward:
+            our, their = ours[0] + keys[at] // others // ranks, theirs[0] + keys[at] % others
+        else:
+            our, their = ours[0] + keys[at] % LONGEST, theirs[0] + keys[at] // LONGEST // ranks
+        found[0, n], found[1, n], found[2, n], found[3, n] = position[our], words[our], position[their], words[their]
+        found[4, n] = PARAPHRASE
+        n += 1
+    return n
 
-    pair: Ints
-    place: Ints
-    size: Ints
-    other: Ints
-    other_size: Ints
-    kind: Ints
 
-    def take(self, kept: NDArray[np.bool_] | Ints) -> Matches:
-        """Some of the matches."""
-        return Matches(*(field[kept] for field in self))
+@compiled
+def _same(words, one, two):
+    """Whether two sentences have the same words."""
+    same = one[1] - one[0] == two[1] - two[0]
+    if same:
+        for n in range(one[1] - one[0]):
+            same &= words[one[0] + n] == words[two[0] + n]
+    return same
 
 
-def find_matches(sentences: Sentences, candidates: Ints, references: Ints) -> Matches:
-    """All matches of pairs of sentences.
+@compiled
+def _find(words, start, stem, synonyms, phrases, paraphrases, candidates, references):
+    """What :func:`find_matches` returns."""
+    first, position = phrases[0], phrases[1]
+    found, n = np.empty((5, 16 * len(candidates) + 16), np.int64), 0
+    begins = np.zeros(len(candidates) + 1, np.int64)
+    for b in range(len(candidates)):
+        candidate, reference = candidates[b], references[b]
+        said, expected = (start[candidate], start[candidate + 1]), (start[reference], start[reference + 1])
+        theirs = first[candidate], first[candidate + 1]
+        end = first[reference]
+        same = _same(words, said, expected)
+        room = 3 * (said[1] - said[0]) + 2 * LONGEST * (theirs[1] - theirs[0]) + 1
+        keys = np.empty(room, np.int64)
+        for place in range(expected[1] - expected[0]):
+            if n + room > found.shape[1]:
+                more = np.empty((5, 2 * (n + room)), np.int64)
+                for field in range(5):
+                    for at in range(n):
+                        more[field, at] = found[field, at]
+                found = more
+            if same:  # word by word
+                found[0, n], found[1, n], found[2, n], found[3, n], found[4, n] = place, 1, place, 1, EXACT
+                n += 1
+                continue
+            n = _words(found, n, place, words[expected[0] + place], words, said, stem, synonyms)
+            ours = end
+            while end < first[reference + 1] and position[end] == place:
+                end += 1
+            if end > ours:
+                for forward in (True, False):
+                    n = _phrases(found, n, (ours, end), theirs, forward, phrases, paraphrases, keys)
+        begins[b + 1] = n
+    return begins, found[:, :n]
+
+
+def find_matches(sentences: Sentences, candidates: Ints, references: Ints) -> tuple[Ints, Ints]:
+    """First match of each pair, ``(B + 1,)``, and the fields of :class:`Matches` but for the pair, ``(5, M)``.
 
     Args:
         sentences: the corpus.
         candidates: number of each pair's candidate, ``(B,)``.
         references: number of each pair's reference, ``(B,)``.
     """
-    found = [*_words(sentences, candidates, references), *_phrases(sentences, candidates, references)]
-    joined = [np.concatenate(fields) for fields in zip(*found, strict=True)]
-    matches = Matches(*joined)
-    most = int(matches.place.max(initial=0)) + 1
-    return matches.take(np.argsort(matches.pair * most + matches.place, kind="stable"))
-
-
-def _padded(values: Ints, start: Ints, rows: Ints, padding: int) -> NDArray[np.int32]:
-    """Rows of different lengths as a matrix, ``(B, L)``."""
-    lengths = start[rows + 1] - start[rows]
-    column = np.arange(max(int(lengths.max(initial=0)), 1))
-    there = column < lengths[:, None]
-    matrix = np.full(there.shape, padding, dtype=np.int32)
-    matrix[there] = values[(start[rows][:, None] + column)[there]]
-    return matrix
-
-
-def _hits(hit: NDArray[np.bool_]) -> tuple[Ints, Ints, Ints]:
-    """Pair, column of the reference and column of the candidate of every True, in this order."""
-    flat = np.flatnonzero(hit)
-    row, other = np.divmod(flat, hit.shape[2])
-    pair, place = np.divmod(row, hit.shape[1])
-    return pair, place, other
-
-
-def _words(sentences: Sentences, candidates: Ints, references: Ints) -> list[Matches]:
-    words = len(sentences.function)
-    # the two kinds of padding differ, so that padding goes with nothing
-    theirs = _padded(sentences.words, sentences.start, candidates, words)
-    ours = _padded(sentences.words, sentences.start, references, words + 1)
-    pair, place, other = _hits(sentences.stem[ours][:, :, None] == sentences.stem[theirs][:, None, :])
-    exact = ours[pair, place] == theirs[pair, other]
-    relation = sentences.synonyms
-    maybe = _hits((relation.bits[ours][:, :, None] & relation.bit[theirs][:, None, :]).astype(bool))
-    related, _ = relation.among(ours[maybe[0], maybe[1]], theirs[maybe[0], maybe[2]])
-    return [
-        _of_words(EXACT, pair[exact], place[exact], other[exact]),
-        _of_words(STEM, pair[~exact], place[~exact], other[~exact]),
-        _of_words(SYNONYM, *(side[related] for side in maybe)),
-    ]
-
-
-def _of_words(kind: int, pair: Ints, place: Ints, other: Ints) -> Matches:
-    one = np.ones_like(pair)
-    return Matches(pair, place, one, other, one, kind * one)
-
-
-def _phrases(sentences: Sentences, candidates: Ints, references: Ints) -> list[Matches]:
-    """Paraphrases from reference to candidate, then those from candidate to reference."""
-    phrases, relation = sentences.phrases, sentences.paraphrases
-    unknown = len(phrases.paraphrase_start) - 1
-    theirs = _padded(phrases.phrase, phrases.start, candidates, unknown)
-    ours = _padded(phrases.phrase, phrases.start, references, unknown)
-    found = []
-    for forward in (True, False):
-        if forward:
-            maybe = relation.bits[ours][:, :, None] & relation.bit[theirs][:, None, :]
-        else:
-            maybe = relation.bit[ours][:, :, None] & relation.bits[theirs][:, None, :]
-        pair, column, other = _hits(maybe.astype(bool))
-        ends = ours[pair, column], theirs[pair, other]
-        there, rank = relation.among(*(ends if forward else ends[::-1]))
-        pair, column, other, rank = pair[there], column[there], other[there], rank[there]
-        # the table's order counts before the order of the words that its paraphrases are found in
-        order = np.lexsort((other, rank, column, pair) if forward else (column, rank, other, pair))
-        pair, column, other = pair[order], column[order], other[order]
-        at, other_at = phrases.start[references[pair]] + column, phrases.start[candidates[pair]] + other
-        found.append(
-            Matches(
-                pair,
-                phrases.position[at],
-                phrases.words[at],
-                phrases.position[other_at],
-                phrases.words[other_at],
-                np.full_like(pair, PARAPHRASE),
-            )
-        )
-    return found
-
-
-def same_set(groups: Ints, members: Ints) -> tuple[Ints, Ints]:
-    """Ordered pairs of different members that share a group, each once; by first member."""
-    order = np.lexsort((members, groups))
-    groups, members = groups[order], members[order]
-    pairs: list[Ints] = [np.zeros((2, 0), dtype=np.int64)]
-    for step in range(1, len(groups)):
-        together = np.flatnonzero(groups[step:] == groups[:-step])
-        if not len(together):
-            break
-        one, two = members[together], members[together + step]
-        pairs += [np.stack([one, two]), np.stack([two, one])]
-    joined = np.concatenate(pairs, axis=1)
-    joined = joined[:, np.lexsort(joined[::-1])]
-    first = np.concatenate([[True], (joined[:, 1:] != joined[:, :-1]).any(0)])[: joined.shape[1]]
-    return joined[0, first], joined[1, first]
+    start, fields = _find(
+        sentences.words,
+        sentences.start,
+        sentences.stem,
+        tuple(sentences.synonyms),
+        tuple(sentences.phrases[:4]),
+        tuple(sentences.paraphrases),
+        candidates,
+        references,
+    )
+    # of one layout, for which the search is compiled
+    return start, np.ascontiguousarray(fields)

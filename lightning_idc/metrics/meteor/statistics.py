@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_idc.metrics.corpus import Floats, Ints
-from lightning_idc.metrics.meteor.matching import WEIGHTS, Matches, Sentences
+from lightning_idc.metrics.meteor.relations import WEIGHTS, Matches, Sentences
 
 COUNTS = 23
 # the program's parameters for English
