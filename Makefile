@@ -3,6 +3,7 @@
 # make test-all  all tests, with every recipe and those in several processes: what CI runs
 # make lock   hashes of the packages in requirements.lock, made anew for the versions that it names
 # make fuzz   ten minutes of drawn inputs for everything that reads files
+# make bench-gpu BENCH_PART=1  what is measured on a GPU, part 1 or 2, each under nine minutes, into benchmarks/results/gpu
 # make lint   ruff
 # make types  mypy
 # make docs   the documentation as a site, in site/
@@ -20,7 +21,7 @@ READY := $(VENV)/.ready
 # Python's compiled files make the second start of a process twice as fast as the first
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: help demo test test-all lock fuzz lint types docs clean
+.PHONY: help demo test test-all lock fuzz bench-gpu lint types docs clean
 
 help:
 	@sed -n 's/^# make/  make/p' Makefile
@@ -64,6 +65,11 @@ lock:
 
 fuzz: $(READY)
 	$(BIN)/python benchmarks/fuzz.py --minutes 10
+
+BENCH_PART ?= 1
+
+bench-gpu: $(READY)
+	$(BIN)/python benchmarks/gpu.py --part $(BENCH_PART)
 
 lint: $(READY)
 	$(BIN)/ruff check .

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -64,7 +65,9 @@ def command() -> str:
 
 
 def commit() -> str:
-    """Commit of the code, with a note where files differ from it."""
+    """Commit of the code, with a note where files differ from it; ``BENCH_COMMIT`` where a copy has no history."""
+    if os.environ.get("BENCH_COMMIT"):
+        return os.environ["BENCH_COMMIT"]
 
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True).stdout.strip()

@@ -22,12 +22,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import resource
-import statistics
 import subprocess
 import sys
 import tempfile
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +34,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
-from training import quiet_trainer  # noqa: E402
+from _steps import MadeUp, MadeUpPairs, forget_peak, now, peak, steps_of, time_steps  # noqa: E402
 
 SMALLER = 0.5
 """Target: at most this share of TRL's memory."""
@@ -84,19 +81,6 @@ class Size:
     @property
     def dtype(self) -> str:
         return "bfloat16" if self.lora else "float32"
-
-    def now(self) -> float:
-        """Seconds: of the processor there, of the clock on an accelerator."""
-        if self.device == "cpu":
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def peak(self) -> int:
-        """Most bytes held so far."""
-        if self.device == "cpu":
-            return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return torch.cuda.max_memory_allocated()
 
 
 def llava(width: int, layers: int, words: int) -> dict[str, Any]:
@@ -171,12 +155,6 @@ def answers(count: int) -> list[tuple[str, str]]:
     return [(sentence(), sentence()) for _ in range(count)]
 
 
-def pictures(count: int, side: int) -> torch.Tensor:
-    """Random uint8 pairs ``(count, 2, 3, side, side)``."""
-    generator = torch.Generator().manual_seed(1)
-    return torch.randint(0, 256, (count, 2, 3, side, side), dtype=torch.uint8, generator=generator)
-
-
 def make(folder: Path, size: Size) -> None:
     """Write a random model with its processor."""
     from lightning_idc.methods.vlm.families import family_of
@@ -200,8 +178,8 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import DPOConfig, DPOTrainer
 
-    images = pictures(batch * 2, size.side)
     told = answers(batch * 2)
+    images = MadeUp(size.side, told).images
     rows = [
         {
             "images": [Image.fromarray(side.permute(1, 2, 0).numpy()) for side in pair],
@@ -217,10 +195,10 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *unused: Any, **more: Any) -> None:
-            self.began = size.now()
+            self.began = now(size.device)
 
         def on_step_end(self, *unused: Any, **more: Any) -> None:
-            seconds.append(size.now() - self.began)
+            seconds.append(now(size.device) - self.began)
 
     config = DPOConfig(
         output_dir=str(folder / "trl"),
@@ -246,24 +224,19 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     with torch.no_grad():
         logits = trainer.model.eval()(**inputs).logits[:, :-1].float()
     picked = logits.log_softmax(-1).gather(-1, inputs["input_ids"][:, 1:, None])[..., 0]
-    before = size.peak()
+    before = forget_peak(size.device)
     trainer.train()
     return {
-        "seconds": seconds,
-        "bytes": size.peak(),
-        "growth": size.peak() - before,
+        **steps_of(seconds),
+        "bytes": peak(size.device),
+        "growth": peak(size.device) - before,
         "log_probs": (picked * mask).sum(1).tolist(),
     }
 
 
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
-    from lightning.pytorch import Callback
-
     from lightning_idc.core.captioner import pad_captions
-    from lightning_idc.core.types import PairSample
-    from lightning_idc.data.core.datamodule import PairDataModule
-    from lightning_idc.data.core.source import PairSource
     from lightning_idc.methods.adpo.cached_scores import CachedScores
     from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
     from lightning_idc.methods.adpo.preference import PreferenceOptimization
@@ -272,23 +245,8 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     from lightning_idc.methods.vlm.module import VLMCaptioner
     from lightning_idc.methods.vlm.net import VLMNet
 
-    images, told = pictures(batch * 2, size.side), answers(batch * 2)
-
-    class Pairs(PairSource):
-        ids = [str(i) for i in range(batch * 2)]  # noqa: RUF012
-
-        def captions(self, index: int) -> list[str]:
-            return [told[index][0]]
-
-        def change_type(self, index: int) -> None:
-            return None
-
-        def load(self, index: int) -> PairSample:
-            return PairSample(self.ids[index], *images[index], captions=self.captions(index))
-
-    class Data(PairDataModule):
-        def source(self, split: str) -> PairSource:
-            return Pairs()
+    told = answers(batch * 2)
+    data = MadeUpPairs(size.side, [[chosen] for chosen, _ in told], batch_size=batch)
 
     class Rejected(NegativeSource):
         def draw(self, step: Any, count: int, generator: torch.Generator) -> Draw:
@@ -310,15 +268,6 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
                 looks.append(super().score(self.encode(self.seen) if again else features, ids, kept))
             return torch.cat(looks, 1)
 
-    class Clock(Callback):
-        seconds: list[float] = []  # noqa: RUF012
-
-        def on_train_batch_start(self, *unused: Any) -> None:
-            self.began = size.now()
-
-        def on_train_batch_end(self, *unused: Any) -> None:
-            self.seconds.append(size.now() - self.began)
-
     captioner = Captioner(
         model=str(folder),
         prompt=PROMPT,
@@ -330,7 +279,7 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
     captioner.build()
     assert isinstance(captioner.net, VLMNet)
     captioner.eval().to(size.device)
-    first = captioner.collate([Pairs().load(i) for i in range(batch)]).to(captioner.device)
+    first = captioner.collate([data.made_up.load(i) for i in range(batch)]).to(captioner.device)
     found = []
     for side in (0, 1):
         tokens, mask = pad_captions([[ids] for ids in captioner.tokenize([told[i][side] for i in range(batch)])], 1)
@@ -338,25 +287,14 @@ def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset
             scores = captioner.score(captioner.encode(first), tokens.to(size.device), mask.to(size.device))
             found += scores[:, 0].tolist()
     captioner.train()
-    before = size.peak()
     reference: ReferencePolicy = AdaptersOff() if size.lora else FrozenCopy()
     if "reference" in without:
         reference = CachedScores(reference)
-    callbacks: list[Callback] = [PreferenceOptimization(negatives=Rejected(), reference=reference), clock := Clock()]
+    callbacks: list[Any] = [PreferenceOptimization(negatives=Rejected(), reference=reference)]
     if size.lora:
         callbacks = [LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"]), *callbacks]
-    trainer = quiet_trainer(
-        accelerator=size.device,
-        devices=1,
-        precision="bf16-mixed" if size.lora else "32-true",
-        max_steps=steps,
-        max_epochs=-1,
-        limit_val_batches=0,
-        callbacks=callbacks,
-        default_root_dir=folder,
-    )
-    trainer.fit(captioner, Data(batch_size=batch))
-    return {"seconds": clock.seconds, "bytes": size.peak(), "growth": size.peak() - before, "log_probs": found}
+    precision = "bf16-mixed" if size.lora else "32-true"
+    return {"log_probs": found, **time_steps(captioner, data, steps, size.device, precision, callbacks, folder)}
 
 
 def main() -> None:
@@ -384,8 +322,6 @@ def main() -> None:
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])
             found[side] = json.loads(done.stdout.rpartition("RESULT ")[2])
-            # the first step makes the optimizer's state and warms up
-            found[side]["seconds_per_step"] = statistics.median(found[side]["seconds"][1:])
             row = found[side]
             times = row["seconds_per_step"] / found.get("ours", row)["seconds_per_step"]
             print(

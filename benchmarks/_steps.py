@@ -1,0 +1,137 @@
+"""What benchmarks of training steps share: made-up pairs, a clock, and the time and memory of steps on a device."""
+
+from __future__ import annotations
+
+import resource
+import statistics
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback
+from training import quiet_trainer
+
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.types import PairSample
+from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.core.source import PairSource
+
+
+def now(device: str) -> float:
+    """Seconds: of the processor on a CPU, of the clock, with the queue of the device empty, elsewhere."""
+    if device == "cpu":
+        return time.process_time()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak(device: str) -> int:
+    """Most bytes that were held so far: by the process, or on the device."""
+    if device == "cpu":
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    return torch.cuda.max_memory_allocated()
+
+
+def forget_peak(device: str) -> int:
+    """Bytes that are held from now on; the peak of a device starts anew, that of a process cannot."""
+    if device == "cpu":
+        return peak(device)
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    return torch.cuda.memory_allocated()
+
+
+class MadeUp(PairSource):
+    """Pairs of random pixels with given captions."""
+
+    def __init__(self, side: int, texts: Sequence[Sequence[str]]) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.images = torch.randint(0, 256, (len(texts), 2, 3, side, side), dtype=torch.uint8, generator=generator)
+        self.texts = texts
+        self.ids = [str(i) for i in range(len(texts))]
+
+    def captions(self, index: int) -> list[str]:
+        return list(self.texts[index])
+
+    def change_type(self, index: int) -> None:
+        return None
+
+    def load(self, index: int) -> PairSample:
+        return PairSample(self.ids[index], *self.images[index], captions=self.captions(index))
+
+
+class MadeUpPairs(PairDataModule):
+    """The same made-up pairs in every split."""
+
+    def __init__(self, side: int, texts: Sequence[Sequence[str]], **options: Any) -> None:
+        super().__init__(**options)
+        self.made_up = MadeUp(side, texts)
+
+    def source(self, split: str) -> PairSource:
+        return self.made_up
+
+
+class Clock(Callback):
+    """Seconds of every training step, of all that happens between the hooks of a batch."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.seconds: list[float] = []
+
+    def on_train_batch_start(self, *unused: Any) -> None:
+        self.began = now(self.device)
+
+    def on_train_batch_end(self, *unused: Any) -> None:
+        self.seconds.append(now(self.device) - self.began)
+
+
+def time_steps(
+    captioner: PairCaptioner,
+    data: PairDataModule,
+    steps: int,
+    device: str,
+    precision: str,
+    callbacks: Sequence[Callback],
+    folder: Path,
+) -> dict[str, Any]:
+    """Seconds of training steps in a Trainer, and the memory that they took.
+
+    Args:
+        captioner: trained from now on.
+        data: at least as many pairs as a batch has.
+        steps: to train; the first one, which makes the state of the optimizer, does not count in the median.
+        device: ``cpu`` or ``cuda``.
+        precision: of the Trainer.
+        callbacks: that train, too.
+        folder: for what the Trainer writes.
+    """
+    clock = Clock(device)
+    trainer = quiet_trainer(
+        accelerator=device,
+        devices=1,
+        precision=precision,
+        max_steps=steps,
+        max_epochs=-1,
+        limit_val_batches=0,
+        callbacks=[*callbacks, clock],
+        default_root_dir=folder,
+    )
+    before = forget_peak(device)
+    trainer.fit(captioner, data)
+    return {"bytes": peak(device), "growth": peak(device) - before, **steps_of(clock.seconds)}
+
+
+def steps_of(seconds: Sequence[float]) -> dict[str, Any]:
+    """Seconds of all steps, and the median of those after the first."""
+    return {"seconds": list(seconds), "seconds_per_step": statistics.median(seconds[1:])}
+
+
+def line(name: str, row: Mapping[str, Any], pairs: int) -> str:
+    """One row for the terminal."""
+    seconds = row["seconds_per_step"]
+    return (
+        f"{name:<24} {seconds:8.3f} s a step  {pairs / seconds:8.2f} pairs/s  peak {row['bytes'] / 2**30:6.2f} GiB"
+        f"  ({row['growth'] / 2**30:.2f} of it for training)"
+    )

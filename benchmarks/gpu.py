@@ -1,0 +1,82 @@
+"""Everything that is measured on a GPU, in parts of under nine minutes; or the same on a CPU with tiny networks.
+
+    make bench-gpu BENCH_PART=1   # tests marked gpu, decoding and scoring of a vision-language model, small captioners
+    make bench-gpu BENCH_PART=2      # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed
+    python benchmarks/gpu.py --part 1 --tiny --out FOLDER     # on a CPU, to see that it works
+
+Needs the repository and its packages alone, no network. Each result is a file of ``benchmarks/results/gpu`` with the
+hardware and versions. A benchmark that fails stops no other; the exit status says that one did.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from importlib.util import find_spec
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+QWEN = ["--size", "qwen2_5_vl_3b"]
+OURS = ["sft", "sft x4", "dpo", "adpo", "adpo, CLIP", "grpo"]
+
+
+def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
+    """Command lines of a part, each of which writes a result, but for the tests."""
+    device = ["--device", "cpu" if tiny else "cuda"]
+
+    def script(name: str, *arguments: str) -> list[str]:
+        return [f"{HERE.name}/{name}.py", *arguments, "--out", str(out / f"{name}.json")]
+
+    if part == 1:
+        vlm = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4"]
+        writing = ["--length", "4", "--runs", "1"] if tiny else ["--length", "64"]
+        scoring = ["--length", "4", "--runs", "1"] if tiny else ["--length", "60", "--answers", "4"]
+        small = ["--tiny", "--steps", "2", "--precisions", "32-true"] if tiny else []
+        reading = ["--columns", "namc", "--batches", "1", "--tokens", "2", "--runs", "1"] if tiny else []
+        return [
+            ["-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", "tests"],
+            script("vlm_decode", *vlm, *device, *writing),
+            script("vlm_scoring", *vlm, *device, *scoring),
+            script("captioner_training", *device, *small),
+            script("namc_inference", *device, *(reading or ["--batches", "8", "64"])),
+        ]
+    rows = [row for own in OURS for row in ((f"trl {own}", own) if own in ("sft", "sft x4", "dpo") else (own,))]
+    if tiny:
+        rows = ["sft x4", "adpo, CLIP", "grpo"]
+    elif find_spec("trl") is None:
+        rows = OURS
+    sizes = (
+        ["--size", "small_qwen", "--batch", "2", "--steps", "2"] if tiny else [*QWEN, "--batch", "4", "--steps", "8"]
+    )
+    return [script("vlm_training", *sizes, "--rows", *rows)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--part", type=int, choices=(1, 2), required=True)
+    parser.add_argument("--tiny", action="store_true")
+    parser.add_argument("--out", type=Path, default=HERE / "results" / "gpu")
+    given = parser.parse_args()
+    if not given.tiny:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise SystemExit("there is no GPU here; --tiny tries the same on the CPU")
+    failed = []
+    for command in commands(given.part, given.tiny, given.out):
+        print("$ python", *command, flush=True)
+        began = time.perf_counter()
+        status = subprocess.run([sys.executable, *command], cwd=HERE.parent, env=os.environ).returncode
+        print(f"  status {status}, {time.perf_counter() - began:.0f} s", flush=True)
+        # 5: no test was collected
+        if status not in (0, 5):
+            failed.append(command[0] if command[0] != "-m" else "tests")
+    if failed:
+        raise SystemExit(f"failed: {', '.join(failed)}")
+
+
+if __name__ == "__main__":
+    main()
