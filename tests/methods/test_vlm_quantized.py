@@ -1,4 +1,4 @@
-"""Weights in 8 bits by torchao, on the CPU: read, described with, tuned by LoRA, kept."""
+"""Weights in 4 and 8 bits by bitsandbytes and torchao: read, described with, tuned by LoRA, kept."""
 
 from __future__ import annotations
 
@@ -7,16 +7,20 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.devices import on_gpu
 from helpers.vlm_tiny import ARCHITECTURES, ColorPairs, architecture, samples, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 
 from lightning_idc.core.loading import load_captioner
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.opening import open_captioner
+from lightning_idc.methods.vlm.published import QUANTIZED, quantization
 
-pytest.importorskip("torchao")
+CLOSE = {"4bit": 0.1, "8bit": 0.05, "int4": 0.1, "int8": 0.02}
+"""Largest relative errors of scores."""
 
 
 @pytest.fixture(scope="module")
@@ -40,24 +44,33 @@ def stock(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def scores(model: Any) -> Tensor:
     batch = model.eval().collate(samples())
     with torch.no_grad():
-        return model.score(model.encode(batch), batch.tokens, batch.caption_mask)
+        batch = batch.to(next(model.parameters()).device)
+        return model.score(model.encode(batch), batch.tokens, batch.caption_mask).cpu()
 
 
-@pytest.mark.parametrize("kind", ["int8"])
-def test_quantized_weights_are_close_and_tuned_by_lora_alone(kind: str, stock: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("kind", "device"),
+    [*((kind, "cpu") for kind in ("4bit", "8bit", "int8")), *(on_gpu(kind, "cuda") for kind in QUANTIZED)],
+)
+def test_quantized_weights_are_close_and_tuned_by_lora_alone(
+    kind: str, device: str, stock: Path, tmp_path: Path
+) -> None:
+    pytest.importorskip(QUANTIZED[kind])
     whole = scores(open_captioner(str(stock), device="cpu", dtype="float32"))
-    model: Any = open_captioner(str(stock), device="cpu", dtype="float32", quantize=kind)
+    dtype = "auto" if kind == "int4" else "float32"
+    model: Any = open_captioner(str(stock), device=device, dtype=dtype, quantize=kind)
     weight = model.built_net.model.model.language_model.layers[0].self_attn.q_proj.weight
     assert "torchao" in type(weight.data).__module__ or weight.dtype in (torch.uint8, torch.int8)
     error = ((scores(model) - whole).abs() / whole.abs().clamp(min=1)).max()
-    assert 0 < error < 0.02
+    assert 0 < error < CLOSE[kind]
 
     seed_everything(1, verbose=False)
     tuned = VLMCaptioner(
         model=str(stock), quantize=kind, max_length=6, optimizer=lambda groups: torch.optim.SGD(groups, lr=0.05)
     )
     trainer = Trainer(
-        accelerator="cpu",
+        accelerator="gpu" if device == "cuda" else "cpu",
+        devices=1,
         precision="bf16-mixed",
         max_steps=2,
         callbacks=[LoRA(rank=2, alpha=4)],
@@ -77,5 +90,18 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(kind: str, stock: P
     assert kept.keys() == set(trains), "the model brings its weights again"
     again: Any = load_captioner(tmp_path / "tuned.ckpt")
     for name, value in kept.items():
-        assert torch.equal(again.state_dict()[name], value)
+        assert torch.equal(again.state_dict()[name].cpu(), value.cpu())
     assert torch.isfinite(scores(again)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"device": "cpu"}, "int4 on GPUs alone, not on 'cpu'; use 4bit or int8"),
+        ({"device": "cuda", "compute": torch.float32}, "int4 in bfloat16 alone"),
+    ],
+)
+def test_what_int4_cannot_do_is_said(options: dict[str, Any], message: str) -> None:
+    pytest.importorskip("torchao")
+    with pytest.raises(ConfigError, match=message):
+        quantization("int4", **{"compute": None, **options})

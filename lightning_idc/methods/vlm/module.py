@@ -192,8 +192,11 @@ class VLMCaptioner(PairCaptioner):
     def _source(self) -> Source:
         options = self.hparams
         device = None if self._trainer is not None else device_named(options["device"])
+        if self._trainer is not None and options["quantize"]:
+            # packed where they are used: not every format can be moved
+            device = str(self.trainer.strategy.root_device)
         dtype = dtype_named(options["dtype"])
-        if options["dtype"] == "auto":
+        if options["dtype"] == "auto" and options["quantize"] != "int4":
             # files' own precision where a mixed one follows, since what trains is raised from it without a loss
             low = self._low_precision() is not None or (device is not None and device.startswith("cuda"))
             dtype = None if low else torch.float32

@@ -66,11 +66,14 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
         options["attn_implementation"] = source.attn
     if source.quantize is not None:
         options["quantization_config"] = quantization(source.quantize, source.dtype, source.device or default_device())
+    dtype = source.dtype
+    if source.quantize == "int4":
+        dtype = dtype or torch.bfloat16  # of the products that its kernels know
     if source.device is not None:
         options["device_map"] = source.device
     try:
         loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source.name, config=config, dtype=source.dtype or "auto", output_loading_info=True, **options
+            source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
         )
     except (ValueError, ImportError, RuntimeError) as error:
         raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
@@ -81,7 +84,18 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
             f"{source.name!r} lacks {len(missing)} weights of a {type(model).__name__}, which would stay random: "
             f"{', '.join(missing[:3])}; expected a complete model that transformers >= 5.23 saved or can read"
         )
+    if source.quantize == "4bit":
+        _keep_gradients(model)
     return model, processor, family_for(model, processor)
+
+
+def _keep_gradients(model: nn.Module) -> None:
+    """Leave weights of 4 bits as they are on a CPU: what bitsandbytes packs them into there has no gradients."""
+    from bitsandbytes.nn import Linear4bit
+
+    for part in model.modules():
+        if isinstance(part, Linear4bit):
+            part.support_avx512bf16_for_cpu = False  # else the first evaluation packs them
 
 
 def default_device() -> str:
@@ -173,7 +187,7 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
         device: where the weights go.
 
     Raises:
-        ConfigError: it is unknown, or its package is not installed.
+        ConfigError: it is unknown, its package is not installed, or it does not go with the device or the precision.
     """
     from transformers import BitsAndBytesConfig, TorchAoConfig
 
@@ -194,9 +208,14 @@ def quantization(kind: str, compute: torch.dtype | None, device: str = "cpu") ->
 
     if kind == "int8":
         return TorchAoConfig(Int8WeightOnlyConfig())
-    # the layouts that torchao's own kernels take; others need a further package
-    layout = "tile_packed_to_4d" if device.startswith("cuda") else "opaque"
-    return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format=layout))
+    if not device.startswith("cuda"):
+        raise ConfigError(f"torchao computes with int4 on GPUs alone, not on {device!r}; use 4bit or int8 there")
+    if compute not in (None, torch.bfloat16):
+        raise ConfigError(
+            f"torchao computes with int4 in bfloat16 alone, not in {compute}; leave dtype out, or use 4bit"
+        )
+    # the layout that torchao's own kernels take; others need a further package
+    return TorchAoConfig(Int4WeightOnlyConfig(group_size=32, int4_packing_format="tile_packed_to_4d"))
 
 
 def find_model(name: str, revision: str | None = None) -> None:
