@@ -22,21 +22,22 @@ CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
 class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
     """Both images of every pair of a source, each with its label maps.
 
-    An item is the image, uint8 ``(3, H, W)``, and the labels, int64 ``(4, grid, grid)``: size, color, material and
+    An item is the image, uint8 ``(3, H, W)``, and the labels, int64 ``(4, rows, columns)``: size, color, material and
     shape of the thing that covers most of the cell, 0 where there is none, else 1 + its place in `ATTRIBUTE_WORDS`.
 
     Args:
         source: rendered pairs.
-        grid: cells along each side.
+        grid: rows and columns, or one number for both.
         least: share of a cell that a thing must cover to be named there.
     """
 
-    def __init__(self, source: SyntheticSource, grid: int = 8, least: float = 0.08) -> None:
+    def __init__(self, source: SyntheticSource, grid: int | tuple[int, int] = 8, least: float = 0.08) -> None:
         self.source = source
         self.grid = grid
         self.least = least
         # labels are kept from the first epoch on: 256 bytes each are less work than reading the truth again
-        self._labels = np.zeros((2 * len(source), len(ATTRIBUTE_WORDS), grid, grid), np.uint8)
+        shape = (grid, grid) if isinstance(grid, int) else grid
+        self._labels = np.zeros((2 * len(source), len(ATTRIBUTE_WORDS), *shape), np.uint8)
         self._known = np.zeros(2 * len(source), bool)
 
     def __len__(self) -> int:
@@ -53,7 +54,7 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
 
 
 class PairsOfCells(Dataset[tuple[Tensor, Tensor]]):
-    """The same, both images of a pair at once: uint8 ``(2, 3, H, W)`` and int64 ``(2, 4, grid, grid)``.
+    """The same, both images of a pair at once: uint8 ``(2, 3, H, W)`` and int64 ``(2, 4, rows, columns)``.
 
     Args:
         cells: of single images.
@@ -73,11 +74,11 @@ class PairsOfCells(Dataset[tuple[Tensor, Tensor]]):
 class SyntheticCells(SyntheticPairs):
     """The images of `SyntheticPairs` with the same arguments, batched with their cell labels instead of captions.
 
-    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, grid, grid)``; with ``pairs`` they are
-    ``(B, 2, 3, H, W)`` and ``(B, 2, 4, grid, grid)``.
+    Batches are images, uint8 ``(N, 3, H, W)``, and labels, int64 ``(N, 4, rows, columns)``; with ``pairs`` they are
+    ``(B, 2, 3, H, W)`` and ``(B, 2, 4, rows, columns)``.
 
     Args:
-        grid: cells along each side.
+        grid: rows and columns, or one number for both.
         batch_size: images per batch, or pairs.
         pairs: keep the images of a pair together.
         kwargs: arguments of `SyntheticPairs`.
@@ -93,7 +94,9 @@ class SyntheticCells(SyntheticPairs):
         (torch.Size([2, 3, 16, 16]), torch.Size([2, 4, 2, 2]))
     """
 
-    def __init__(self, grid: int = 8, batch_size: int = 128, pairs: bool = False, **kwargs: Any) -> None:
+    def __init__(
+        self, grid: int | tuple[int, int] = 8, batch_size: int = 128, pairs: bool = False, **kwargs: Any
+    ) -> None:
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
             raise PairError(

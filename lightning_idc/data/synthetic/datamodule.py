@@ -19,7 +19,7 @@ class SyntheticPairs(PairDataModule):
     """Pairs of CLEVR-like scenes with captions and ground truth, rendered once and kept on disk.
 
     Args:
-        mode: ``clevr_change``, ``clevr_dc`` or ``omnidiff``.
+        mode: ``clevr_change``, ``clevr_dc``, ``clevr_wide`` or ``omnidiff``.
         train_pairs: number of pairs to train on.
         val_pairs: number of pairs to validate on.
         test_pairs: number of pairs to test on; they are what is predicted, too.

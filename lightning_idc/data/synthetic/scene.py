@@ -84,9 +84,18 @@ class Light:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """Everything that is needed to draw one image."""
+    """Everything that is needed to draw one image.
+
+    Args:
+        things: in it.
+        camera: that sees it.
+        lights: around it.
+        ambient: light from everywhere.
+        albedo: factor of the colours of rubber, and by its square root of metal.
+    """
 
     things: tuple[SceneObject, ...]
     camera: Camera
     lights: tuple[Light, ...]
     ambient: float = 0.25
+    albedo: float = 1.0

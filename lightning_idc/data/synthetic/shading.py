@@ -66,8 +66,9 @@ class Packed:
     cameras: np.ndarray
 
 
-def _thing_row(thing: SceneObject) -> tuple[float, ...]:
-    red, green, blue = (value / 255 for value in COLORS[thing.color])
+def _thing_row(thing: SceneObject, albedo: float) -> tuple[float, ...]:
+    share = albedo if thing.material == "rubber" else math.sqrt(albedo)
+    red, green, blue = (share * value / 255 for value in COLORS[thing.color])
     radius = thing.radius
     return (
         _KIND[thing.shape], thing.x, thing.y, radius, radius * _BOUND[thing.shape] * 1.0001,
@@ -103,7 +104,7 @@ def pack(scenes: Sequence[Scene]) -> Packed:
     cameras = np.empty((count, 13), np.float32)
     for n, scene in enumerate(scenes):
         if scene.things:
-            things[n, : len(scene.things)] = [_thing_row(thing) for thing in scene.things]
+            things[n, : len(scene.things)] = [_thing_row(thing, scene.albedo) for thing in scene.things]
         for k, light in enumerate(scene.lights):
             power = light.intensity * LIGHT_POWER
             red, green, blue = LIGHT_TINTS[min(k, len(LIGHT_TINTS) - 1)]

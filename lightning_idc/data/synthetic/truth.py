@@ -66,27 +66,30 @@ def view_overlap(
     return sum(overlaps) / len(overlaps) if overlaps else None
 
 
-def cell_labels(seen: np.ndarray, things: Sequence[Any], grid: int = 8, least: float = 0.08) -> np.ndarray:
-    """Name what dominates each cell of a grid over the picture, uint8 ``(4, grid, grid)``.
+def cell_labels(
+    seen: np.ndarray, things: Sequence[Any], grid: int | tuple[int, int] = 8, least: float = 0.08
+) -> np.ndarray:
+    """Name what dominates each cell of a grid over the picture, uint8 ``(4, rows, columns)``.
 
     Args:
         seen: index of the thing at each pixel or -1, ``(H, W)``.
         things: mappings with the keys of `ATTRIBUTE_WORDS`, one per thing.
-        grid: cells along each side.
+        grid: rows and columns, or one number for both.
         least: share of a cell that a thing must cover to be named there.
     """
+    down, across = (grid, grid) if isinstance(grid, int) else grid
     height, width = seen.shape
-    rows, columns = np.arange(height) * grid // height, np.arange(width) * grid // width
-    cells = rows[:, None] * grid + columns
+    rows, columns = np.arange(height) * down // height, np.arange(width) * across // width
+    cells = rows[:, None] * across + columns
     slots = len(things) + 1
-    counts = np.bincount((cells * slots + seen + 1).ravel(), minlength=grid * grid * slots).reshape(-1, slots)
+    counts = np.bincount((cells * slots + seen + 1).ravel(), minlength=down * across * slots).reshape(-1, slots)
     area = counts.sum(1)
-    winner = counts[:, 1:].argmax(1) if len(things) else np.zeros(grid * grid, int)
-    covered = counts[np.arange(grid * grid), winner + 1] >= least * area if len(things) else np.zeros(grid * grid, bool)
+    winner = counts[:, 1:].argmax(1) if len(things) else np.zeros(len(counts), int)
+    covered = counts[np.arange(len(counts)), winner + 1] >= least * area if len(things) else np.zeros(len(counts), bool)
     table = np.zeros((slots, len(ATTRIBUTE_WORDS)), np.uint8)
     for index, thing in enumerate(things):
         table[index + 1] = [words.index(thing[name]) + 1 for name, words in ATTRIBUTE_WORDS.items()]
-    return table[np.where(covered, winner + 1, 0)].T.reshape(-1, grid, grid)
+    return table[np.where(covered, winner + 1, 0)].T.reshape(-1, down, across)
 
 
 def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
@@ -117,6 +120,8 @@ def measure(pair: ScenePair, seen: np.ndarray) -> dict[str, Any]:
 def _plain_scene(scene: Scene, boxes: Sequence[list[float] | None], seen: np.ndarray) -> dict[str, Any]:
     pixels = np.bincount(seen[seen >= 0].ravel(), minlength=len(scene.things))
     plain = asdict(scene)
+    if scene.albedo == 1.0:
+        del plain["albedo"]  # of worlds that do not draw it, as it was when there was none
     plain["things"] = [
         {**thing, "box": box, "pixels": int(count)}
         for thing, box, count in zip(plain["things"], boxes, pixels, strict=True)

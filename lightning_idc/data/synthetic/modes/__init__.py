@@ -10,7 +10,7 @@ from types import ModuleType
 
 from lightning_idc.core.types import PairError
 
-MODES = ("clevr_change", "clevr_dc", "omnidiff")
+MODES = ("clevr_change", "clevr_dc", "clevr_wide", "omnidiff")
 
 
 def load_mode(name: str) -> ModuleType:
