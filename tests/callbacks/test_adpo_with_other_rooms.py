@@ -52,6 +52,7 @@ TINY_VLM: dict[str, Any] = {
 LANGUAGE = r".*language_model.*\.(q_proj|v_proj)"
 
 
+@pytest.mark.slow
 def test_an_adapted_clip4idc_retrieves(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
@@ -112,6 +113,7 @@ def test_adapters_off_is_the_policy_before_them(tmp_path: Path, others: list[Any
     assert abs(off.values[-1] - off.values[0]) > 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"modules_to_save": ["lm_head"], "use_dora": True}], ids=["lora", "more"])
 def test_the_adapters_of_sft_are_the_reference_while_they_train_on(options: dict[str, Any], tmp_path: Path) -> None:
     pytest.importorskip("peft")

@@ -34,6 +34,7 @@ def retriever_of(model: Any) -> Retriever:
     return addon
 
 
+@pytest.mark.slow
 def test_a_uniform_retriever_is_dpo_with_random_negatives_bit_for_bit(tmp_path: Path) -> None:
     random, uniform, sharp = Losses(), Losses(), Losses()
     dpo = fit([PreferenceOptimization(negatives=RandomCaption(6)), random], tmp_path)
@@ -61,6 +62,7 @@ class Planted(ReferencePolicy):
             return host.score(step.features, tokens, mask) - 20.0 * (tokens == paint).any(-1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("baseline", [None, LeaveOneOut()])
 def test_the_retriever_moves_to_the_harder_negatives(tmp_path: Path, baseline: Any) -> None:
     model = TinyCaptioner(learning_rates={"vision": 0.0, "language": 0.0, **FAST}, captions_per_pair=1)
@@ -124,6 +126,7 @@ def test_a_large_gradient_of_the_retriever_takes_nothing_from_the_policys_step(t
     assert_same(host_state(step(0.1)), host_state(step(300.0)))
 
 
+@pytest.mark.slow
 def test_the_defaults_do_not_collapse_and_a_collapse_is_warned_of(tmp_path: Path) -> None:
     fit([PreferenceOptimization(), AdversarialRetriever()], tmp_path, max_epochs=12)
     assert AdversarialRetriever().alignment == 1.0 and AdversarialRetriever().scale == 10.0
@@ -134,6 +137,7 @@ def test_the_defaults_do_not_collapse_and_a_collapse_is_warned_of(tmp_path: Path
         fit([PreferenceOptimization(), sharp], tmp_path, max_epochs=12)
 
 
+@pytest.mark.slow
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     def callbacks() -> list[Any]:
         return [PreferenceOptimization(), AdversarialRetriever(candidates=6)]
@@ -149,6 +153,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     assert float(retriever_of(resumed).baseline.mean) != 0
 
 
+@pytest.mark.slow
 def test_alignment_learns_which_caption_belongs_to_which_pair(tmp_path: Path) -> None:
     model = TinyCaptioner(learning_rates={"addons.retriever": 10.0})
     callback = AdversarialRetriever(alignment=1.0, scale=10.0, temperature=1.0)

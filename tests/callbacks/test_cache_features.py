@@ -33,6 +33,7 @@ def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.slow
 def test_training_is_the_same_and_every_image_is_seen_once(tmp_path: Path, computed: list[int]) -> None:
     plain = fit([], tmp_path, captioner(), max_epochs=3)
     assert sum(computed) == 3 * 2 * 16
@@ -49,6 +50,7 @@ def test_training_is_the_same_and_every_image_is_seen_once(tmp_path: Path, compu
     assert computed == [] and again is not cached, "a later run with the same weights reads them"
 
 
+@pytest.mark.slow
 def test_the_test_reads_too_and_other_weights_share_nothing(tmp_path: Path, computed: list[int]) -> None:
     model = fit([], tmp_path, captioner(), max_epochs=1)
     trainer = Trainer(callbacks=[CacheFeatures(tmp_path / "kept", always=True)], default_root_dir=tmp_path, **QUIET)

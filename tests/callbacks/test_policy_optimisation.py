@@ -53,6 +53,7 @@ def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
 FAST = {"vision": 3.0, "language": 3.0}
 
 
+@pytest.mark.slow
 def test_rewards_rise_with_either_method(sft: str, tmp_path: Path) -> None:
     def reward_of(model: Any) -> float:
         source = TinySource(16, 0)
@@ -178,6 +179,7 @@ def test_captions_are_used_for_as_many_steps_as_was_asked(sft: str, tmp_path: Pa
         fit([callback], tmp_path, TinyCaptioner(init_from=sft), accumulate_grad_batches=2)
 
 
+@pytest.mark.slow
 def test_the_divergence_holds_the_policy_to_any_reference_that_scores_tokens(sft: str, tmp_path: Path) -> None:
     def moved(beta: float, reference: Any = None) -> tuple[float, Any]:
         model = TinyCaptioner(init_from=sft, learning_rates=FAST)

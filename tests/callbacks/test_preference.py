@@ -104,6 +104,7 @@ def test_references_are_never_rejected(tmp_path: Path) -> None:
     assert len({text for _, rows in spy.given for row in rows for text in row}) > 5
 
 
+@pytest.mark.slow
 def test_training_tells_true_from_false(tmp_path: Path) -> None:
     sft = fit([], tmp_path, max_epochs=10, enable_checkpointing=True)
     sft.trainer.save_checkpoint(tmp_path / "sft.ckpt")
@@ -232,6 +233,7 @@ def test_falling_chosen_captions_are_told_once(tmp_path: Path) -> None:
         addon._warn(-2.5)
 
 
+@pytest.mark.slow
 def test_a_run_whose_chosen_captions_fall_tells_so_once(tmp_path: Path) -> None:
     class Certain(ReferencePolicy):
         """Is sure of every caption, so that the policy looks as if it had become less so."""
@@ -345,6 +347,7 @@ def test_rejected_captions_of_the_data_with_their_margins(tmp_path: Path) -> Non
         fit([PreferenceOptimization(negatives=FromData())], tmp_path)
 
 
+@pytest.mark.slow
 def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_path: Path) -> None:
     alone = Heard("it turned green")
     fit([PreferenceOptimization(negatives=alone)], tmp_path, max_steps=2)
@@ -363,6 +366,7 @@ def test_a_source_hears_what_its_draws_did_and_a_mixture_hears_of_its_own(tmp_pa
         Mixture([first, second], [1.0])
 
 
+@pytest.mark.slow
 def test_the_policys_own_samples_are_negatives_unless_they_are_right(tmp_path: Path) -> None:
     seen: list[tuple[list[list[str]], list[list[str]]]] = []
 

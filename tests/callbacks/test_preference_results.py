@@ -85,6 +85,7 @@ def test_one_table_of_several_tests(tmp_path: Path, capsys: pytest.CaptureFixtur
         )
 
 
+@pytest.mark.slow
 def test_rows_have_floors_and_paired_intervals(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = TinyPairs(batch_size=4)
     fresh, trained = (TinyCaptioner(captions_per_pair=2) for _ in range(2))

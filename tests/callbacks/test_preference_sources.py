@@ -101,6 +101,7 @@ def test_a_pair_is_preferred_to_another_pair_of_images(kind: str, tmp_path: Path
         PreferenceOptimization(other_images="mirrored")
 
 
+@pytest.mark.slow
 def test_preferring_pairs_of_images_starts_at_the_reference_and_learns(tmp_path: Path) -> None:
     losses = Losses()
     model = TinyCaptioner(captions_per_pair=2, dropout=0.5, learning_rates={"language": 3.0, "vision": 3.0})

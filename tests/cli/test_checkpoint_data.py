@@ -18,6 +18,7 @@ DATA = {
 }
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_tested_and_predicted_on_the_data_of_its_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -58,6 +58,7 @@ def test_nothing_runs_when_a_later_stage_is_wrong(
     assert runs == [] and not (tmp_path / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_keys(
     runs: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -75,6 +76,7 @@ def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_ke
     assert state["global_step"] == 8
 
 
+@pytest.mark.slow
 def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.test.trainer.limit_test_batches", "0"]) == 0
     (tmp_path / "out" / "test" / stages.DONE).unlink()
@@ -84,6 +86,7 @@ def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
     assert names(runs) == ["test"] and "/moved/second/" in runs[0][1]["ckpt_path"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("break_it", "says"),
     [
@@ -103,6 +106,7 @@ def test_resuming_what_is_not_there_is_an_error(
     assert says in capsys.readouterr().err and runs == []
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_run_is_not_overwritten(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 1
@@ -116,6 +120,7 @@ def resumed(runs: Any, *arguments: str) -> list[str]:
     return [name for name, _ in runs]
 
 
+@pytest.mark.slow
 def test_a_stage_whose_recipe_was_changed_runs_again(
     runs: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -134,6 +139,7 @@ def test_a_stage_whose_recipe_was_changed_runs_again(
     assert resumed(runs) == []
 
 
+@pytest.mark.slow
 def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew(runs: Any, tmp_path: Path) -> None:
     base, rest = RECIPE.split("stages:\n")
     recipe, base = base.split("base:\n")

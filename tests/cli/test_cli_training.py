@@ -181,6 +181,7 @@ def test_durations() -> None:
     assert [duration(s) for s in (0, 61, 3723.4)] == ["0:00", "1:01", "1:02:03"]
 
 
+@pytest.mark.slow
 def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
     from lightning_idc.core.vocabulary import Vocabulary
     from lightning_idc.data import SyntheticPairs

@@ -47,6 +47,7 @@ stages:
 # ---- a last state, whatever the best one is chosen by ----------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_last_state_is_kept_after_a_plateau(runs: Any, tmp_path: Path) -> None:
     """The loss falls and the greatest is watched: the best is the first, and Lightning's last.ckpt would be, too."""
     Path("toy.yaml").write_text(MONITORED)
@@ -69,6 +70,7 @@ def test_training_that_ends_before_the_first_validation_is_kept(runs: Any, tmp_p
     assert Path(runs[-1][1]["ckpt_path"]).name == "last.ckpt"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("step", [2, 3, 4])
 def test_ctrl_c_around_a_validation_changes_nothing(runs: Any, tmp_path: Path, step: int) -> None:
     """Four steps are an epoch. A validation that was left out would make another checkpoint the best."""

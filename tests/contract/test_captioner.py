@@ -28,6 +28,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> TinyCaptioner:
     return model
 
 
+@pytest.mark.slow
 def test_a_tiny_subclass_learns_to_describe(trained: TinyCaptioner) -> None:
     report = Trainer(**QUIET).test(trained, TinyPairs(batch_size=4), verbose=False)[0]
     assert report["test/CIDEr-D"] > 100
@@ -162,6 +163,7 @@ def test_duplicates_are_dropped_by_id() -> None:
     assert values is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [None, "clip"])
 def test_a_checkpoint_needs_no_training_captions(vocabulary: str | None, tmp_path: Path) -> None:
     class NothingToTrainOn(TinyPairs):

@@ -114,6 +114,7 @@ write_checkpoint({"global_step": 2, "w": torch.zeros(1000)}, sys.argv[1])
 """
 
 
+@pytest.mark.slow
 def test_a_kill_while_writing_leaves_the_earlier_one(tmp_path: Path) -> None:
     target = tmp_path / "last.ckpt"
     write_checkpoint(content(1), target)

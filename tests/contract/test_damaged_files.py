@@ -153,6 +153,7 @@ def through(
     return said
 
 
+@pytest.mark.slow
 def test_captioners(good: dict[str, Any], trace: Path) -> None:  # noqa: F811
     """More than 200 files, of which some are still good: a value that nothing depends on was replaced."""
     files = broken_files(good, trace)

@@ -123,6 +123,7 @@ def test_every_parameter_trains(name: str) -> None:
     assert grouped == {id(p) for p in model.parameters() if p.requires_grad}
 
 
+@pytest.mark.slow
 @every
 @pytest.mark.parametrize("averaged", [False, True], ids=["plain", "with an average"])
 def test_resume_equals_uninterrupted(name: str, averaged: bool, tmp_path: Path) -> None:
@@ -154,6 +155,7 @@ def test_what_comes_after_the_average_is_refused(name: str, tmp_path: Path) -> N
         train(name, tmp_path, [EMAWeightAveraging(), *PLUGINS[name].callbacks()], max_steps=1)
 
 
+@pytest.mark.slow
 @every
 def test_a_deep_copy_trains_on_by_itself_and_equally(name: str, tmp_path: Path) -> None:
     model, _ = trained(name)
@@ -183,6 +185,7 @@ def test_save_with_and_load_without(name: str, tmp_path: Path) -> None:
     assert_same(dict(again.state_dict()), host_state(model))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in PLUGINS if BATCHES not in PLUGINS[name].exempt])
 def test_accumulating_four_batches_of_one_equals_one_of_four(name: str, tmp_path: Path) -> None:
     plugin = PLUGINS[name]

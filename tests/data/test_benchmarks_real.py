@@ -83,6 +83,7 @@ def clevr(annotations: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_spot_the_diff_in_its_three_groupings(spot: Path, annotations: Path, split: str) -> None:
     (path,) = (annotations / "spot_the_diff").glob(f"{split}.json*")
@@ -105,6 +106,7 @@ def test_spot_the_diff_in_its_three_groupings(spot: Path, annotations: Path, spl
     assert SpotTheDiff(spot, grouping="multi").miscount(split) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 def test_joined_sentences_are_those_that_card_scores(spot: Path, annotations: Path, split: str) -> None:
     card = load(annotations / "card_spot_multi/change_multi_captions.json.gz")
@@ -133,6 +135,7 @@ def test_image_editing_request(edits: Path, annotations: Path, split: str) -> No
     assert first.captions == [" ".join(text.split()) for text in entries[0]["sents"]]
 
 
+@pytest.mark.slow
 def test_levir_cc(levir: Path) -> None:
     data = LEVIRCC(levir)
     assert [data.found(split).pairs for split in SPLITS] == [6_815, 1_333, 1_929]
@@ -154,6 +157,7 @@ def test_birds_to_words_tokenised(birds: Path, annotations: Path) -> None:
     assert record.captions == [" ".join(words) for words in first["description"]]
 
 
+@pytest.mark.slow
 def test_clevr_change(clevr: Path, annotations: Path) -> None:
     data = CLEVRChange(clevr)
     assert [data.found(split).pairs for split in SPLITS] == [67_660, 3_976, 7_970]
@@ -184,6 +188,7 @@ def test_magicbrush_as_aurora_has_it(annotations: Path, tmp_path: Path) -> None:
         data.records("val")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [SpotTheDiff, ImageEditingRequest, LEVIRCC, BirdsToWords, CLEVRChange])
 @pytest.mark.parametrize("split", SPLITS)
 def test_without_images_the_layout_is_told(request: pytest.FixtureRequest, kind: type[Benchmark], split: str) -> None:

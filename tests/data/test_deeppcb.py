@@ -139,6 +139,7 @@ defects_of = st.lists(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @given(defects_of, st.booleans())
 def test_captions_are_read_back(defects: list[Defect], long: bool) -> None:
     captions = captions_of(defects, long)
@@ -231,6 +232,7 @@ def test_lists_cannot_leave_the_root(tmp_path: Path) -> None:
         DeepPCB(tmp_path, official=False).pairs_of("test")
 
 
+@pytest.mark.slow
 def test_official_data(shared: Path) -> None:
     folder = shared / "realdata/deeppcb"
     if not folder.is_dir():

@@ -427,6 +427,7 @@ def test_a_name_that_is_not_text_is_refused(root: Path) -> None:
         captions(root, "predict")
 
 
+@pytest.mark.slow
 def test_many_pairs_are_small_and_shared_with_workers(tmp_path: Path) -> None:
     import pickle
 

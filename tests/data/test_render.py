@@ -51,6 +51,7 @@ def random_scenes(count: int, seed: int = 0) -> list[Scene]:
     return scenes
 
 
+@pytest.mark.slow
 def test_backends_agree() -> None:
     scenes = random_scenes(20)
     images, seen = render(scenes, 64, 64)
@@ -61,6 +62,7 @@ def test_backends_agree() -> None:
     assert (seen != others_seen).mean() < 1e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_picture_depends_on_its_scene_alone(backend: str) -> None:
     scenes = random_scenes(5, seed=1)

@@ -87,6 +87,7 @@ class BreakOff(Callback):
             raise InterruptedError
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", [Watching, Scheduled])
 @pytest.mark.parametrize(("step", "workers"), [(4, 0), (4, 1), (6, 0), (9, 0), (9, 1)])

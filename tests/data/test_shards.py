@@ -158,6 +158,7 @@ def together(count: int, work: Callable[[int], None]) -> None:
     assert [process.exitcode for process in processes] == [0] * count
 
 
+@pytest.mark.slow
 def test_processes_that_begin_at_once_write_one_shard(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = shards._write
 

@@ -181,6 +181,7 @@ print(len(made))
 """
 
 
+@pytest.mark.slow
 def test_two_processes_render_once(tmp_path: Path) -> None:
     racers = [
         subprocess.Popen([sys.executable, "-c", RACE, str(tmp_path)], stdout=subprocess.PIPE, text=True)

@@ -39,6 +39,7 @@ def chi_square(counts: Counter[str], words: tuple[str, ...]) -> float:
     return sum((counts[word] - mean) ** 2 / mean for word in words) / (len(words) - 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words", [SHAPES, MATERIALS, tuple(SIZES), tuple(COLORS)], ids=["shape", "material", "size", "color"]
 )
@@ -149,6 +150,7 @@ def test_camera_and_lights_differ_in_every_pair(pairs: list[ScenePair]) -> None:
         assert all(a != b for a, b in zip(pair.before.lights, pair.after.lights, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", MODES)
 def test_things_do_not_touch(mode: str) -> None:
     for pair in draw_many(mode, 100, seed=8):

@@ -118,6 +118,7 @@ def imported(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: 
     return from_official(own, 3, heads=2, vocabulary=[*SPECIALS, *map(str, range(4, words))])
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_captioning_equals_the_official_code(official: tuple[dict[str, Tensor], dict[str, Tensor], int]) -> None:
     net, io = imported(official, "caption").net, official[1]
@@ -360,6 +361,7 @@ def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip
         Clip4Idc({**TINY, "embed_dim": 48}, encoder_weights=str(path), **options).build()
 
 
+@pytest.mark.slow
 def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path: Path) -> None:
     """Each token names its cell in its own and in the other image; half of it cannot be told without comparing."""
     generator = torch.Generator().manual_seed(0)
@@ -421,6 +423,7 @@ def test_a_stem_needs_patches_of_its_size() -> None:
         PairClip(build_clip(large, vocabulary), vocabulary, 1, stem=True)
 
 
+@pytest.mark.slow
 def test_import_writes_what_describe_and_init_from_take(
     official: tuple[dict[str, Tensor], dict[str, Tensor], int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -155,6 +155,7 @@ def run(model: PairTransformer, **options: object) -> Trainer:
     return trainer
 
 
+@pytest.mark.slow
 def test_it_learns_to_say_what_changed_and_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
     model = small()
     trainer = run(model, max_epochs=20, limit_val_batches=0)

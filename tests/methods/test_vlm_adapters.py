@@ -43,6 +43,7 @@ def stir(model: VLMCaptioner) -> None:
             parameter.data += 0.1 * torch.randn(parameter.shape, generator=generator)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [name for name in ARCHITECTURES if name != "smolvlm"])
 def test_lora_trains_the_language_model_only_and_leaves_the_rest_to_full_training(kind: str) -> None:
     model = captioner(kind)

@@ -58,6 +58,7 @@ def test_values_and_gradients_are_those_of_all_logits(
         torch.testing.assert_close(mine, right, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_vocabulary_is_never_in_memory_at_once() -> None:
     def peak(way: str) -> int:
         return int(subprocess.run([sys.executable, "-c", PEAK, way], capture_output=True, text=True, check=True).stdout)

@@ -53,6 +53,7 @@ def stirred(model: VLMCaptioner) -> VLMCaptioner:
     return model
 
 
+@pytest.mark.slow
 def test_a_published_model_describes_without_training(stock: Path, images: tuple[Path, Path]) -> None:
     model = open_captioner(str(stock), prompt="what differs?", device="cpu", max_pixels=1024)
     assert isinstance(model, VLMCaptioner) and not model.training
@@ -116,6 +117,7 @@ def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
     assert isinstance(again, VLMCaptioner) and torch.equal(scores(again), expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"use_rslora": True}])
 def test_plain_transformers_reads_what_is_merged(options: dict[str, Any], stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)

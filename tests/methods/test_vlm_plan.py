@@ -35,6 +35,7 @@ def stage(stock: Path, precision: str) -> dict[str, Any]:
     return {"trainer": {"precision": precision, "callbacks": CALLBACKS}, "model": model}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed"])
 def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Path) -> None:
     plan = plan_of_stage(stage(stock, precision))
@@ -64,6 +65,7 @@ def test_the_plan_is_what_a_step_holds(precision: str, stock: Path, tmp_path: Pa
     assert plan.trained["lora"] + plan.trained["language"] == groups["language"]
 
 
+@pytest.mark.slow
 def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = {"class_path": "lightning_idc.data.synthetic.SyntheticPairs"}
     recipe = {

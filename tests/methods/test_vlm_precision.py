@@ -64,6 +64,7 @@ def run(stock: Path, folder: Path, precision: Any, steps: int = 12, **options: A
     return model, keep
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("precision", "dtype"), [("bf16-mixed", "auto"), ("bf16-mixed", "float32"), (32, "bfloat16")])
 def test_all_that_trains_moves(precision: Any, dtype: str, stock: Path, tmp_path: Path) -> None:
     model, keep = run(stock, tmp_path, precision, dtype=dtype)
@@ -101,6 +102,7 @@ class Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_frozen_weights_are_not_cast_at_each_call(stock: Path, tmp_path: Path) -> None:
     counts = {}
     for precision in ("bf16-mixed", 32):

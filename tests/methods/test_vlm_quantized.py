@@ -48,6 +48,7 @@ def scores(model: Any) -> Tensor:
         return model.score(model.encode(batch), batch.tokens, batch.caption_mask).cpu()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "device"),
     [*((kind, "cpu") for kind in ("4bit", "8bit", "int8")), *(on_gpu(kind, "cuda") for kind in QUANTIZED)],

@@ -63,6 +63,7 @@ def trainer(folder: Path, **options: Any) -> Trainer:
     return Trainer(**QUIET, default_root_dir=folder, enable_checkpointing=False, limit_val_batches=0, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision", "internvl"])
 def test_batches_of_ten_sizes_equal_pairs_one_by_one(kind: str, folder: Path, tmp_path: Path) -> None:
     model = stirred(kind)
@@ -79,6 +80,7 @@ def test_batches_of_ten_sizes_equal_pairs_one_by_one(kind: str, folder: Path, tm
     assert len({round(record["loss"], 5) for record in alone.values()}) == len(SIZES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "internvl"])
 def test_a_step_on_ten_sizes_equals_ten_steps_accumulated(
     kind: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -54,6 +54,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "a.ckpt"
 
 
+@pytest.mark.slow
 def test_it_learns_its_tokens_and_to_describe(trained: Path) -> None:
     model = load_captioner(trained)
     assert isinstance(model, VLMCaptioner) and list(model.adapters) == ["mdp"]
@@ -87,6 +88,7 @@ def test_a_warm_start_keeps_the_tokens_of_its_weights(trained: Path, tmp_path: P
     assert torch.equal(*scores)
 
 
+@pytest.mark.slow
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     whole = fit(small(), adapters(), tmp_path, max_epochs=2)
     saver = ModelCheckpoint(tmp_path, filename="half", every_n_train_steps=6, save_top_k=-1)
@@ -173,6 +175,7 @@ def from_folder(folder: Path, **options: Any) -> VLMCaptioner:
     return small(architecture=None, model=str(folder), **options)
 
 
+@pytest.mark.slow
 def test_checkpoints_leave_frozen_weights_to_the_model_they_came_from(tmp_path: Path) -> None:
     captioner("llava_onevision").save_model(tmp_path / "stock")
     model = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=2)
@@ -216,6 +219,7 @@ def test_weights_that_a_sharded_checkpoint_must_bring_are_missed(tmp_path: Path)
         model.on_load_checkpoint({"weights": kept[1:]})
 
 
+@pytest.mark.slow
 def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
     captioner("llava_onevision").save_model(tmp_path / "stock")
     whole = fit(from_folder(tmp_path / "stock"), adapters(), tmp_path, max_steps=6)

@@ -9,6 +9,7 @@ import pytest
 from annotations import compare, variants
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("java") is None, reason="needs Java")
 @pytest.mark.parametrize("file", ["spot_the_diff/val.json", "levir_cc/levir_cc_captions.json.gz"])
 def test_scores_equal_pycocoevalcap_end_to_end(shared: Path, file: str) -> None:

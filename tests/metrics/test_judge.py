@@ -110,6 +110,7 @@ def tiny_model(folder: Path, template: bool) -> None:
     LlamaForCausalLM(LlamaConfig(vocab_size=len(words), **sizes)).save_pretrained(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("template", [True, False])
 def test_a_causal_model_answers_each_prompt_by_itself(tmp_path: Path, template: bool) -> None:
     tiny_model(tmp_path, template)

@@ -322,6 +322,7 @@ def test_the_python_backend_equals_the_jar() -> None:
     assert java.running() is oracle  # and is used again
 
 
+@pytest.mark.slow
 @needs_java
 def test_the_java_backend_equals_pycocoevalcap() -> None:
     from pycocoevalcap.meteor.meteor import Meteor

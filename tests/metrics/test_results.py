@@ -219,6 +219,7 @@ anything = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(keys=st.lists(st.sampled_from(sorted(sound_result())), min_size=1, max_size=3), value=anything)
 def test_any_result_is_shown_or_refused(tmp_path: Path, keys: list[str], value: Any) -> None:

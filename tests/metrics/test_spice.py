@@ -162,6 +162,7 @@ def test_the_command_line_says_why_there_is_no_spice(tmp_path: Path, capsys: pyt
     assert "SPICE" in result["not_computed"] and "SPICE" not in result["scores"]["all"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
 def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "with blanks"
@@ -184,6 +185,7 @@ def test_the_launcher_speaks_to_the_program(tmp_path: Path, monkeypatch: pytest.
     assert "as asked" in str(failed) and "code 1" in str(failed)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(shutil.which("javac") is None, reason="needs a JDK")
 def test_the_real_program_starts_and_misses_corenlp(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in JARS:

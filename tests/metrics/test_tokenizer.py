@@ -99,6 +99,7 @@ def captions() -> list[str]:
     return texts[:40_000]
 
 
+@pytest.mark.slow
 @needs_java
 def test_forty_thousand_real_captions(captions: list[str], tmp_path: Path) -> None:
     expected = oracle(captions, tmp_path)
@@ -144,6 +145,7 @@ def test_any_text_gives_plain_tokens(text: str) -> None:
         assert token and token == token.strip() and not any(c.isspace() for c in token)
 
 
+@pytest.mark.slow
 @settings(max_examples=30, deadline=None)
 @given(st.text(alphabet="aZ1.,'’-_/&<>@:;()n€#", min_size=1, max_size=6))
 def test_long_garbage_takes_no_time(piece: str) -> None:

@@ -108,6 +108,7 @@ def both(data: SyntheticDescriptions, host: str, **noise: Any) -> list[Callback]
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("host", HOSTS)
 def test_both_callbacks_train_every_parameter_and_leave_no_trace(host: str, folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
@@ -194,6 +195,7 @@ def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Pa
     assert torch.stack(shares).mean().item() == pytest.approx(0.2, abs=0.04)
 
 
+@pytest.mark.slow
 def test_ordinary_captions_are_judged_against_both_images(folder: Path, tmp_path: Path) -> None:
     data = described(folder)
     plain = SyntheticPairs(
@@ -383,6 +385,7 @@ def test_full_size_has_the_papers_number_of_parameters() -> None:
     assert count / 1e6 == pytest.approx(64.2, abs=0.25)
 
 
+@pytest.mark.slow
 def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_path: Path) -> None:
     """`vocabulary` takes BERT's file: 30,522 pieces give the 64.2 M, [MASK] stands for all pieces of a masked word."""
     data, watch = described(folder), Watch()
@@ -415,6 +418,7 @@ def test_berts_words_are_masked_and_counted_as_in_the_paper(folder: Path, tmp_pa
     assert count / 1e6 == pytest.approx(64.2, abs=0.25)
 
 
+@pytest.mark.slow
 def test_the_papers_backbone_gives_the_papers_grid() -> None:
     pytest.importorskip("timm")
     model = NAMC(
@@ -450,6 +454,7 @@ def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
     assert not any(key.startswith("aux_addons") for key in alone.state_dict())
 
 
+@pytest.mark.slow
 def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
     tiny = {
@@ -476,6 +481,7 @@ def test_both_callbacks_on_clip4idc(folder: Path, tmp_path: Path) -> None:
     assert not any(key.startswith("aux_addons") for key in alone.state_dict())
 
 
+@pytest.mark.slow
 def test_a_checkpoint_with_thirty_thousand_words_is_tested_at_once(tmp_path: Path) -> None:
     """The word list once went through jsonargparse, which copied all of it once per word: 810 s for BERT's."""
     words = [*SPECIALS, "the", "cube", *(f"w{i}" for i in range(30_500))]

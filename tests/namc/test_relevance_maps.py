@@ -74,6 +74,7 @@ def test_the_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
     assert (np.abs(below - np.array([190, 40, 30])).sum(-1) == 0).any(), "planted noise is underlined"
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_map(
     encoder: SmallDualEncoder, images: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -100,6 +101,7 @@ def test_the_command_writes_a_map(
     assert "cannot write" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
     from PIL import Image
 

@@ -87,6 +87,7 @@ def test_one_beam_is_greedy() -> None:
         assert one.mean_log_probs == pytest.approx(best.mean_log_probs, abs=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("penalty", [0.0, 1.0])
 @torch.no_grad()
 def test_wide_beams_find_the_best_of_all_sentences(penalty: float) -> None:

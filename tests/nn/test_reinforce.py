@@ -46,6 +46,7 @@ class Problem:
         return torch.stack(found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [NoBaseline, RunningMean, LeaveOneOut])
 def test_the_estimate_is_the_exact_gradient_within_sampling_error(kind: type[Baseline]) -> None:
     torch.manual_seed(0)
@@ -57,6 +58,7 @@ def test_the_estimate_is_the_exact_gradient_within_sampling_error(kind: type[Bas
     assert (error > 0).all()
 
 
+@pytest.mark.slow
 def test_a_baseline_lowers_the_variance() -> None:
     torch.manual_seed(0)
     problem = Problem()

@@ -60,6 +60,7 @@ def batch(data: SyntheticPairs) -> PairBatch:
 # ---- facts -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_true_sentences_get_all_and_false_ones_less(batch: PairBatch) -> None:
     reward, generator = FactsReward(), torch.Generator().manual_seed(0)
     texts = [
@@ -244,6 +245,7 @@ def test_a_judge_gives_shares_of_its_highest_score(judge: Judge, two: PairBatch)
         JudgeReward(judge.endpoint(), prompt="Rate it")
 
 
+@pytest.mark.slow
 def test_a_judge_that_fails_is_asked_again_and_then_told(judge: Judge, two: PairBatch) -> None:
     judge.fail = [503, 429]
     assert JudgeReward(judge.endpoint())(two, [["x 3"], ["x 3"]]).tolist() == [[1.0], [1.0]]

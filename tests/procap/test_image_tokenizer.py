@@ -90,6 +90,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float, floa
     return folder / "tokenizer.ckpt", before, result["val/psnr"]
 
 
+@pytest.mark.slow
 def test_training_makes_better_pictures(trained: tuple[Path, float, float]) -> None:
     _, before, after = trained
     assert after > before + 3
@@ -145,6 +146,7 @@ def test_training_goes_on_from_a_checkpoint_without_needing_it_again(
     assert torch.equal(again.tokenizer.encode(images()), load_image_tokenizer(trained[0]).encode(images()))
 
 
+@pytest.mark.slow
 def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> None:
     pl.seed_everything(3)
     settings = {"train_pairs": 32, "val_pairs": 8, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}

@@ -57,6 +57,7 @@ def test_queries_are_the_mask_embedding_told_apart_by_their_place(folder: Path) 
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("queries", [0, 1, 3])
 def test_any_k_in_both_variants_decodes_with_a_cache_as_without(folder: Path, variant: str, queries: int) -> None:

@@ -41,6 +41,7 @@ def test_random_patches_have_a_chance_of_their_own_between_a_fifth_and_a_half() 
     assert float(per_sample.std()) < 0.03
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 16), st.integers(2, 16), st.integers(0, 2**31))
 def test_a_block_is_one_rectangle_within_its_share_of_the_area(height: int, width: int, seed: int) -> None:

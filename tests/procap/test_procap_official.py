@@ -89,6 +89,7 @@ def test_k_captions_share_one_memory(decoder: tuple[OfficialDecoder, dict[str, T
     assert torch.allclose(together, apart, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_the_whole_second_stage(shared: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     trunk = below(weights, "intermediate_generator.")
@@ -130,6 +131,7 @@ def test_their_words_become_ours_with_the_special_ones_first() -> None:
         word_order({"cube": 0, "[PAD]": 1})
 
 
+@pytest.mark.slow
 def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path) -> None:
     weights, io = fixture(shared, "procap_stage2")
     words = ["[PAD]", "[CLS]", "[SEP]", "[VID]", "[BOS]", "[EOS]", "[UNK]", "[MASK]", *(f"w{i}" for i in range(72))]

@@ -17,6 +17,7 @@ from lightning_idc.methods.procap.official.convert import convert, convert_token
 from lightning_idc.nn.image_tokenizer import load_image_tokenizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", ["attention_224", "attention_256", "dropped_224", "dropped_256"])
 def test_the_published_vqgan_gives_the_authors_ids(case: str, shared: Path, tmp_path: Path) -> None:
     folder = shared / "parity" / "vqgan_256"

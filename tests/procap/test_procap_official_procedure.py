@@ -166,6 +166,7 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
         second_stage(folder, procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS).build()
 
 
+@pytest.mark.slow
 def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("open_clip")
     path = shared / "parity" / "procap_stage2" / "weights.safetensors"

@@ -139,6 +139,7 @@ def fit(folder: Path, home: Path, resume: Path | None = None) -> ProcedureModel:
     return model
 
 
+@pytest.mark.slow
 def test_a_stopped_run_ends_bit_for_bit_as_if_it_had_not_been(folder: Path, tmp_path: Path) -> None:
     expected = fit(folder, tmp_path / "whole").state_dict()
     # three steps make an epoch: the second and the fourth are in the middle of one
@@ -147,6 +148,7 @@ def test_a_stopped_run_ends_bit_for_bit_as_if_it_had_not_been(folder: Path, tmp_
         assert all(torch.equal(value, expected[name]) for name, value in resumed.items())
 
 
+@pytest.mark.slow
 def test_it_learns_and_reports_and_gives_pictures_back(folder: Path, tmp_path: Path) -> None:
     seed_everything(3, verbose=False)
     model = first_stage(folder, dropout=0.0, optimizer=lambda groups: torch.optim.AdamW(groups, lr=3e-3))

@@ -105,6 +105,7 @@ def test_the_matrix_has_every_row_of_the_tables() -> None:
         assert ("MDPAdapter" in callbacks) == (mdp is not None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ABLATIONS)
 def test_each_ablation_trains_and_tests(name: str, world: Path, tmp_path: Path) -> None:
     fit, test, *_ = load(RECIPE, {"model": "llava_onevision", "ablation": name}).stages

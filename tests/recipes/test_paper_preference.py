@@ -110,6 +110,7 @@ def best(out: Path, stage: str) -> Path:
     return out / json.loads((out / stage / "stage.json").read_text())["best"]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(400)
 def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
     pytest.importorskip("open_clip")

@@ -58,6 +58,7 @@ def picture(number: int) -> torch.Tensor:
     return torch.full((3, 24, 32), 5 * number, dtype=torch.uint8)
 
 
+@pytest.mark.slow
 def test_the_report(tmp_path: Path) -> None:
     page = tmp_path / "report.html"
     entries = [
@@ -112,6 +113,7 @@ def test_the_report(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_the_audit_page(tmp_path: Path) -> None:
     page = tmp_path / "audit.html"
     entries = []

@@ -67,6 +67,7 @@ class Overlapping(TinyPairs):
         return source
 
 
+@pytest.mark.slow
 def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) -> None:
     model = fit([], tmp_path, TinyCaptioner(), max_steps=1)
     shown = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/by-iou")

@@ -80,6 +80,7 @@ def color(page: Any, share: float) -> tuple[int, ...]:
     return tuple(shot.getpixel((int(share * shot.width), int(0.9 * shot.height))))
 
 
+@pytest.mark.slow
 def test_every_action_by_keyboard(page: Any) -> None:
     page.keyboard.press("ArrowRight")
     assert page.inner_text("#place") == "21 to 40 of 45", "outside the large view arrows turn pages"
@@ -103,6 +104,7 @@ def test_every_action_by_keyboard(page: Any) -> None:
     assert page.evaluate("document.activeElement.querySelector('img').alt") == "before, p01", "where one was"
 
 
+@pytest.mark.slow
 def test_the_wipe_goes_with_the_thumb_and_shows_full_size(page: Any) -> None:
     page.click("figure button")
     assert page.evaluate("document.getElementById('large-before').naturalWidth") == SIZE[1], "on the page it has 192"
@@ -127,6 +129,7 @@ def test_without_the_folder_of_pictures_the_page_still_shows_them(browser: Any, 
     tab.close()
 
 
+@pytest.mark.slow
 def test_links_lead_to_pairs_and_filters(page: Any, browser: Any) -> None:
     page.select_option("#type", "=drop")
     page.select_option("#order", label="change score, highest first")
@@ -160,6 +163,7 @@ def test_the_pairs_that_are_shown_as_csv(page: Any) -> None:
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
@@ -200,6 +204,7 @@ def test_more_pairs_than_a_file_holds(browser: Any, tmp_path: Path) -> None:
     tab.close()
 
 
+@pytest.mark.slow
 def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -> None:
     """Pictures of as many bytes as photographs of the size that ShowResults takes for so many pairs."""
     coarse = torch.randint(0, 256, (3, 22, 22), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))

@@ -152,6 +152,7 @@ def test_lists_are_read_strictly(tmp_path: Path) -> None:
             list_pairs([tmp_path / "pairs.txt"])
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
     model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,6 +6,7 @@ import json
 import re
 from pathlib import Path
 
+import pytest
 import torch
 from helpers.toy_stages import Numbers
 
@@ -50,6 +51,7 @@ def data_of(html: str) -> dict[str, list[dict[str, object]]]:
     return json.loads(match[1])
 
 
+@pytest.mark.slow
 def test_kept_and_dropped_stand_there_with_boxes_scores_and_reasons(tmp_path: Path) -> None:
     html = page(tmp_path)
     pairs = data_of(html)["pairs"]

@@ -113,6 +113,7 @@ def test_the_three_instructions_quote_what_they_should() -> None:
     assert "became" not in texts["cc3m"]
 
 
+@pytest.mark.slow
 def test_pairs_of_a_data_set_bring_the_difference_that_two_instructions_quote(tmp_path: Path) -> None:
     data = SyntheticPairs(train_pairs=3, val_pairs=1, test_pairs=1, render_size=32, cache_dir=tmp_path, progress=False)
     store = run(
@@ -175,6 +176,7 @@ def test_refused_answers_are_counted_with_their_reason(tmp_path: Path) -> None:
     assert missing.counts()[1] == {"no difference": 3, "no captions": 1}
 
 
+@pytest.mark.slow
 def test_the_embedded_describer_fills_the_template_on_photographs(tmp_path: Path) -> None:
     pytest.importorskip("skimage")
     chain = Sequential([PasteEdits(size=128, kinds=["replace"]), Descriptions()])

@@ -60,6 +60,7 @@ def test_words_are_aligned() -> None:
     assert [place for place, both in zip(places, shared, strict=True) if both] == [0, 1, 3, 4]
 
 
+@pytest.mark.slow
 def test_one_caption_twice_is_one_picture_and_another_word_is_another(parts: dict[str, Any]) -> None:
     slot = painter(parts)
     (first, twin), (third, other) = slot.paint([("a cat", "a cat"), ("a cat", "a dog")], [5, 5])

@@ -151,6 +151,7 @@ def test_the_stage_that_failed_is_named_within_a_sequence(tmp_path: Path) -> Non
     assert dropped is not None and dropped["stage"] == "Fragile"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, MemoryError])
 def test_where_memory_runs_out_the_batch_is_halved_and_stays_so(tmp_path: Path, kind: type[Exception]) -> None:
     stage = Fragile(set(), largest=5, kind=kind)
@@ -193,6 +194,7 @@ def test_pictures_are_written_in_the_format_that_was_asked_for(tmp_path: Path, i
         ShardJob(Numbers(3), tmp_path / "c", keep_dropped="some")  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_many_decoded_pictures_fit_under_1024_open_files(tmp_path: Path) -> None:
     """The paper's filter reads 128 pairs a step; a descriptor for each picture would end the run."""
     script = (
@@ -268,6 +270,7 @@ def _as_it_is(record: Record) -> Record:
     return record
 
 
+@pytest.mark.slow
 def test_launchers_by_name_make_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # a run writes its configuration beside its results
     photos = tmp_path / "photos"

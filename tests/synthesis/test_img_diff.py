@@ -41,6 +41,7 @@ from lightning_idc.synthesis.store import RecordStore
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("light", "precision", "recall"), [(False, 0.9, 0.8), (True, 0.8, 0.7)])
 def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
     light: bool, precision: float, recall: float
@@ -179,6 +180,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestWholePipeline:
     """Real photographs through every stage with the embedded slots."""
 
+    @pytest.mark.slow
     def test_every_record_is_kept_or_says_why_not(self, folder: Path) -> None:
         records = list(RecordStore(folder / "made"))
         assert len(records) == 8 * len(SamplePhotos().names)
@@ -275,6 +277,7 @@ class TestWholePipeline:
         assert [r.facts["rating"] for r in rated if r.dropped is None] == [0, 3] * 5
         assert "15 of 30 points for 10 answers" in capsys.readouterr().out
 
+    @pytest.mark.slow
     def test_removal_makes_questions_with_the_right_letter(self, folder: Path, tmp_path: Path) -> None:
         chain = Sequential([EraseObjects(), RemovedObjects(), ReleaseRemoval(str(tmp_path / "release"))])
         made = [r for r in run(chain, str(folder / "pairs"), tmp_path / "made") if r.dropped is None]

@@ -58,6 +58,7 @@ def vectors() -> Vectors:
     )
 
 
+@pytest.mark.slow
 def test_pairs_are_those_of_the_equations(vectors: Vectors, tmp_path: Path) -> None:
     run(MapStage(as_it_is), vectors, tmp_path / "features")
     stage = SimilarPairs(str(tmp_path / "features"), neighbours=20)

@@ -68,6 +68,7 @@ def test_neither_batches_nor_workers_change_the_result(tmp_path: Path, batch_siz
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_killed_at_ten_random_moments_and_restarted_the_set_is_the_same(tmp_path: Path) -> None:
     stage, source = Shade(pause=0.02), Numbers(120)
@@ -134,6 +135,7 @@ def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: 
     assert digests(tmp_path / "ac") == good
 
 
+@pytest.mark.slow
 def test_pictures_of_thousands_of_shards_keep_few_maps_open(tmp_path: Path) -> None:
     run(Shade(), Numbers(200), tmp_path / "a", shard_size=2)
     store = run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=2)

@@ -91,6 +91,7 @@ def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
     assert preflight([step("edit", edits(chat(model=str(folder), loading=loading)))], tmp_path) == []
 
 
+@pytest.mark.slow
 def test_the_paper_recipe_ends_before_its_first_stage(tmp_path: Path) -> None:
     recipe = load(ROOT / "recipes" / "paper" / "img_diff.yaml")
     (tmp_path / "captions.txt").write_text("a dog\n")
@@ -113,6 +114,7 @@ def test_embedded_recipes_are_not_delayed(tmp_path: Path, monkeypatch: pytest.Mo
         check_models(load(ROOT / "recipes" / f"{name}.yaml"), tmp_path)
 
 
+@pytest.mark.slow
 def test_as_a_program_it_prints_and_fails(tmp_path: Path) -> None:
     file = tmp_path / "steps.json"
     file.write_text(json.dumps({"steps": [step("edit", edits(chat(model="nobody/x")))], "folder": str(tmp_path)}))

@@ -349,6 +349,7 @@ def test_weights_are_known_by_their_digest(clip: str) -> None:
     assert slot.provenance() == {"commit": None, "weights": expected.hexdigest(), "dtype": "torch.float32"}
 
 
+@pytest.mark.slow
 def test_memory_that_runs_out_halves_the_forward_passes() -> None:
     slot = Pretrained("none", batch_size=8)
     seen: list[int] = []

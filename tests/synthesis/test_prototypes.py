@@ -57,6 +57,7 @@ def made(library: str | None, known: str | None, folder: Path) -> list[Record]:
     return list(run(Sequential(chain), SamplePhotos(copies=10), folder, shard_size=30))
 
 
+@pytest.mark.slow
 def test_own_cutouts_are_recognised(cutouts: str, tmp_path: Path) -> None:
     records = made(cutouts, cutouts, tmp_path / "a")
     right = total = 0
@@ -67,6 +68,7 @@ def test_own_cutouts_are_recognised(cutouts: str, tmp_path: Path) -> None:
     assert total >= 20 and right / total >= 0.8, f"{right} of {total} kept boxes right"
 
 
+@pytest.mark.slow
 def test_pictures_of_another_library_are_refused(cutouts: str, tmp_path: Path) -> None:
     records = made(cutouts, None, tmp_path / "a")
     reasons = {r.dropped["reason"] for r in records if r.dropped is not None}

@@ -58,6 +58,7 @@ def outcome(record: Record) -> tuple[object, ...]:
     )  # type: ignore[index]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("preset", ["embedded", "table17_4", "paper"])
 def test_refiltered_records_are_those_of_a_run_with_the_preset(
     preset: str, edited: Path, scored: RecordStore, tmp_path: Path
@@ -77,6 +78,7 @@ def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> N
     assert kept["paper"] < kept["embedded"], kept
 
 
+@pytest.mark.slow
 def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: RecordStore, tmp_path: Path) -> None:
     strict = run_in_process(stages("embedded"), str(edited), tmp_path / "strict")
     with pytest.raises(ConfigError, match="filters: scores"):

@@ -62,6 +62,7 @@ def rendered(tmp_path_factory: pytest.TempPathFactory) -> RecordStore:
     return run_in_process(RenderPages(Chromium(*VIEW)), WebPages(40, width=VIEW[0], no_change=0.2), target)
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pictures_differ_where_the_element_is(rendered: RecordStore) -> None:
     kept = [record for record in rendered if record.dropped is None]
@@ -81,6 +82,7 @@ def test_pictures_differ_where_the_element_is(rendered: RecordStore) -> None:
                 assert not (differ & ~seen).any(), "a color changes nothing around its element"
 
 
+@pytest.mark.slow
 @needs_browser
 def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dropped(
     rendered: RecordStore, tmp_path: Path
@@ -108,6 +110,7 @@ def test_pages_render_the_same_again_and_sides_that_contradict_their_html_are_dr
     assert store.counts() == (0, {"nothing visible changed": 6})
 
 
+@pytest.mark.slow
 @needs_browser
 def test_a_page_reaches_no_network_and_runs_no_script() -> None:
     browser = Chromium(64, 64)
