@@ -1,12 +1,20 @@
 """What do DPO and ADPO cost beside supervised training? Same captioner, same data, same batches.
 
     python benchmarks/preference.py [--runs 5] [--steps 30] [--batch 32] [--out results/preference.json]
+    python benchmarks/preference.py --policy qwen2_5_vl_3b --encoder vit_b_32 --device cuda --ways DPO ADPO \
+        --runs 3 --steps 20 --batch 4 --out results/preference_encoder.json    # a GPU of 80 GB
+    python benchmarks/preference.py --policy tiny --encoder tiny --ways DPO ADPO --runs 1 --steps 7 --batch 2
 
 The default PairTransformer on rendered CLEVR-Change pairs of 64 pixels, two captions per pair, random weights, as in
 recipes/adpo.yaml. Every measurement is a process of its own, the ways of training by turns, so that a busy machine
 slows all of them alike; figures are CPU seconds of one thread per step (median of the steps after the first five), the
 peak memory of the process and how far it grew from before the first step. The paper (A6000, Qwen2.5-VL-3B): SFT 1.56,
 DPO 1.14, ADPO 1.06 samples a second; 28.6, 39.0, 41.3 GB.
+
+With ``--policy`` of a vision-language model (random weights of full shapes, LoRA on the language model, adapters off as
+the reference; bf16 on a GPU) and ``--encoder`` the retriever looks at every pair with a CLIP4IDC of that size (random
+weights), which is frozen; the captions of the pool are embedded once, before the first step. On a GPU seconds are those
+of the clock and memory is the GPU's.
 
 ``two looks`` is DPO as it is usually done: every chosen and rejected caption with a look of its own at the pair, by
 policy and reference. ``scores kept`` fills a CachedScores: what keeping costs before anything comes back.
@@ -30,18 +38,39 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
+import vlm_scoring  # noqa: E402
 from lightning.pytorch import Callback, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
+from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticPairs  # noqa: E402
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
 from lightning_idc.methods.adpo.cached_scores import CachedScores  # noqa: E402
 from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
-from lightning_idc.methods.adpo.references import FrozenCopy  # noqa: E402
+from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy  # noqa: E402
+from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval  # noqa: E402
 from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.methods.vlm.lora import LoRA  # noqa: E402
+from lightning_idc.methods.vlm.module import VLMCaptioner  # noqa: E402
 
 ADPO_TIME, ADPO_MEMORY = 1.03, 1.02
 """What ADPO may cost, as a factor of DPO."""
+WITH_ENCODER = 1.05
+"""The same of its time where the retriever has an encoder."""
+ENCODERS: dict[str, dict[str, Any]] = {
+    "vit_b_32": {},
+    "tiny": {
+        "vocabulary": None,
+        "clip": {
+            "embed_dim": 16,
+            "quick_gelu": True,
+            "vision_cfg": {"image_size": 8, "patch_size": 4, "width": 32, "head_width": 16, "layers": 2},
+            "text_cfg": {"context_length": 12, "width": 32, "heads": 2, "layers": 1},
+        },
+        "intra_layers": 1,
+    },
+}
+LANGUAGE = r".*language_model.*\.(q_proj|k_proj|v_proj|o_proj|gate_proj|up_proj|down_proj)"
 
 
 class TwoLooks(PairTransformer):
@@ -59,57 +88,121 @@ class TwoLooks(PairTransformer):
         return super().encode(batch)
 
 
-def ways() -> dict[str, tuple[type[PairTransformer], list[Callback]]]:
-    """Captioner and callbacks of each way of training."""
+def ways(encoder: str | None = None, adapters: bool = False) -> dict[str, tuple[bool, list[Callback]]]:
+    """Whether every caption gets a look of its own, and callbacks, of each way of training.
+
+    Args:
+        encoder: checkpoint of the retriever's encoder.
+        adapters: of a policy whose adapters train alone.
+    """
+    lora: list[Callback] = [LoRA(rank=16, alpha=32, targets=LANGUAGE, freeze=["model", "lm_head"])] if adapters else []
+
+    def dpo() -> PreferenceOptimization:
+        return PreferenceOptimization(reference=AdaptersOff() if adapters else FrozenCopy())
+
     return {
-        "SFT": (PairTransformer, []),
-        "DPO": (PairTransformer, [PreferenceOptimization()]),
-        "ADPO": (PairTransformer, [PreferenceOptimization(), AdversarialRetriever()]),
-        "DPO, scores kept": (PairTransformer, [PreferenceOptimization(reference=CachedScores(FrozenCopy()))]),
-        "DPO, two looks": (TwoLooks, [PreferenceOptimization()]),
+        "SFT": (False, lora),
+        "DPO": (False, [*lora, dpo()]),
+        "ADPO": (False, [*lora, dpo(), AdversarialRetriever(encoder)]),
+        "DPO, scores kept": (False, [*lora, PreferenceOptimization(reference=CachedScores(FrozenCopy()))]),
+        "DPO, two looks": (True, [*lora, dpo()]),
     }
 
 
-class Clock(Callback):
-    """CPU seconds of each step and the peak memory before the first."""
+def policy_of(given: argparse.Namespace, two_looks: bool) -> PairCaptioner:
+    """Random captioner on the device of the run."""
+    if given.policy == "pair_transformer":
+        return (TwoLooks if two_looks else PairTransformer)(captions_per_pair=2, dropout=0.0)
+    cuda = given.device == "cuda"
+    # drawn where it will be: billions of weights take minutes on one core
+    torch.set_default_dtype(torch.bfloat16 if cuda else torch.float32)
+    model = VLMCaptioner(
+        architecture=vlm_scoring.SIZES[given.policy][1],
+        tokenizer=vlm_scoring.tokenizer_of(given.policy),
+        captions_per_pair=2,
+        max_length=40,
+        optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-6),
+    )
+    with torch.device(given.device):
+        model.build()
+    torch.set_default_dtype(torch.float32)
+    return model
 
-    def __init__(self) -> None:
+
+def encoder_of(given: argparse.Namespace, data: SyntheticPairs, folder: Path) -> str | None:
+    """Checkpoint of a random encoder; None for small heads on the policy's own features."""
+    if given.encoder == "heads":
+        return None
+    trainer = quiet_trainer(max_steps=0, limit_val_batches=0, default_root_dir=folder)
+    trainer.fit(Clip4IdcRetrieval(**ENCODERS[given.encoder]), data)
+    trainer.save_checkpoint(folder / "encoder.ckpt")
+    return str(folder / "encoder.ckpt")
+
+
+class Clock(Callback):
+    """Seconds of each step and the peak memory before the first: of the processor, or of the GPU where there is one."""
+
+    def __init__(self, cuda: bool) -> None:
+        self.cuda = cuda
         self.seconds: list[float] = []
         self.before = 0
 
+    def now(self) -> float:
+        if not self.cuda:
+            return time.process_time()
+        torch.cuda.synchronize()
+        return time.perf_counter()
+
+    def peak(self) -> int:
+        """Most memory that this process ever held, bytes."""
+        if self.cuda:
+            return torch.cuda.max_memory_allocated()
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
     def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.before = peak()
+        self.before = self.peak()
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._began = time.process_time()
+        self._began = self.now()
 
     def on_train_batch_end(self, trainer: Trainer, *unused: Any) -> None:
-        self.seconds.append(time.process_time() - self._began)
+        self.seconds.append(self.now() - self._began)
 
 
-def peak() -> int:
-    """Most memory that this process ever held, bytes."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def measure(way: str, steps: int, batch: int, cache: str | None) -> dict[str, float]:
+def measure(given: argparse.Namespace) -> dict[str, float]:
     """One way of training, in this process."""
     seed_everything(0, workers=True, verbose=False)
-    kind, callbacks = ways()[way]
-    clock = Clock()
+    cuda = given.device == "cuda"
+    clock = Clock(cuda)
+    side = None if given.policy == "pair_transformer" else vlm_scoring.SIZES[given.policy][0]
+    data = SyntheticPairs(
+        train_pairs=640,
+        val_pairs=8,
+        test_pairs=8,
+        batch_size=given.batch,
+        cache_dir=given.cache,
+        progress=False,
+        image_size=None if side is None else (side, side),
+    )
     with tempfile.TemporaryDirectory() as folder:
+        encoder = encoder_of(given, data, Path(folder))
+        two_looks, callbacks = ways(encoder, side is not None)[given.way]
         trainer = quiet_trainer(
-            max_steps=steps,
+            accelerator="gpu" if cuda else "cpu",
+            devices=1,
+            precision="bf16-true" if cuda and side is not None else "32-true",
+            max_steps=given.steps,
             max_epochs=-1,
             limit_val_batches=0,
             callbacks=[*callbacks, clock],
             default_root_dir=folder,
         )
-        data = SyntheticPairs(
-            train_pairs=640, val_pairs=8, test_pairs=8, batch_size=batch, cache_dir=cache, progress=False
-        )
-        trainer.fit(kind(captions_per_pair=2, dropout=0.0), data)
-    return {"seconds": statistics.median(clock.seconds[5:]), "bytes": peak(), "growth": peak() - clock.before}
+        trainer.fit(policy_of(given, two_looks), data)
+    return {
+        "seconds": statistics.median(clock.seconds[5:]),
+        "bytes": clock.peak(),
+        "growth": clock.peak() - clock.before,
+    }
 
 
 def main() -> None:
@@ -117,15 +210,24 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--policy", choices=("pair_transformer", *vlm_scoring.SIZES), default="pair_transformer")
+    parser.add_argument("--encoder", choices=("heads", *ENCODERS), default="heads", help="of ADPO's retriever")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--ways", nargs="+", choices=list(ways()), help="all, or three of a vision-language model")
     parser.add_argument("--cache", help="folder for rendered pairs")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--way", choices=list(ways()), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
-        print("RESULT " + json.dumps(measure(given.way, given.steps, given.batch, given.cache)))
+        print("RESULT " + json.dumps(measure(given)))
         return
-    found: dict[str, list[dict[str, float]]] = {way: [] for way in ways()}
-    shared = ["--steps", str(given.steps), "--batch", str(given.batch)]
+    small = given.policy == "pair_transformer"
+    chosen = given.ways or (list(ways()) if small else ["SFT", "DPO", "ADPO"])
+    if not small and "DPO, two looks" in chosen:
+        parser.error("DPO with two looks is there for --policy pair_transformer alone")
+    found: dict[str, list[dict[str, float]]] = {way: [] for way in chosen}
+    names = ("steps", "batch", "policy", "encoder", "device")
+    shared = [text for name in names for text in (f"--{name}", str(getattr(given, name)))]
     shared += ["--cache", given.cache] if given.cache else []
     for _ in range(given.runs):
         for way, results in found.items():
@@ -134,30 +236,37 @@ def main() -> None:
             if done.returncode:
                 raise SystemExit(done.stderr[-3000:])
             results.append(json.loads(done.stdout.rpartition("RESULT ")[2]))
-    table = {
-        way: {
-            "pairs_per_second": given.batch / statistics.median(r["seconds"] for r in results),
-            "seconds": statistics.median(r["seconds"] for r in results),
-            "peak_megabytes": statistics.median(r["bytes"] for r in results) / 2**20,
-            "training_megabytes": statistics.median(r["growth"] for r in results) / 2**20,
-        }
-        for way, results in found.items()
-    }
-    # by turns: a ratio of neighbours in time is what a busy machine changes least
-    pairs = list(zip(found["ADPO"], found["DPO"], strict=True))
-    ratios = {
-        "time": statistics.median(a["seconds"] / d["seconds"] for a, d in pairs),
-        "memory": statistics.median(a["bytes"] / d["bytes"] for a, d in pairs),
-    }
+    table = {way: row_of(results, given.batch) for way, results in found.items()}
     for way, row in table.items():
         print(f"{way:<18} {row['pairs_per_second']:7.1f} pairs/s  peak {row['peak_megabytes']:7.0f} MB")
-    print(
-        f"ADPO / DPO: time {ratios['time']:.3f} (at most {ADPO_TIME}), "
-        f"memory {ratios['memory']:.3f} (at most {ADPO_MEMORY})"
-    )
+    result: dict[str, Any] = {"settings": {name: getattr(given, name) for name in names}, "ways": table}
+    if {"DPO", "ADPO"} <= found.keys():
+        # by turns: a ratio of neighbours in time is what a busy machine changes least
+        pairs = list(zip(found["ADPO"], found["DPO"], strict=True))
+        ratios = {
+            "time": statistics.median(a["seconds"] / d["seconds"] for a, d in pairs),
+            "memory": statistics.median(a["bytes"] / d["bytes"] for a, d in pairs),
+        }
+        result["adpo_over_dpo"] = ratios
+        most = ADPO_TIME if given.encoder == "heads" else WITH_ENCODER
+        print(
+            f"ADPO / DPO: time {ratios['time']:.3f} (at most {most}), "
+            f"memory {ratios['memory']:.3f} (at most {ADPO_MEMORY} with heads)"
+        )
     from _harness import report
 
-    report({"ways": table, "adpo_over_dpo": ratios}, given.out, "lightning", seeds=[0], quiet=True)
+    report(result, given.out, "lightning", "transformers", seeds=[0], quiet=True)
+
+
+def row_of(results: list[dict[str, float]], batch: int) -> dict[str, float]:
+    """Medians of the runs of one way."""
+    seconds, peak, growth = (statistics.median(run[name] for run in results) for name in ("seconds", "bytes", "growth"))
+    return {
+        "pairs_per_second": batch / seconds,
+        "seconds": seconds,
+        "peak_megabytes": peak / 2**20,
+        "training_megabytes": growth / 2**20,
+    }
 
 
 if __name__ == "__main__":

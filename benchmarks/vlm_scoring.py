@@ -101,15 +101,19 @@ SIZES: dict[str, tuple[int, dict[str, Any]]] = {
 }
 
 
+def tokenizer_of(size: str) -> str:
+    """Tokenizer that knows a few words and the special tokens of a size."""
+    words = ["the small red cube moved to the left of the large sphere", "nothing changed in this scene"]
+    return train_tokenizer(words, 400, family_of(SIZES[size][1]["model_type"]).special_tokens.values())
+
+
 def model_of(size: str, device: str) -> tuple[VLMCaptioner, int]:
     """Random captioner of a size, and the side of its images."""
     side, architecture = SIZES[size]
     torch.manual_seed(0)
-    words = ["the small red cube moved to the left of the large sphere", "nothing changed in this scene"]
-    special = family_of(architecture["model_type"]).special_tokens.values()
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     torch.set_default_dtype(dtype)
-    model = VLMCaptioner(architecture=architecture, tokenizer=train_tokenizer(words, 400, special))
+    model = VLMCaptioner(architecture=architecture, tokenizer=tokenizer_of(size))
     with torch.device(device):
         model.build()
     torch.set_default_dtype(torch.float32)

@@ -183,7 +183,7 @@ def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_cha
     # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
     chosen, rejected = (values[:, 0].tolist() for values in (shown.chosen_ratio, shown.rejected_ratio))
     compared = sum(math.log1p(math.exp(-0.3 * (chosen[place] - rejected[place]))) for place in (0, 3))
-    held = 2.0 * 0.3 * (rejected[1] ** 2 + chosen[2] ** 2)
+    held = 2.0 * 0.3 * ((chosen[1] - rejected[1]) ** 2 + chosen[2] ** 2)
     assert found == pytest.approx((compared + held) / 4, rel=1e-4) and held > 1e-6
     assert source.heard[:, 0].tolist() == [True, False, False, True], "a retriever is paid for comparisons alone"
 

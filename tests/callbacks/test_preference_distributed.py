@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,28 +21,42 @@ HERE = Path(__file__).parent
 PAPER = HERE.parents[1] / "recipes" / "paper"
 
 
-def outcome(kind: str, out: Path) -> tuple[list[dict[str, torch.Tensor]], list[list[float]]]:
+def outcome(kind: str, out: Path) -> tuple[dict[str, dict[str, torch.Tensor]], list[list[float]], dict[str, str]]:
+    """Weights of each training, sums of both replicas of the last one, and what UnchangedControl wrote."""
     launch(HERE / "two_processes_preference.py", kind, out)
-    files = (f"{kind}.ckpt", f"{kind}-rewarded.ckpt")
-    weights = [torch.load(out / name, weights_only=True)["state_dict"] for name in files]
-    return weights, torch.load(out / f"{kind}.pt", weights_only=True)
+    weights = {
+        name: torch.load(out / f"{kind}{name}.ckpt", weights_only=True)["state_dict"]
+        for name in ("", "-rewarded", "-adapters")
+    }
+    control = json.loads((out / "unchanged.json").read_text(encoding="utf-8"))
+    return weights, torch.load(out / f"{kind}.pt", weights_only=True), control
+
+
+def pairs_of(name: str, weights: dict[str, torch.Tensor]) -> dict[str, str]:
+    """Names of trained weights and of the same weights of the reference."""
+    if name == "-adapters":
+        return {key.replace(".reference", ".default"): key for key in weights if ".reference" in key}
+    addon = {"": "preference", "-rewarded": "policy"}[name]
+    twins = {key: f"aux_addons.{addon}.reference.twin.{key}" for key in weights}
+    return {key: twin for key, twin in twins.items() if twin in weights}
 
 
 @pytest.mark.dist
 @pytest.mark.parametrize("kind", ["ddp", "fsdp2"])
 def test_two_processes(kind: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    expected, _ = outcome("one", tmp_path_factory.mktemp("one"))
-    found, replicas = outcome(kind, tmp_path)
-    for addon, one, two in zip(("preference", "policy"), expected, found, strict=True):
+    first = tmp_path_factory.mktemp("one")
+    expected, _, said = outcome("one", first)
+    shutil.copy(first / "sft.ckpt", tmp_path)
+    found, replicas, control = outcome(kind, tmp_path)
+    for name, one in expected.items():
+        two, pairs = found[name], pairs_of(name, one)
         assert two.keys() == one.keys()
-        moved = 0.0
-        for name, value in one.items():
-            twin = f"aux_addons.{addon}.reference.twin.{name}"
-            if twin in one:
-                moved = max(moved, float((value - one[twin]).abs().max()))
-            torch.testing.assert_close(two[name], value, rtol=1e-4, atol=5e-6, msg=f"{addon}: {name}")
-        assert moved > 1e-2, f"{addon}: the policy left the reference"
+        for key, value in one.items():
+            torch.testing.assert_close(two[key], value, rtol=1e-4, atol=5e-6, msg=f"{name}: {key}")
+        moved = max(float((one[key] - one[reference]).abs().max()) for key, reference in pairs.items())
+        assert moved > 1e-2, f"{name}: the policy left the reference"
     assert len(replicas) == 2 and replicas[0] == replicas[1]
+    assert len(said) == 7 and control == said, "every pair is asked, whichever process has it"
 
 
 def strategies() -> dict[str, list[str]]:

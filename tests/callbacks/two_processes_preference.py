@@ -1,4 +1,4 @@
-"""Run by test_preference_distributed.py: DPO, ADPO, then GRPO, on one or two gloo processes; write what came out."""
+"""Run by test_preference_distributed.py: DPO, GRPO and ADPO on one or two gloo processes; write what came out."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from lightning.pytorch import Trainer, seed_everything
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
+from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.addon import TrainingStep
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.types import PairBatch
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.references import AdapterCopy
 from lightning_idc.methods.rl.policy import GroupRelative
 from lightning_idc.methods.rl.rewards import Reward, Texts
+from lightning_idc.methods.vlm.lora import LoRA
 
 
 class TwoColors(TinySource):
@@ -55,7 +58,11 @@ class Mentions(Reward):
         return torch.tensor([[float(t.split().count(k)) for t in row] for k, row in zip(kinds, texts, strict=True)])
 
 
-def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCaptioner]:
+def lora() -> LoRA:
+    return LoRA(rank=2, alpha=8, freeze=["backbone", "look", "embed", "cell", "head"])
+
+
+def train(kind: str, out: Path, callbacks: list[Any], **options: Any) -> tuple[Trainer, TinyCaptioner]:
     seed_everything(3, workers=True, verbose=False)
     processes = 1 if kind == "one" else 2
     trainer = Trainer(
@@ -69,7 +76,7 @@ def train(kind: str, out: Path, callbacks: list[Any]) -> tuple[Trainer, TinyCapt
         **QUIET,
     )
     # large steps: the test must see a reference that moved or a gradient that was lost
-    model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0})
+    model = TinyCaptioner(dropout=0.0, learning_rates={"language": 3.0}, **options)
     trainer.fit(model, TinyPairs(batch_size=4 // processes, seed=1))
     return trainer, model
 
@@ -82,8 +89,14 @@ def replica(model: TinyCaptioner) -> list[float]:
 
 def main(kind: str, out: Path) -> None:
     torch.set_num_threads(1)
-    trainer, _ = train(kind, out, [PreferenceOptimization(negatives=Fixed())])
+    trainer, model = train(kind, out, [PreferenceOptimization(negatives=Fixed()), UnchangedControl()])
     trainer.save_checkpoint(out / f"{kind}.ckpt")
+    trainer.test(model, TinyPairs(batch_size=4, seed=1), verbose=False)
+    if not (out / "sft.ckpt").is_file():
+        train(kind, out, [lora()])[0].save_checkpoint(out / "sft.ckpt")
+    copied = PreferenceOptimization(negatives=Fixed(), reference=AdapterCopy())
+    trainer, _ = train(kind, out, [lora(), copied], init_from=str(out / "sft.ckpt"))
+    trainer.save_checkpoint(out / f"{kind}-adapters.ckpt")
     # token means and the deviation of a step are over all processes
     rewarded = GroupRelative(Mentions(), samples=8, beta=0.05, scale="batch", averaging="token", filter_groups=True)
     trainer, _ = train(kind, out, [rewarded])

@@ -1,4 +1,4 @@
-"""recipes/paper/adpo.yaml and its retriever's recipe, as one types them, on tiny files of the authors' structure."""
+"""recipes/paper/adpo.yaml, adpo_retriever.yaml and grpo_vlm.yaml on tiny files of the authors' structure."""
 
 from __future__ import annotations
 
@@ -142,3 +142,26 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
         assert moved and all(torch.equal(trained[twin + name], before[name]) for name in moved)
         met = json.loads((here / f"adpo_{dataset}" / "adpo" / "negatives.json").read_text())
         assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
+
+
+@pytest.mark.parametrize("reward", ["cider", "facts"])
+def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(reward: str, here: Path) -> None:
+    pytest.importorskip("peft")
+    clevr_change(here)
+    policy = {"model.model": None, "model.architecture": architecture("qwen2_5_vl"), "model.max_length": 6}
+    short = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "trainer.max_epochs": 1}
+    files = {"data.root": str(here), "data.official": False, "data.num_workers": 0}
+    rendered = {f"data.{name}_pairs": count for name, count in (("train", 8), ("val", 2), ("test", 4))}
+    data = files if reward == "cider" else {**rendered, "data.render_size": 32, "data.cache_dir": str(here)}
+    run(
+        "grpo_vlm", here / "out", **{"matrix.reward": reward}, **short, **policy, **data, **{"model.optimizer.lr": 0.01}
+    )
+    sft, found = weights(best(here / "out", "sft")), weights(best(here / "out", "grpo"))
+    adapters = [name for name in found if ".default" in name]
+    moved = [name for name in adapters if not torch.equal(found[name], sft[name])]
+    assert adapters and moved, "the policy was trained on"
+    for name in adapters:
+        assert torch.equal(found[name.replace(".default", ".reference")], sft[name]), "what it is held to is SFT"
+    rows = json.loads((here / "out" / "test_grpo" / "comparison.json").read_text())
+    assert list(rows) == ["SFT", "SFT+", "GRPO"]
+    assert set(rows["GRPO"]["compared"]["floors"]) == {"constant", "dealt", "after := before"}

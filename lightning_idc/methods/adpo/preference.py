@@ -39,10 +39,10 @@ class PreferenceOptimization(PolicyCallback):
         image_weight: of a loss that prefers the pair itself to another pair of images, for the same caption (mDPO's
             conditional preference). Costs a look at those; pairs without a change are left out.
         other_images: ``identical``, the first image twice, or ``swapped``.
-        anchor: instead of comparing "nothing changed" with a change, hold the probability of that sentence where the
-            reference policy has it; this times beta times its squared log-ratio. With 0 they are compared as other
-            captions are, which shifts how often a captioner says so (README). Without effect where no training pair is
-            unchanged, and with :class:`NoReference`.
+        anchor: weight, in units of beta, of a squared log-ratio that takes the place of comparisons of "nothing
+            changed" with a change: it holds that sentence where the reference policy has it. With 0 they are compared
+            as other captions are, which shifts how often a captioner says so (README). Without effect where no
+            training pair is unchanged, and with :class:`NoReference`.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
     """

@@ -143,8 +143,8 @@ class Preference(Addon):
         """Comparisons of "nothing changed" with a change, and what takes the place of their losses.
 
         All of them can be won without looking at the pair, by saying the one or the other more often. So they are not
-        won at all: the squared log-ratio of the sentence that says that nothing changed holds it at the probability
-        that it has under the reference policy, in changed and in unchanged pairs.
+        won at all, but stay as the reference policy has them: in an unchanged pair the probability of the sentence that
+        says so, in a changed pair its odds against the chosen caption. The loss is the squared log-ratio of these.
 
         Returns:
             bool and float ``(B, S K)``.
@@ -156,7 +156,7 @@ class Preference(Addon):
         unchanged = [any(self._says_no_change(text) for text in own) for own in batch.references]
         chosen = torch.tensor(unchanged, device=device)[:, None]
         other = torch.tensor([[self._says_no_change(text) for text in row] for row in rejected], device=device)
-        moved = torch.where(chosen, comparison.chosen_ratio, comparison.rejected_ratio)
+        moved = torch.where(chosen, comparison.chosen_ratio, comparison.log_ratio)
         return chosen ^ other, self.anchor * self.beta * moved.square()
 
     def _says_no_change(self, caption: str) -> bool:
