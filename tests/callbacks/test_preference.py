@@ -176,14 +176,13 @@ def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_cha
     addon: Any = addons_of(policy)["preference"]
     addon._log = lambda *unused: None  # the run is over
     step = TrainingStep(policy, batch, 0, policy.encode(batch))
-    with torch.no_grad():
-        found = float(addon.objective(step))
-        step.features = policy.encode(batch)
-        shown = addon.compared(step, source.draw(step, 1, torch.Generator()).texts)
+    # with gradients, as in training: without them policy and reference would share the features
+    found = float(addon.objective(step).detach())
+    shown = addon.compared(step, source.draw(step, 1, torch.Generator()).texts)
     # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
     chosen, rejected = (values[:, 0].tolist() for values in (shown.chosen_ratio, shown.rejected_ratio))
     compared = sum(math.log1p(math.exp(-0.3 * (chosen[place] - rejected[place]))) for place in (0, 3))
-    held = 2.0 * 0.3 * ((chosen[1] - rejected[1]) ** 2 + chosen[2] ** 2)
+    held = 2.0 * 0.3 * (((chosen[1] - rejected[1]) ** 2 + rejected[1] ** 2) / 2 + chosen[2] ** 2)
     assert found == pytest.approx((compared + held) / 4, rel=1e-4) and held > 1e-6
     assert source.heard[:, 0].tolist() == [True, False, False, True], "a retriever is paid for comparisons alone"
 

@@ -156,8 +156,9 @@ class Preference(Addon):
         unchanged = [any(self._says_no_change(text) for text in own) for own in batch.references]
         chosen = torch.tensor(unchanged, device=device)[:, None]
         other = torch.tensor([[self._says_no_change(text) for text in row] for row in rejected], device=device)
-        moved = torch.where(chosen, comparison.chosen_ratio, comparison.log_ratio)
-        return chosen ^ other, self.anchor * self.beta * moved.square()
+        probability = torch.where(chosen, comparison.chosen_ratio, comparison.rejected_ratio).square()
+        odds = torch.where(chosen, probability, comparison.log_ratio.square())
+        return chosen ^ other, self.anchor * self.beta * (probability + odds) / 2
 
     def _says_no_change(self, caption: str) -> bool:
         return same_words(caption) in self.no_change
