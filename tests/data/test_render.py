@@ -31,6 +31,14 @@ def thing(shape: str = "sphere", x: float = 0.0, y: float = 0.0, **more: object)
     return replace(SceneObject(shape, "large", "red", "rubber", x, y), **more)
 
 
+def test_albedo_darkens_things_and_leaves_the_ground() -> None:
+    things = thing("cube", color="cyan"), thing("cube", 2.0, 2.0, color="cyan", material="metal")
+    whole = scene(*things)
+    (image, darker), (seen, _) = render([whole, replace(whole, albedo=0.5)], 96, 144)
+    light = [image[:, seen == index].mean() - darker[:, seen == index].mean() for index in (-1, 0, 1)]
+    assert abs(light[0]) < 2 < light[2] < light[1]  # in the shade of a darker thing the ground is a little darker
+
+
 def random_scenes(count: int, seed: int = 0) -> list[Scene]:
     rng = np.random.default_rng(seed)
     scenes = []

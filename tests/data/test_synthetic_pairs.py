@@ -151,6 +151,14 @@ def test_cells_name_the_thing_with_most_pixels(source: SyntheticSource) -> None:
                     assert words == [things[best][name] for name in ATTRIBUTE_WORDS]
 
 
+def test_cells_of_a_picture_that_is_not_square() -> None:
+    seen = np.full((12, 18), -1)
+    seen[8:10, 2:4] = 0
+    thing = {name: words[0] for name, words in ATTRIBUTE_WORDS.items()}
+    labels = cell_labels(seen, [thing], grid=(6, 9))
+    assert labels.shape == (4, 6, 9) and np.argwhere(labels[0]).tolist() == [[4, 1]] and (labels[:, 4, 1] == 1).all()
+
+
 def test_cells_of_an_empty_picture() -> None:
     assert not cell_labels(np.full((10, 14), -1), [], grid=4).any()
 

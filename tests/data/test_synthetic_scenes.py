@@ -61,7 +61,7 @@ def test_kinds_are_equally_frequent(pairs: list[ScenePair]) -> None:
     assert chi_square(kinds, clevr_change.KINDS) < 4.2  # 99.9th percentile for five degrees of freedom
 
 
-@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc"])
+@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
 def test_captions_read_back_to_the_claim(mode: str) -> None:
     for pair in draw_many(mode, 400, seed=11):
         assert len(set(pair.captions)) == len(pair.captions) == 5
@@ -87,7 +87,7 @@ def test_all_twelve_types_of_omnidiff_occur(reports: list[ScenePair]) -> None:
     assert 50 < np.mean([len(pair.captions[0].split()) for pair in reports]) < 90  # the benchmark: 60
 
 
-@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc"])
+@pytest.mark.parametrize("mode", ["clevr_change", "clevr_dc", "clevr_wide"])
 def test_what_a_caption_refers_to_is_unique(mode: str) -> None:
     twins = 0
     for pair in draw_many(mode, 400, seed=5):
@@ -191,7 +191,7 @@ def test_pair_depends_on_seed_split_and_index_only() -> None:
 
 
 def test_unknown_mode_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PairError, match="clevr_change, clevr_dc, omnidiff"):
+    with pytest.raises(PairError, match="clevr_change, clevr_dc, clevr_wide, omnidiff"):
         load_mode("clevr")
 
 

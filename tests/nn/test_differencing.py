@@ -61,7 +61,8 @@ def weights(namer: ChangeNaming, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def captioner(weights: Path | None, **options: Any) -> PairTransformer:
-    settings: dict[str, Any] = {"vocabulary": WORDS, "max_length": 4, "image_size": (96, 96), "width": 16, "heads": 2, "grid": 2}
+    settings: dict[str, Any] = {"vocabulary": WORDS, "max_length": 4, "image_size": (96, 96)}
+    settings |= {"width": 16, "heads": 2, "grid": 2}
     found = PairTransformer(
         **{**settings, **options},
         backbone="difference",

@@ -17,7 +17,7 @@ from lightning_idc.data.synthetic.single_change import draw_single
 
 __all__ = ["KINDS", "WORLD", "draw"]
 
-WORLD = World(things=(2, 8), camera_jitter=0.6)
+WORLD = World(things=(3, 8), camera_jitter=0.6)
 DISTANCE, HEIGHT, ANGLE = (7.5, 12.5), (2.4, 6.4), 0.35
 """Of the camera from the centre over the ground and above it, world units, and sidewards, radians either way."""
 FOV = (40.0, 49.0)
