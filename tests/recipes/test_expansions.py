@@ -41,6 +41,7 @@ MERGED: dict[str, tuple[str, dict[str, str]]] = {
 
 CHANGED = {
     "adpo": "60 % vague captions, negatives as often as said, SFT of equal compute: the setting that shows the effect",
+    "deeppcb": "boards at full resolution, read as one picture of what differs, and defects that are counted",
     "paper/namc_pretrain": "the field's ResNet-101 weights, bicubic, and NIM's own fall of the learning rate",
     "paper/namc_finetune": "the same weights, and one caption of each pair",
     **{f"paper/{method}_{data}": "weights are sharded" for method in ("sft", "dpo", "adpo") for data in DATA},
