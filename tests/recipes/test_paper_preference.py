@@ -144,6 +144,7 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
         assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("reward", ["cider", "facts"])
 def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(reward: str, here: Path) -> None:
     pytest.importorskip("peft")
