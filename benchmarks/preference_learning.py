@@ -202,7 +202,7 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=0.1)
     parser.add_argument("--caption_weight", type=float, default=0.0)
     parser.add_argument("--weighting", default="stratified")
-    parser.add_argument("--anchor", type=float, default=1.0, help="of PreferenceOptimization; 0 compares all alike")
+    parser.add_argument("--anchor", type=float, default=3.0, help="of PreferenceOptimization; 0 compares all alike")
     parser.add_argument("--no_change_share", type=float, default=NO_CHANGE_SHARE)
     parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
     arguments(parser, (1, 2, 3, 4, 5))

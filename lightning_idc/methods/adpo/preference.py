@@ -60,7 +60,7 @@ class PreferenceOptimization(PolicyCallback):
         validation: bool = False,
         image_weight: float = 0.0,
         other_images: str = "identical",
-        anchor: float = 1.0,
+        anchor: float = 3.0,
         name: str = "preference",
         weight: float = 1.0,
     ) -> None:
@@ -70,7 +70,7 @@ class PreferenceOptimization(PolicyCallback):
         if other_images not in OTHER_IMAGES:
             raise ConfigError(f"other_images is {other_images!r}; expected one of {', '.join(OTHER_IMAGES)}")
         if anchor < 0:
-            raise ConfigError(f"anchor is {anchor}; expected 0, to compare all captions alike, or more, such as 1")
+            raise ConfigError(f"anchor is {anchor}; expected 0, to compare all captions alike, or more, such as 3")
         self.image_weight, self.other_images, self.anchor = image_weight, other_images, anchor
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives
