@@ -1,16 +1,19 @@
 """What does MDP cost, and what does it bring?
 
     python benchmarks/mdp.py cost [--device cpu] [--out results/mdp_cost.json]
-    python benchmarks/mdp.py gain [--seeds 0 1 2] [--train 2400] [--epochs 2] [--out results/mdp_gain.json]
-    python benchmarks/mdp.py gain --seeds 2 --part parts/mdp-2.json   # and merge_study.py
+    python benchmarks/mdp.py gain [--seeds 1 2 3 4 5] [--world large small] [--out results/mdp_gain.json]
+    python benchmarks/mdp.py base --seeds 2 --world small --work bases   # the first half of the next line, on its own
+    python benchmarks/mdp.py gain --seeds 2 --world small --work bases --part parts/mdp-small-2.json  # merge_study.py
 
 `cost`: parameters at the shapes of LLaVA-OneVision-7B (SigLIP: 1,152 channels, 729 places, four depths) beside those of
 the whole model, counted without memory, and seconds and memory of one pair through MDP, forward and backward.
 
-`gain`: table 6's question in small. The tiny vision-language model of recipes/m3diff.yaml gets a vision tower that has
-learned to name what stands where, once for all runs, and is then trained on synthetic pairs with several changes and
-long descriptions, once with MDP and once without, with the same seeds, data, order and number of steps. MDP adds
-parameters and time, which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
+`gain`: the question of M3Diff's table 6, in its order. A tiny vision-language model, with a vision tower that has
+learned to name what stands where, learns to caption; from that checkpoint the language model is tuned by LoRA and the
+rest fully for one epoch, once without and once with MDP on all four depths of the tower, with the same seed, data and
+steps. Worlds: ``large``, two or three things seen by a camera that stands still; ``small``, six to eight things at a
+higher resolution by a camera that moves, so that what changes is small and much else changes, too. MDP adds parameters
+and time, which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
@@ -26,15 +29,32 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+import yaml
 from _harness import report
 from _study import Study, arguments, asked, keep, show, wanted
+from lightning.pytorch import seed_everything
 from training import quiet_trainer
 
+from lightning_idc.callbacks.compare_results import captions_of
+from lightning_idc.core.schedules import WarmupCosine, WarmupLinear
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.cells import SyntheticCells
 from lightning_idc.methods.m3diff.mdp import MultiScaleDifferentialPerception
+from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
+from lightning_idc.methods.vlm.lora import LoRA
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.tower import TowerNaming
+from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.comparison import Captioned
 
 WIDTH, PLACES, DEPTHS = 1152, 729, 4
-ROWS = ("without", "with")
+LAYERS = [1, 2, 3, 4]
+PATCH = 8  # pixels
+ROWS = ("LoRA", "LoRA + MDP")
+WORLDS: dict[str, dict[str, Any]] = {
+    "large": {"things": (2, 3), "camera_jitter": 0.0, "render_size": 64},
+    "small": {"things": (6, 8), "render_size": 72},
+}
 RECIPE = Path(__file__).parents[1] / "recipes" / "m3diff.yaml"
 
 
@@ -108,105 +128,119 @@ def trainer_of(epochs: int, folder: Path, **options: Any) -> Any:
     )
 
 
-def sizes(given: argparse.Namespace) -> dict[str, Any]:
-    """The rendered pairs of all trainings."""
+def pairs_of(world: str, given: argparse.Namespace) -> dict[str, Any]:
+    """The rendered pairs of all trainings in a world."""
     pairs = {"train_pairs": given.train, "val_pairs": 8, "test_pairs": given.test}
-    return {"mode": "omnidiff", **pairs, "cache_dir": given.cache, "progress": False}
+    return {**WORLDS[world], **pairs, "no_change": 1 / 6, "cache_dir": given.cache, "progress": False}
 
 
-def look(architecture: dict[str, Any], given: argparse.Namespace, folder: Path) -> Path:
+def architecture_of(world: str) -> dict[str, Any]:
+    """The model of recipes/m3diff.yaml with a tower of four layers, for the world's pictures."""
+    made = yaml.safe_load(RECIPE.read_text())["base"]["model"]["init_args"]["architecture"]
+    tower = {**made["vision_config"], "num_hidden_layers": DEPTHS, "image_size": WORLDS[world]["render_size"]}
+    return {**made, "vision_config": tower}
+
+
+def adamw(rate: float) -> Any:
+    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
+
+
+def look(seed: int, world: str, given: argparse.Namespace, folder: Path) -> Path:
     """Teach the tower to name what stands where; where its checkpoint lies."""
-    from lightning.pytorch import seed_everything
-
-    from lightning_idc.core.schedules import WarmupLinear
-    from lightning_idc.data.synthetic.cells import SyntheticCells
-    from lightning_idc.methods.vlm.tower import TowerNaming
-
-    seed_everything(0, verbose=False)
-    data = SyntheticCells(**sizes(given), batch_size=64)
-    naming = TowerNaming(
-        architecture,
-        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=2e-3),
-        schedule=WarmupLinear(warmup=0.1),
-    )
+    seed_everything(seed, workers=True, verbose=False)
+    grid = WORLDS[world]["render_size"] // PATCH
+    data = SyntheticCells(**pairs_of(world, given), grid=grid, batch_size=64, seed=seed)
+    naming = TowerNaming(architecture_of(world), optimizer=adamw(2e-3), schedule=WarmupLinear(warmup=0.1))
     trainer = trainer_of(given.look_epochs, folder)
     trainer.fit(naming, data)
     trainer.save_checkpoint(folder / "tower.ckpt")
     return folder / "tower.ckpt"
 
 
-def train(
-    seed: int, mdp: bool, architecture: dict[str, Any], tower: Path, given: argparse.Namespace
-) -> tuple[Captioned, dict[str, float]]:
-    """Train once, test once: what is said, and scores."""
-    from lightning.pytorch import seed_everything
-
-    from lightning_idc.core.schedules import WarmupCosine
-    from lightning_idc.data.synthetic import SyntheticPairs
-    from lightning_idc.data.synthetic.facts import fact_scores
-    from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
-    from lightning_idc.methods.vlm.module import VLMCaptioner
-
+def captioner(seed: int, world: str, rate: float, **options: Any) -> VLMCaptioner:
     seed_everything(seed, workers=True, verbose=False)
-    data = SyntheticPairs(**sizes(given), batch_size=16, seed=seed)
-    model = VLMCaptioner(
-        architecture=architecture,
-        tower_weights=str(tower),
+    return VLMCaptioner(
+        architecture=architecture_of(world),
         prompt="What changed?",
-        captions_per_pair=1,
-        optimizer=lambda groups: torch.optim.AdamW(groups, lr=given.rate),
+        captions_per_pair=3,
+        optimizer=adamw(rate),
         schedule=WarmupCosine(warmup=0.05),
+        **options,
     )
-    trainer = trainer_of(given.epochs, tower.parent, callbacks=[MDPAdapter()] if mdp else [])
+
+
+def learn(seed: int, world: str, given: argparse.Namespace, folder: Path) -> Path:
+    """Teach the whole model to caption, unless that was done before; where its checkpoint lies."""
+    if (folder / "base.ckpt").is_file():
+        return folder / "base.ckpt"
+    folder.mkdir(parents=True, exist_ok=True)
+    model = captioner(seed, world, given.rate, tower_weights=str(look(seed, world, given, folder)))
+    trainer = trainer_of(given.epochs, folder)
+    trainer.fit(model, SyntheticPairs(**pairs_of(world, given), batch_size=32, seed=seed))
+    trainer.save_checkpoint(folder / "base.ckpt")
+    return folder / "base.ckpt"
+
+
+def tune(seed: int, world: str, row: str, base: Path, given: argparse.Namespace) -> tuple[Captioned, dict[str, float]]:
+    """Tune the base and test it: what is said, and scores."""
+    model = captioner(seed, world, given.tune_rate, init_from=str(base), learning_rates={"vision": 0.2})
+    data = SyntheticPairs(**pairs_of(world, given), batch_size=32, seed=seed)
+    adapters = {"LoRA": [LoRA(rank=16, alpha=32)], "LoRA + MDP": [LoRA(rank=16, alpha=32), MDPAdapter(LAYERS)]}[row]
+    trainer = trainer_of(given.tune_epochs, base.parent, callbacks=adapters)
     start = time.process_time()
     trainer.fit(model, data)
     seconds = time.process_time() - start
+    data.batch_size = 100  # for the test, where a step is one token
     said, scores = asked(trainer, model, data)
-    source = data.source("test")
-    truths = {id: source.truth(index) for index, id in enumerate(source.ids)}
-    facts = fact_scores((text, truths[id]) for id, text in said.captions.items())
+    references = dict(zip(data.pairs_of("test").ids, captions_of(data.pairs_of("test")), strict=True))
+    scores["CIDEr"] = score_captions(said.captions, references, ["CIDEr"]).values["CIDEr"]
     scores.pop("CIDEr-D")  # stands in the row already
-    return said, {**scores, **facts, "train_cpu_seconds": seconds}
+    return said, {**scores, "tune_cpu_seconds": seconds}
 
 
 def gain(given: argparse.Namespace) -> None:
-    import yaml
-
-    from lightning_idc.data.synthetic import SyntheticPairs
-
-    architecture = yaml.safe_load(RECIPE.read_text())["base"]["model"]["init_args"]["architecture"]
-    worlds = {"omnidiff": Study.of(SyntheticPairs(**sizes(given)), ROWS)}
+    worlds = {world: Study.of(SyntheticPairs(**pairs_of(world, given)), ROWS, control=ROWS[0]) for world in given.world}
     with tempfile.TemporaryDirectory() as made:
-        folder: Path = given.work or Path(made)
-        folder.mkdir(parents=True, exist_ok=True)
-        begin = time.process_time()
-        tower = look(architecture, given, folder)
-        for seed in given.seeds:
-            found = {row: train(seed, row == "with", architecture, tower, given) for row in wanted(given, ROWS)}
-            worlds["omnidiff"].add(
-                seed,
-                {row: said for row, (said, _) in found.items()},
-                {row: scores for row, (_, scores) in found.items()},
-                seconds=time.process_time() - begin,
-            )
-            begin = time.process_time()
-            keep(given, worlds, "transformers", "lightning")
+        for world, study in worlds.items():
+            for seed in given.seeds:
+                begin = time.process_time()
+                base = learn(seed, world, given, (given.work or Path(made)) / f"{world}-{seed}")
+                before = time.process_time() - begin
+                found = {row: tune(seed, world, row, base, given) for row in wanted(given, ROWS)}
+                study.add(
+                    seed,
+                    {row: said for row, (said, _) in found.items()},
+                    {row: scores for row, (_, scores) in found.items()},
+                    base_cpu_seconds=before,
+                    cpu_seconds=time.process_time() - begin,
+                )
+                keep(given, {name: one for name, one in worlds.items() if one.seeds}, "transformers", "lightning")
     show(worlds)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("cost", "gain"))
+    parser.add_argument("what", choices=("cost", "base", "gain"))
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--train", type=int, default=2400)
-    parser.add_argument("--test", type=int, default=100)
-    parser.add_argument("--epochs", type=int, default=2)
+    parser.add_argument("--world", choices=WORLDS, nargs="+", default=list(WORLDS))
+    parser.add_argument("--train", type=int, default=3000)
+    parser.add_argument("--test", type=int, default=2000)
     parser.add_argument("--look_epochs", type=int, default=3)
-    parser.add_argument("--rate", type=float, default=2e-3)
-    arguments(parser, (0, 1, 2))
+    parser.add_argument("--epochs", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=1e-3)
+    parser.add_argument("--tune_epochs", type=int, default=1)
+    parser.add_argument("--tune_rate", type=float, default=1e-3)
+    arguments(parser, (1, 2, 3, 4, 5))
     given = parser.parse_args()
     torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+    if given.what == "base":
+        if given.work is None:
+            raise SystemExit("base keeps its checkpoints in --work; name a folder")
+        for world in given.world:
+            for seed in given.seeds:
+                learn(seed, world, given, given.work / f"{world}-{seed}")
+        return
     if given.what == "gain":
         gain(given)
         return
