@@ -19,6 +19,8 @@ VERBS = {
     "compare": ("pairs", "compare two folders of images: BEFORE AFTER [--fail-on changed]"),
     "caption-pairs": ("pairs", "write a caption beside every second image of a folder"),
     "serve": ("serve", "answer over HTTP, with a page to drop two images on"),
+    "mcp": ("mcp", "answer coding agents over stdio (Model Context Protocol)"),
+    "export": ("export", "onnx | torch | hf OUT: a captioner for programs without this library"),
     "models": ("models", "ls | show NAME: captioners that come with the library"),
     "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
     "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),

@@ -75,6 +75,8 @@ EXTRAS = {
     **dict.fromkeys(("pydicom", "tifffile", "imagecodecs"), "scientific"),
     **dict.fromkeys(("tensorboard", "tensorboardX"), "report"),
     **dict.fromkeys(("litserve", "multipart", "python_multipart"), "serve"),
+    **dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "onnx"),
+    "mcp": "mcp",
     "num2words": "vlm",
     "ray": "ray",
 }

@@ -75,7 +75,7 @@ class PairTransformerNet(GridCaptionNet):
         else:
             before, after = grids.unflatten(0, (-1, 2)).unbind(1)
             parts, extras = [before, after, after - before], {"before": before, "after": after}
-        where = self.coordinates.expand(len(images), -1, -1)  # type: ignore[operator]
+        where = self.coordinates.expand(images.shape[0], -1, -1)  # type: ignore[operator]
         tokens = self.fuse(torch.cat([*parts, where], -1)) + self.place
         bias = self.bias()
         if self.counts is not None:

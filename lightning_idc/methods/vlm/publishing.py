@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
@@ -33,7 +34,7 @@ print(captioner.describe("before.png", "after.png").text)""",
 
 
 def write_repository(
-    captioner: VLMCaptioner,
+    captioner: PairCaptioner,
     folder: str | Path,
     repo: str,
     layout: str = "captioner",
@@ -46,7 +47,8 @@ def write_repository(
         folder: to write to.
         repo: ``OWNER/NAME`` on the hub.
         layout: ``captioner`` for the folder of ``save_pretrained``, which needs nothing else; ``model`` for one that
-            plain transformers and vLLM read, LoRA merged for good; ``adapters`` for LoRA as PEFT has it, and MDP.
+            plain transformers and vLLM read, LoRA merged for good; ``adapters`` for LoRA as PEFT has it, and MDP. A
+            small captioner has the first one only.
         scores: for the card; those of the last evaluation when None.
 
     Raises:
@@ -54,16 +56,19 @@ def write_repository(
     """
     if layout not in LAYOUTS:
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
-    if layout == "adapters":
-        _refuse_half(captioner)
     folder = Path(folder)
     card = card_of(captioner, repo, layout, scores)
-    if layout == "captioner":
+    if not isinstance(captioner, VLMCaptioner):
+        if layout != LAYOUTS[0]:
+            raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
         captioner.save_pretrained(folder)
+    elif layout == "adapters":
+        _refuse_half(captioner)
+        captioner.save_adapters(folder)
     elif layout == "model":
         captioner.save_model(folder, merge=True)
     else:
-        captioner.save_adapters(folder)
+        captioner.save_pretrained(folder)
     (folder / CARD).write_text(card, encoding="utf-8")
     return folder
 
@@ -80,7 +85,7 @@ def _refuse_half(captioner: VLMCaptioner) -> None:
 
 
 def push_to_hub(
-    captioner: VLMCaptioner,
+    captioner: PairCaptioner,
     repo: str,
     layout: str = "captioner",
     scores: Mapping[str, float] | None = None,
@@ -100,16 +105,28 @@ def push_to_hub(
     Raises:
         ConfigError: as :func:`write_repository`, before anything is sent.
     """
-    from huggingface_hub import HfApi
-
     with tempfile.TemporaryDirectory() as place:
         folder = write_repository(captioner, Path(place) / "repository", repo, layout, scores)
-        api = HfApi()
-        api.create_repo(repo, private=private, exist_ok=True)
-        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
+        return upload(folder, repo, private, message)
 
 
-def card_of(captioner: VLMCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:
+def upload(folder: Path, repo: str, private: bool = True, message: str = "Upload an image difference captioner") -> str:
+    """Upload a folder of :func:`write_repository`, and return the address.
+
+    Args:
+        folder: that was written.
+        repo: ``OWNER/NAME``.
+        private: whether a new repository is.
+        message: of the commit.
+    """
+    from huggingface_hub import HfApi
+
+    api = HfApi()
+    api.create_repo(repo, private=private, exist_ok=True)
+    return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
+
+
+def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:
     """Text of the card: metadata that the hub reads, use, what was trained on what, scores.
 
     Args:
@@ -120,21 +137,28 @@ def card_of(captioner: VLMCaptioner, repo: str, layout: str, scores: Mapping[str
     """
     from huggingface_hub import ModelCardData
 
-    options, base = captioner.hparams, captioner.built_net.base_name
+    options, large = captioner.hparams, isinstance(captioner, VLMCaptioner)
+    base = captioner.built_net.base_name if large else None
+    prompt = options["prompt"] if large else None
     if scores is None and captioner.scores is not None:
         scores = captioner.scores.as_dict()
     # a folder of this machine is nobody else's business
     public = base if base is not None and not Path(base).exists() else None
     about: dict[str, Any] = {
         "library_name": {"captioner": "lightning-idc", "model": "transformers", "adapters": "peft"}[layout],
-        "pipeline_tag": "image-text-to-text",
+        "pipeline_tag": "image-text-to-text" if large else "image-to-text",
         "tags": ["image-difference-captioning", "lightning-idc", *captioner.adapters],
         "base_model": public,
     }
     metadata = ModelCardData(**{name: value for name, value in about.items() if value is not None}).to_yaml()
-    use = _USES[layout].format(repo=repo, prompt=options["prompt"], base=public or "the base model")
+    use = _USES[layout].format(repo=repo, prompt=prompt, base=public or "the base model")
     records = options["adapters"] or {}
-    rows = [f"| base model | {public or 'not public'} |", f"| prompt | {options['prompt']} |"]
+    if large:
+        rows = [f"| base model | {public or 'not public'} |", f"| prompt | {prompt} |"]
+    else:
+        spec = captioner.input_spec
+        size = "their own" if spec.size is None else f"{spec.size[1]}x{spec.size[0]} pixels"
+        rows = [f"| network | {type(captioner).__name__} |", f"| images | {size} |", f"| trained on | {spec.domain} |"]
     rows += [f"| {name} | {_told(records[name])} |" for name in captioner.adapters if name in records]
     text = [
         f"---\n{metadata}\n---\n",

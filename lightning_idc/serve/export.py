@@ -1,0 +1,150 @@
+"""Captioners for programs without this library: two graphs in ONNX or of torch.export, or a folder for the hub.
+
+The graphs are everything up to the first word, and one cached step of the decoder; the loop over words is left to the
+program, which takes thirty lines (docs/tasks/export.md).
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.errors import ConfigError
+from lightning_idc.files import atomic_write
+from lightning_idc.nn.transformer import DecoderState
+
+ABOUT = "captioner.json"
+"""File beside the graphs: words, size of images, and ids that decoding has to know."""
+_PAST = 3  # words of the example that is traced; more than one, or the number would become a constant
+
+
+class Encoder(nn.Module):
+    """Everything that reads pixels: uint8 pairs ``(B, 2, C, H, W)`` to a memory ``(B, layers, 2, heads, M, d)``."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, images: Tensor) -> Tensor:
+        return _packed(self.net.start(self.net.encode(images)).memory)  # type: ignore[operator]
+
+
+class Step(nn.Module):
+    """One word more: log-probabilities ``(N, V)``, and keys and values of the words so far.
+
+    Takes tokens ``(N,)``, a memory ``(N, layers, 2, heads, M, d)`` and a past ``(N, layers, 2, heads, t, d)``.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, tokens: Tensor, memory: Tensor, past: Tensor) -> tuple[Tensor, Tensor]:
+        state = DecoderState(_layers(memory), _layers(past), None)
+        logits = self.net.step(state, tokens)  # type: ignore[operator]
+        return logits.log_softmax(-1), _packed(state.past)
+
+
+def _packed(layers: list[tuple[Tensor, Tensor]]) -> Tensor:
+    return torch.stack([torch.stack(pair, 1) for pair in layers], 1)
+
+
+def _layers(packed: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(layer[:, 0], layer[:, 1]) for layer in packed.unbind(1)]
+
+
+@torch.no_grad()
+def programs(captioner: PairCaptioner) -> dict[str, ExportedProgram]:
+    """The graphs ``encoder`` and ``step`` of a small captioner, for any number of pairs of its size.
+
+    Args:
+        captioner: any whose network writes with a decoder of :mod:`lightning_idc.nn.transformer`.
+
+    Raises:
+        ConfigError: the network is of another kind, or the size of its images is not known.
+    """
+    spec, net = captioner.input_spec, captioner.built_net
+    if type(captioner).encode is not PairCaptioner.encode:
+        raise ConfigError(
+            f"a {type(captioner).__name__} has no small network to export; `export hf --layout model` writes a folder "
+            "that transformers and vLLM read"
+        )
+    if spec.size is None:
+        raise ConfigError("the captioner was trained on images of several sizes; a graph needs one: set image_size")
+    captioner.eval()
+    images = torch.zeros(3, 2, spec.channels or 3, *spec.size, dtype=torch.uint8, device=captioner.device)
+    state = net.start(net.encode(images))
+    if not isinstance(state, DecoderState) or state.mask is not None:
+        raise ConfigError(f"the decoder of a {type(captioner).__name__} cannot be exported; PairTransformer's can")
+    memory = _packed(state.memory)
+    past = memory.new_zeros(*memory.shape[:4], _PAST, memory.shape[-1])
+    tokens = torch.ones(len(images), dtype=torch.long, device=captioner.device)
+    rows = {0: Dim.DYNAMIC}
+    given: dict[str, tuple[nn.Module, tuple[Tensor, ...], dict[str, Any]]] = {
+        "encoder": (Encoder(net), (images,), {"images": rows}),
+        "step": (Step(net), (tokens, memory, past), {"tokens": rows, "memory": rows, "past": {**rows, 4: Dim.DYNAMIC}}),
+    }
+    return {
+        name: torch.export.export(module.eval(), example, dynamic_shapes=shapes)
+        for name, (module, example, shapes) in given.items()
+    }
+
+
+def about(captioner: PairCaptioner) -> dict[str, Any]:
+    """What a program must know beside the graphs, as plain values.
+
+    Args:
+        captioner: that is exported.
+    """
+    words, spec = captioner.built_vocabulary, captioner.input_spec
+    return {
+        "size": list(spec.size or ()),
+        "interpolation": spec.interpolation,
+        "domain": spec.domain,
+        "max_length": captioner.hparams["max_length"],
+        "begin": words.special.bos,
+        "ends": list(words.special.ends),
+        "never_said": list(words.special.never_said),
+        "no_change": captioner.tokenize(captioner.hparams["no_change_captions"] or []),
+        # sub-words are put together by their tokenizer
+        "words": words.words if type(words) is Vocabulary else None,
+    }
+
+
+def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "torch"] = "onnx") -> Path:
+    """Write ``encoder`` and ``step`` and, beside them, what a program must know; return the folder.
+
+    Args:
+        captioner: a small one.
+        folder: made where it is missing.
+        kind: ``onnx``, or ``torch`` for ``.pt2`` files of torch.export.
+
+    Raises:
+        ConfigError: the network cannot be exported.
+    """
+    found = programs(captioner)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, program in found.items():
+        if kind == "onnx":
+            _write_onnx(program, folder / f"{name}.onnx")
+        else:
+            atomic_write(folder / f"{name}.pt2", lambda path, program=program: torch.export.save(program, path))
+    atomic_write(folder / ABOUT, json.dumps(about(captioner)))
+    return folder
+
+
+def _write_onnx(program: ExportedProgram, target: Path) -> None:
+    import onnxscript  # noqa: F401  torch's own words for its absence do not name the extra
+
+    outputs = ["memory"] if target.stem == "encoder" else ["log_probs", "past_after"]
+    written = torch.onnx.export(program, output_names=outputs, verbose=False)
+    if written is None:
+        raise ConfigError(f"torch made no ONNX graph of {target.stem}")
+    atomic_write(target, written.model_proto.SerializeToString())

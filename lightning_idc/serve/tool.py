@@ -1,0 +1,69 @@
+"""A server of the Model Context Protocol: coding agents ask what changed between two image files."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+from typing_extensions import TypedDict  # pydantic refuses that of typing before Python 3.12
+
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.errors import IDCError
+from lightning_idc.serve.answers import answer_pairs
+
+
+class Described(TypedDict):
+    """What the tool returns.
+
+    Args:
+        caption: what changed, as a sentence.
+        change_score: probability that anything changed; None where the captioner knows no unchanged pairs.
+        changed: whether the pair counts as changed; None where that is not known.
+        regions: where, [x1, y1, x2, y2] in pixels of the first image, the most important one first.
+        size: width and height of the first image.
+        notes: what makes the answer doubtful.
+    """
+
+    caption: str
+    change_score: float | None
+    changed: bool | None
+    regions: list[list[int]]
+    size: list[int]
+    notes: list[str]
+
+
+def make_tool_server(captioner: PairCaptioner) -> MCPServer:
+    """A server with the tool ``describe_change``, ready to run.
+
+    Args:
+        captioner: that answers.
+    """
+    about = f"Knows {captioner.input_spec.domain or 'the kind of images it was trained on'} only."
+    server = MCPServer(
+        "lightning_idc", instructions=f"Says what changed between two images. {about}", log_level="ERROR"
+    )
+    turn = threading.Lock()
+
+    def describe_change(before: str, after: str) -> Described:
+        try:
+            with turn, warnings.catch_warnings(record=True) as caught:
+                warnings.simplefilter("always", UserWarning)
+                found = answer_pairs(captioner, [captioner.input_spec.read(before, after)])[0]
+        except IDCError as error:
+            raise ToolError(str(error)) from error
+        return {
+            "caption": found.caption,
+            "change_score": found.change_score,
+            "changed": found.changed,
+            "regions": found.boxes,
+            "size": list(found.size or ()),
+            "notes": [str(note.message) for note in caught],
+        }
+
+    server.add_tool(
+        describe_change,
+        description=f"Say what changed from one image file to another, how sure that is, and where. {about}",
+    )
+    return server

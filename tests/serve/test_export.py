@@ -1,0 +1,139 @@
+"""export: graphs that say word for word what Python says, run by the code of the documentation."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import lightning_idc
+from lightning_idc.cli import main
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.decoding import greedy
+from lightning_idc.core.types import stack_images
+from lightning_idc.data import SyntheticPairs
+
+ROOT = Path(__file__).resolve().parents[2]
+PAIRS = 200
+
+
+@cache
+def rendered() -> torch.Tensor:
+    """Pairs of the world that the shipped captioner knows, ``(PAIRS, 2, 3, 64, 64)``."""
+    source = SyntheticPairs().pairs_of("test")
+    return stack_images([source.load(index) for index in range(PAIRS)])
+
+
+@torch.no_grad()
+def said_by_python(captioner: PairCaptioner, images: torch.Tensor) -> list[list[int]]:
+    net = captioner.built_net
+    return greedy(net, net.encode(images), captioner.hparams["max_length"]).ids
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    folder = tmp_path_factory.mktemp("export")
+    assert main(["export", "onnx", str(folder / "clevr_onnx"), "--model", "clevr"]) == 0
+    return folder
+
+
+def test_the_code_of_the_documentation_says_what_python_says(
+    exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(exported)
+    for path in lightning_idc.sample_pair():
+        shutil.copy(path, exported)
+    (code,) = re.findall(r"^```python\n(.*?)^```", (ROOT / "docs/tasks/export.md").read_text("utf-8"), re.S | re.M)
+    names: dict[str, Any] = {}
+    exec(compile(code, "export.md", "exec"), names)
+    captioner = lightning_idc.load("clevr", device="cpu")
+    assert capsys.readouterr().out.strip() == captioner.describe(*lightning_idc.sample_pair()).text
+    wanted = said_by_python(captioner, rendered())
+    assert names["caption_ids"](rendered().numpy()) == wanted
+    assert names["caption_ids"](rendered()[:1].numpy()) == wanted[:1], "one pair alone"
+    assert len({tuple(ids) for ids in wanted}) > PAIRS / 2 and len({len(ids) for ids in wanted}) > 2
+
+
+def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported: Path) -> None:
+    import onnxruntime
+
+    folder = exported / "clevr_onnx"
+    about = json.loads((folder / "captioner.json").read_text(encoding="utf-8"))
+    encoder, step = (onnxruntime.InferenceSession(folder / f"{name}.onnx") for name in ("encoder", "step"))
+    memory = encoder.run(None, {"images": rendered()[:8].numpy()})[0]
+    mass = np.zeros(8)
+    for ids in about["no_change"]:
+        past, sums = memory[..., :0, :], np.zeros(8)
+        for before, after in itertools.pairwise(ids):
+            found, past = step.run(None, {"tokens": np.full(8, before), "memory": memory, "past": past})
+            sums += found[:, after]
+        mass += np.exp(sums)
+    captioner = lightning_idc.load("clevr", device="cpu")
+    with torch.no_grad():
+        wanted = captioner.change_scores(captioner.built_net.encode(rendered()[:8]))
+    np.testing.assert_allclose(1 - mass, np.asarray(wanted, float), atol=1e-4)
+
+
+def test_graphs_of_torch_run_without_the_classes_of_the_network(model: Path, tmp_path: Path) -> None:
+    assert main(["export", "torch", str(tmp_path / "out"), "--model", str(model)]) == 0
+    encoder, step = (torch.export.load(tmp_path / "out" / f"{name}.pt2").module() for name in ("encoder", "step"))
+    captioner = lightning_idc.load(model, device="cpu")
+    images = torch.nn.functional.interpolate(rendered()[:5].flatten(0, 1), (32, 32)).view(5, 2, 3, 32, 32)
+    for pairs in (images, images[:1]):
+        memory, said = encoder(pairs), []
+        tokens, past = torch.full((len(pairs),), 1), memory[..., :0, :]
+        for _ in range(captioner.hparams["max_length"]):
+            scores, past = step(tokens, memory, past)
+            scores[:, [0, 1, 3]] = float("-inf")
+            tokens = scores.argmax(-1)
+            said.append(tokens)
+        for ids, wanted in zip(torch.stack(said, 1).tolist(), said_by_python(captioner, pairs), strict=True):
+            assert ids[: len(wanted)] == wanted
+
+
+def test_a_folder_for_the_hub_is_read_again(model: Path, tmp_path: Path) -> None:
+    pair = lightning_idc.sample_pair()
+    assert main(["export", "hf", str(tmp_path / "mine"), "--model", str(model)]) == 0
+    card = (tmp_path / "mine" / "README.md").read_text(encoding="utf-8")
+    assert card.startswith("---\n") and "| images | 32x32 pixels |" in card and "PairTransformer" in card
+    wanted = lightning_idc.load(model, device="cpu").describe(*pair)
+    assert lightning_idc.load(tmp_path / "mine", device="cpu").describe(*pair) == wanted
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["onnx", "out", "--push", "me/x"], "--push and --layout belong to `export hf`"),
+        (["hf", "out", "--layout", "model"], "for vision-language models; found a PairTransformer"),
+    ],
+)
+def test_what_cannot_be_is_said(
+    arguments: list[str],
+    message: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", *arguments, "--model", str(model)]) == 1
+    assert message in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> None:
+    from lightning_idc.errors import ConfigError
+    from lightning_idc.serve.export import write_graphs
+
+    captioner = lightning_idc.load(model, device="cpu")
+    captioner.hparams["image_size"] = captioner.hparams["input_spec"] = None
+    with pytest.raises(ConfigError, match="a graph needs one"):
+        write_graphs(captioner, tmp_path / "out", "torch")

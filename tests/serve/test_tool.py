@@ -1,0 +1,49 @@
+"""mcp: the official client starts the server as an agent does, and asks over stdio."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+import lightning_idc
+from lightning_idc.serve import answer_pairs
+
+mcp = pytest.importorskip("mcp", reason="needs the extra mcp")
+pytestmark = pytest.mark.dist
+
+
+def test_an_agent_is_answered_as_python_answers(model: Path, draw: Callable[..., Path], tmp_path: Path) -> None:
+    from mcp.client.stdio import StdioServerParameters
+
+    pair = [draw("a.png"), draw("b.png", square=(16, 8), size=(32, 32))]
+    given = ["-m", "lightning_idc", "mcp", "--model", str(model)]
+    server = StdioServerParameters(command=sys.executable, args=given, env=dict(os.environ), cwd=Path.cwd())
+
+    async def ask() -> tuple[Any, Any, Any, Any]:
+        async with mcp.Client(server) as client:
+            tools = await client.list_tools()
+            found = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[1])})
+            (tmp_path / "text.png").write_text("no image")
+            bad = await client.call_tool(
+                "describe_change", {"before": str(pair[0]), "after": str(tmp_path / "text.png")}
+            )
+            again = await client.call_tool("describe_change", {"before": str(pair[0]), "after": str(pair[0])})
+            return tools, found, bad, again
+
+    tools, found, bad, again = anyio.run(ask)
+    (tool,) = tools.tools
+    assert tool.name == "describe_change" and set(tool.input_schema["required"]) == {"before", "after"}
+    captioner = lightning_idc.load(model, device="cpu")
+    wanted = answer_pairs(captioner, [captioner.input_spec.read(*pair)])[0]
+    said = found.structured_content
+    assert (said["caption"], said["regions"]) == (wanted.caption, wanted.boxes) and said["size"] == [32, 32]
+    assert said["change_score"] == pytest.approx(wanted.change_score, abs=1e-5) and said["changed"] == wanted.changed
+    assert wanted.boxes, "a square was drawn"
+    assert bad.is_error and "is not an image that can be read" in bad.content[0].text
+    assert not again.is_error, "one bad file does not end the server"
