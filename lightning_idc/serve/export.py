@@ -7,6 +7,7 @@ program, which takes thirty lines (docs/tasks/export.md).
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -135,7 +136,7 @@ def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "
         if kind == "onnx":
             _write_onnx(program, folder / f"{name}.onnx")
         else:
-            atomic_write(folder / f"{name}.pt2", lambda path, program=program: torch.export.save(program, path))
+            atomic_write(folder / f"{name}.pt2", partial(torch.export.save, program))
     atomic_write(folder / ABOUT, json.dumps(about(captioner)))
     return folder
 
