@@ -78,7 +78,12 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-docs: $(READY)
+# the first page runs a captioner in the browser by onnxruntime-web; without npm the site is built without it
+web/node_modules: web/package-lock.json
+	@if command -v npm >/dev/null; then cd web && npm ci --silent && touch node_modules; \
+	else echo "npm is not there: the first page of the documentation runs no captioner"; fi
+
+docs: $(READY) web/node_modules
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import litserve
+import litserve.server
 from litserve.server import RegularRequestHandler
 
 from lightning_idc.errors import IDCError
@@ -20,6 +21,10 @@ from lightning_idc.serve.opening import ModelOptions
 if TYPE_CHECKING:
     from lightning_idc.core.captioner import PairCaptioner
     from lightning_idc.core.types import PairSample
+
+# LitServe 0.2.19 starts an MCP server of its own wherever the package mcp is installed, with names that it only imports
+# beside fastmcp, and fails; ours is `lightning-idc mcp`
+litserve.server._MCP_AVAILABLE = False
 
 PATH = "/pairs"
 """Name of the worker's queue; the front has the routes."""
