@@ -112,6 +112,7 @@ SMALL_QWEN: dict[str, Any] = {
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
         "vocab_size": 2000,
+        "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e6},
     },
 }

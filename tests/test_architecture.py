@@ -111,3 +111,17 @@ def test_the_ground_floor_is_typed_without_exceptions() -> None:
     strict = [path for name, path in MODULES.items() if room(name) in ("core", "errors", "files")]
     assert len(strict) > 30
     assert [path.name for path in strict if "type: ignore" in path.read_text(encoding="utf-8")] == []
+
+
+def test_protocols_asked_at_runtime_name_nothing_that_a_module_keeps_aside() -> None:
+    """From Python 3.12 on, ``isinstance`` does not see submodules and parameters, which ``nn.Module`` keeps aside."""
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and "runtime_checkable" in {ast.unparse(d) for d in node.decorator_list}:
+                members = [part for part in node.body if isinstance(part, ast.AnnAssign)]
+                kept = ("Any", "Module", "Tensor", "Parameter")
+                found += [
+                    f"{node.name}.{ast.unparse(m.target)}" for m in members if ast.unparse(m.annotation).endswith(kept)
+                ]
+    assert not found, f"methods and properties are seen, these are not: {found}"

@@ -25,9 +25,11 @@ COPY = "reference"
 
 @runtime_checkable
 class HasLanguageModel(Protocol):
-    """A network with a language model inside."""
+    """A network with a language model inside, as its submodule ``model``.
 
-    model: Any
+    The submodule is no member: from Python 3.12 on, ``isinstance`` does not see what ``nn.Module`` keeps aside.
+    """
+
     base_name: str | None
     """Folder or hub id that the model came from."""
 
@@ -84,7 +86,7 @@ class LoraAdapter(Adapter):
         model: Any = net
         language: tuple[str, ...] = ()
         if isinstance(net, HasLanguageModel):
-            model, language, self._base_name = net.model, net.language_modules, net.base_name
+            model, language, self._base_name = net.get_submodule("model"), net.language_modules, net.base_name
         freeze = list(self.freeze or language)
         if not freeze:
             raise ConfigError(f"LoRA does not know which part of {type(net).__name__} to update; set `freeze` to paths")
