@@ -12,28 +12,35 @@ by one, on several cores or machines, become one study: ``merge_study.py``.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from _harness import report
+from _harness import commit, report
 
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.store import fingerprint_of
 from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.floors import BELOW, UNDECIDED, constant_caption
 from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
 
+Said = tuple[Captioned, dict[str, float]]
+"""What a captioner says of the test pairs, and other scores of it by name."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
 PLACES = ("cache", "work", "part", "out")
 """Arguments that say where something is kept, which are no settings of a study."""
+VARIED = ("seeds", "only", "world")
+"""Settings in which parts of one study may differ."""
 
 
 @dataclass
@@ -218,7 +225,7 @@ def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=list(seeds))
     parser.add_argument("--only", nargs="+", metavar="ROW", help="rows to train; all of them by default")
     parser.add_argument("--cache", type=Path, help="folder of rendered pairs, which several runs may share")
-    parser.add_argument("--work", type=Path, help="folder of checkpoints of this run alone")
+    parser.add_argument("--work", type=Path, help="folder of this run alone: stopped, it goes on after its last row")
     parser.add_argument("--part", type=Path, help="JSON file of all that was said, for merge_study.py")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
 
@@ -236,7 +243,7 @@ def wanted(given: argparse.Namespace, rows: Sequence[str]) -> list[str]:
     return [row for row in rows if row in only]
 
 
-def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> tuple[Captioned, dict[str, float]]:
+def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Said:
     """What a captioner says of the test pairs, with facts and control, and all scores of the test by name."""
     control = UnchangedControl()
     trainer.callbacks.append(control)
@@ -245,6 +252,29 @@ def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> tuple
     facts = {id: data.facts("test", id, text) for id, text in said.items()}
     scores = {name.removeprefix("test/"): float(value) for name, value in found.items()}
     return Captioned(said, control.said, facts), scores
+
+
+def stamp(given: argparse.Namespace) -> str:
+    """Short name of a commit and of all settings in which parts may not differ, for files in ``--work``."""
+    settings = {name: str(value) for name, value in vars(given).items() if name not in PLACES + VARIED}
+    return fingerprint_of({"commit": commit(), "settings": settings})[:12]
+
+
+def once(path: Path, make: Callable[[], Said]) -> Said:
+    """What a captioner said, read from a file that an earlier run left; else made, and left there.
+
+    A run that was stopped goes on after its last row where ``--work`` keeps its files.
+
+    Args:
+        path: JSON file, in whose name :func:`stamp` stands.
+        make: trains and asks the captioner.
+    """
+    if path.is_file():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        return Captioned(**known["said"]), known["figures"]
+    said, figures = make()
+    save_json(path, {"said": asdict(said), "figures": figures})
+    return said, figures
 
 
 def keep(given: argparse.Namespace, worlds: Mapping[str, Study], *packages: str) -> None:

@@ -17,13 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from _harness import report
-from _study import Study, show
+from _study import VARIED, Study, show
 
 from lightning_idc.errors import DataError
 from lightning_idc.report.comparison import Captioned
 
-VARIED = ("seeds", "only", "world")
-"""Settings in which parts of one study may differ."""
 SAME = ("question", "commit")
 
 

@@ -21,6 +21,7 @@ import os
 import statistics
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +29,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
-from _study import Study, arguments, asked, keep, show, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
@@ -55,7 +56,6 @@ from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc
 from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
 from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E402
-from lightning_idc.report.comparison import Captioned  # noqa: E402
 
 ARMS = ("neither", "random", "noise", "noise+reconstruction")
 IMAGE_SHARE, WORD_SHARE = 0.2, 0.15
@@ -152,7 +152,7 @@ class Runs:
             return NAMC(width=96, hidden=192, dropout=0.0, **rates, **options)
         return PairTransformer(width=96, dropout=0.0, freeze_backbone=True, **rates, **options)
 
-    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> tuple[Captioned, dict[str, float]]:
+    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> Said:
         """What one way of pre-training ends in: captions of the test pairs, and figures."""
         options = self.options
         data = self.descriptions(seed, options.pretrain_pairs)
@@ -311,7 +311,11 @@ def main() -> None:
             held_out = runs.held_out(seed)
             noise = planted(load_dual_encoder(runs.relevance(seed)), held_out) | ceiling(held_out)
             print({"seed": seed, "relevance": noise}, flush=True)
-            found = {arm: runs.arm(arm, seed, (noise["image_share"], noise["word_share"])) for arm in arms}
+            shares = noise["image_share"], noise["word_share"]
+            found = {
+                arm: once(work / f"{arm}-{seed}-{stamp(options)}.json", partial(runs.arm, arm, seed, shares))
+                for arm in arms
+            }
             study.add(
                 seed,
                 {arm: said for arm, (said, _) in found.items()},

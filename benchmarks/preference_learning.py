@@ -21,11 +21,12 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Study, arguments, asked, keep, show, wanted
+from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
@@ -41,7 +42,6 @@ from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
-from lightning_idc.report.comparison import Captioned
 
 CANDIDATES = (16, 64, 128, 256)
 SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -71,6 +71,7 @@ class Run:
 
     def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
         self.given, self.folder, self.seed = given, folder, seed
+        self.stamp = f"{world}-{stamp(given)}"
         self.unchanged, self.vague = WORLDS[world]
         self.sizes: dict[str, Any] = dict(
             train_pairs=given.pairs,
@@ -100,28 +101,36 @@ class Run:
 
     def supervised(self) -> str:
         """Checkpoint of the SFT policy."""
-        if not (self.folder / "look.ckpt").is_file():
+        if (self.folder / f"sft-{self.stamp}.ckpt").is_file():
+            return str(self.folder / f"sft-{self.stamp}.ckpt")
+        look = f"look-{stamp(self.given)}"
+        if not (self.folder / f"{look}.ckpt").is_file():
             data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
             seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
             namer = ObjectNaming(optimizer=adamw(1e-2))
-            self.trainer(self.given.look_epochs, [self.saver("look")]).fit(namer, data)
+            self.trainer(self.given.look_epochs, [self.saver(look)]).fit(namer, data)
         captioner = PairTransformer(
-            backbone_weights=str(self.folder / "look.ckpt"),
+            backbone_weights=str(self.folder / f"{look}.ckpt"),
             freeze_backbone=True,
             captions_per_pair=3,
             dropout=0.0,
             optimizer=adamw(1.5e-3),
             schedule=WarmupCosine(0.1),
         )
-        self.trainer(self.given.sft_epochs, [self.saver("sft")]).fit(captioner, self.pairs())
-        return str(self.folder / "sft.ckpt")
+        self.trainer(self.given.sft_epochs, [self.saver(f"sft-{self.stamp}")]).fit(captioner, self.pairs())
+        return str(self.folder / f"sft-{self.stamp}.ckpt")
 
-    def measured(self, captioner: PairTransformer) -> tuple[Captioned, dict[str, float]]:
+    def row(self, name: str, make: Callable[[], Said]) -> Said:
+        """A row of this seed and world; one that is there is taken."""
+        return once(self.folder / f"{name.replace('/', ' of ')}-{self.stamp}.json", make)
+
+    def measured(self, captioner: PairTransformer) -> Said:
         said, scores = asked(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
         return said, {name: scores[name] for name in FIGURES if name in scores}
 
-    def continued(self, sft: str, callbacks: list[Callback]) -> tuple[Captioned, dict[str, float]]:
+    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Said:
         """Captions and figures after more training from the SFT policy."""
+        callbacks = made()
         adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
         captioner = PairTransformer(
             init_from=sft,
@@ -136,12 +145,12 @@ class Run:
         self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
         return self.measured(captioner)
 
-    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, tuple[Captioned, dict[str, float]]]:
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Said]:
         """What every row says, and its figures."""
         sft = self.supervised()
-        found = {"SFT": self.measured(PairTransformer.load_from_checkpoint(sft))}
+        found = {"SFT": self.row("SFT", lambda: self.measured(PairTransformer.load_from_checkpoint(sft)))}
         for name, callbacks in rows.items():
-            found[name] = self.continued(sft, callbacks())
+            found[name] = self.row(name, partial(self.continued, sft, callbacks))
         return found
 
 

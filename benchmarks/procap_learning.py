@@ -18,11 +18,12 @@ import argparse
 import tempfile
 import time
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Study, arguments, asked, keep, show, wanted
+from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
 from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
 
@@ -34,7 +35,6 @@ from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
-from lightning_idc.report.comparison import Captioned
 
 ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
 TOKENIZER: dict[str, Any] = {
@@ -121,7 +121,7 @@ class Runs:
             fitted(model, self.pairs, self.options.epochs[1], self.options.device, target)
         return str(target)
 
-    def arm(self, seed: int, name: str) -> tuple[Captioned, dict[str, float]]:
+    def arm(self, seed: int, name: str) -> Said:
         """What one captioner says, and its scores."""
         modelled, queried = ARMS[name]
         first = self.first_stage(seed) if modelled else None
@@ -163,7 +163,10 @@ def main() -> None:
         runs.make_procedures()
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS))}
         for seed in options.seeds:
-            found = {name: runs.arm(seed, name) for name in wanted(options, list(ARMS))}
+            found = {
+                name: once(folder / f"{name}-{seed}-{stamp(options)}.json", partial(runs.arm, seed, name))
+                for name in wanted(options, list(ARMS))
+            }
             worlds["rendered"].add(
                 seed,
                 {name: said for name, (said, _) in found.items()},

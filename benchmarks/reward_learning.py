@@ -21,11 +21,12 @@ import argparse
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Study, arguments, keep, show, wanted
+from _study import Said, Study, arguments, keep, show, wanted
 from lightning.pytorch import Callback
 from preference_learning import WORLDS, Run, adamw
 
@@ -42,7 +43,7 @@ Callbacks = Callable[[], list[Callback]]
 class RewardRun(Run):
     """All trainings of one seed in one world."""
 
-    def measured(self, captioner: PairTransformer) -> tuple[Captioned, dict[str, float]]:
+    def measured(self, captioner: PairTransformer) -> Said:
         said, figures = super().measured(captioner)
         return Captioned(said.captions, said.unchanged, self.related(said.facts)), figures
 
@@ -58,7 +59,7 @@ class RewardRun(Run):
             for id, known in facts.items()
         }
 
-    def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> tuple[Captioned, dict[str, float]]:
+    def rewarded(self, sft: str, callbacks: Callbacks, epochs: int) -> Said:
         """Captions and figures after more training from the SFT policy, and its seconds of the processor."""
         captioner = PairTransformer(
             init_from=sft,
@@ -74,13 +75,17 @@ class RewardRun(Run):
         said, figures = self.measured(captioner)
         return said, {**figures, "seconds": seconds}
 
-    def rows(self, rows: dict[str, tuple[Callbacks, int]]) -> dict[str, tuple[Captioned, dict[str, float]]]:
+    def rows(self, rows: dict[str, tuple[Callbacks, int]]) -> dict[str, Said]:
         """What every row says, and its figures."""
         sft = self.supervised()
-        said, figures = self.measured(PairTransformer.load_from_checkpoint(sft))
-        found = {"SFT": (said, {**figures, "seconds": 0.0})}
-        for name, (callbacks, epochs) in rows.items():
-            found[name] = self.rewarded(sft, callbacks, epochs)
+
+        def start() -> Said:
+            said, figures = self.measured(PairTransformer.load_from_checkpoint(sft))
+            return said, {**figures, "seconds": 0.0}
+
+        found = {"SFT": self.row("SFT", start)}
+        for name, how in rows.items():
+            found[name] = self.row(name, partial(self.rewarded, sft, *how))
         return found
 
 
