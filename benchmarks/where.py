@@ -1,8 +1,9 @@
 """Does the map of `describe` lie where the change is?
 
     python benchmarks/where.py [--model clevr] [--pairs 100] [--skip 130] [--out results/where.json]
+    python benchmarks/where.py --model pcb --deeppcb FOLDER --skip 0 --out results/where_pcb.json
 
-Rendered pairs whose boxes are known and which the captioner takes for changed. Counted are
+Rendered test pairs, or circuit boards, whose boxes are known and which the captioner takes for changed. Counted are
 
 - ``pointing``: the peak of the map lies in a true box (one of the two of a thing that moved),
 - ``box_recall``: true boxes that a box of the answer overlaps with an IoU of at least .3,
@@ -25,7 +26,7 @@ from _harness import report
 from lightning_idc import load
 from lightning_idc.core.types import PairSample
 from lightning_idc.core.where import CELLS, Box, Where, locate, placed
-from lightning_idc.data import SyntheticPairs
+from lightning_idc.data import DeepPCB, SyntheticPairs
 from lightning_idc.data.synthetic.geometry import box_iou
 
 IOU = 0.3
@@ -35,7 +36,7 @@ def true_boxes(sample: PairSample) -> list[Box]:
     """Boxes of a change on either side, as shares of width and height."""
     assert sample.boxes is not None
     height, width = sample.before.shape[1:]
-    found = [box for box in sample.boxes.reshape(-1, 4).tolist() if box[0] == box[0]]
+    found = dict.fromkeys(tuple(box) for box in sample.boxes.reshape(-1, 4).tolist() if box[0] == box[0])
     return [(x1 / width, y1 / height, x2 / width, y2 / height) for x1, y1, x2, y2 in found]
 
 
@@ -57,10 +58,15 @@ def main() -> None:
     parser.add_argument("--model", default="clevr")
     parser.add_argument("--pairs", type=int, default=100)
     parser.add_argument("--skip", type=int, default=130, help="of the first pairs, on which the method was chosen")
+    parser.add_argument("--world", default="clevr_wide", help="mode of the rendered pairs")
+    parser.add_argument("--deeppcb", type=Path, help="folder of DeepPCB: its test pairs in place of rendered ones")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    captioner, source = load(options.model), SyntheticPairs().pairs_of("test")
+    captioner = load(options.model, device="cpu")
+    size = captioner.input_spec.size or (64, 64)
+    data = DeepPCB(options.deeppcb) if options.deeppcb else SyntheticPairs(mode=options.world, render_size=size)
+    source = data.pairs_of("test")
     counts = {name: {"pointing": 0, "recalled": 0, "precise": 0, "boxes": 0} for name in ("map", "pixels")}
     pairs = truths = 0
     anywhere = 0.0

@@ -7,7 +7,10 @@ the functions that put tensors together.
 
 from __future__ import annotations
 
+import io
 import pickle
+import warnings
+import zipfile
 from collections import Counter, OrderedDict
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +18,7 @@ from typing import Any, BinaryIO, cast
 
 import torch
 
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, reading
 
 _BUILDS_TENSORS = {
     ("torch._utils", "_rebuild_tensor"): torch._utils._rebuild_tensor,
@@ -69,6 +72,69 @@ class _Unpickler(pickle.Unpickler):
             # its factory would be called; a plain dictionary holds the same items
             return lambda *args: {}
         return Inert
+
+
+class _Scripted:
+    """A module of a TorchScript archive: its tensors and modules by name, and nothing of its code."""
+
+    parts: dict[str, Any]
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.parts = state
+
+    def tensors(self, prefix: str = "") -> dict[str, torch.Tensor]:
+        """All tensors within by their dotted names."""
+        found: dict[str, torch.Tensor] = {}
+        for name, part in self.parts.items():
+            if isinstance(part, torch.Tensor):
+                found[prefix + name] = part
+            elif isinstance(part, _Scripted):
+                found |= part.tensors(f"{prefix}{name}.")
+        return found
+
+
+class _ScriptUnpickler(_Unpickler):
+    """Reads `data.pkl` of a TorchScript archive, with storages from the files beside it."""
+
+    def __init__(self, archive: zipfile.ZipFile, root: str) -> None:
+        super().__init__(io.BytesIO(archive.read(f"{root}/data.pkl")))
+        self.archive, self.root = archive, root
+
+    def find_class(self, module: str, name: str) -> Any:
+        return _Scripted if module.split(".")[0] == "__torch__" else super().find_class(module, name)
+
+    def persistent_load(self, pid: Any) -> Any:
+        _, kind, key, _, length = pid
+        content = self.archive.read(f"{self.root}/data/{int(key)}")
+        storage = torch.UntypedStorage.from_buffer(bytearray(content), dtype=torch.uint8)  # type: ignore[call-arg]
+        if storage.nbytes() < length * kind.dtype.itemsize:
+            raise CheckpointError(f"the tensor {key} has {storage.nbytes()} bytes; expected {length} values of {kind}")
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=kind.dtype, _internal=True)
+
+
+def is_torchscript(path: str | Path) -> bool:
+    """Whether a file is an archive as `torch.jit.save` writes it."""
+    if not zipfile.is_zipfile(path):
+        return False
+    with zipfile.ZipFile(path) as archive:
+        return any(name.endswith("/constants.pkl") for name in archive.namelist())
+
+
+def read_torchscript(path: str | Path) -> dict[str, torch.Tensor]:
+    """Tensors of a TorchScript archive by their dotted names; the code that it holds is not read.
+
+    Raises:
+        CheckpointError: the file is missing, damaged, or not such an archive.
+    """
+    if not Path(path).is_file() or not is_torchscript(path):
+        raise CheckpointError(f"{str(path)!r} is not a TorchScript archive; check the path")
+    with reading(path), zipfile.ZipFile(path) as archive, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "TypedStorage is deprecated")  # these files are older than that
+        root = next(name for name in archive.namelist() if name.endswith("/constants.pkl")).rpartition("/")[0]
+        found = _ScriptUnpickler(archive, root).load()
+        if not isinstance(found, _Scripted):
+            raise CheckpointError(f"{str(path)!r} holds a {type(found).__name__}; expected a module")
+        return found.tensors()
 
 
 def _load(file: BinaryIO, **options: Any) -> Any:

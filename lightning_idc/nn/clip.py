@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.restricted import is_torchscript, read_torchscript
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+
+_ARCHIVED = ("input_resolution", "context_length", "vocab_size")
+"""Buffers of OpenAI's archives that are no weights."""
 
 
 def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained: str | None = None) -> Any:
@@ -20,7 +25,8 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
     Args:
         config: name of a configuration of open_clip, or one such configuration written out.
         vocabulary: words of the text tower; replaces the configuration's ``vocab_size``.
-        pretrained: tag or file of weights for the named configuration, as open_clip knows them; random when None.
+        pretrained: tag or file of weights for the named configuration, as open_clip knows them, or a TorchScript file
+            of OpenAI, such as ``ViT-B-32.pt``, of which no code is run; random when None.
 
     Raises:
         PairError: open_clip knows no such model or weights, or they are for other words.
@@ -55,6 +61,12 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
     if not isinstance(vocabulary, ClipVocabulary):
         raise PairError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
     try:
+        if Path(weights).is_file() and is_torchscript(weights):
+            # the files that OpenAI gives out: every one of its CLIPs has this GELU, whatever the name says
+            clip = open_clip.create_model(config, pretrained=None, force_quick_gelu=True)
+            state = {name: value.float() for name, value in read_torchscript(weights).items()}
+            clip.load_state_dict({name: value for name, value in state.items() if name not in _ARCHIVED})
+            return clip
         return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
     except Exception as error:
         raise PairError(

@@ -75,7 +75,8 @@ class CellCounts(nn.Module):
         self.regions, self.most = regions, most
         self.head = nn.Conv2d(channels, classes, 1)
         self.embed = nn.Linear((1 + regions**2) * (most + 1), width)
-        self.kind = nn.Parameter(torch.zeros(classes - 1, width))
+        self.kind = nn.Parameter(torch.empty(classes - 1, width))
+        nn.init.normal_(self.kind, std=0.2)  # zeros would make all kinds alike at first
 
     def load_head(self, state: Mapping[str, Tensor], source: str) -> None:
         """Take the layer that names cells from the weights of a pre-training.

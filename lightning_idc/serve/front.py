@@ -65,7 +65,9 @@ def add_routes(app: Any, answer: Answer, model: str) -> None:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": POLICY})
 
     async def samples(request: Request) -> Response:
-        return JSONResponse(sorted(path.name for path in SAMPLES.iterdir() if path.is_dir()))
+        names = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+        # a captioner that comes with the library knows its own kind of pictures only
+        return JSONResponse([name for name in names if name.partition("-")[0] == model] or names)
 
     async def sample(request: Request) -> Response:
         path = SAMPLES / request.path_params["name"] / f"{request.path_params['side']}.png"
