@@ -26,7 +26,8 @@ class CacheFeatures(Callback):
 
     Args:
         folder: of all kept features; None for ``features`` in ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
-        module: path of the frozen module, which maps images ``(N, 3, H, W)`` to features ``(N, ...)``.
+        module: path of the frozen module, which maps images ``(N, 3, H, W)``, or pairs ``(N, 2, 3, H, W)``, to features
+            ``(N, ...)``; ``net.tokenizer.encoder`` of a ProCap.
         half: keep 16-bit numbers; features are then rounded to them in any case.
         always: use the disk without timing it.
         most_gb: of new features per process; what does not fit, as with random crops, is computed every time.
@@ -45,7 +46,7 @@ class CacheFeatures(Callback):
         self.cache: FeatureCache | None = None
         """What is in use; None while no stage runs."""
         self._wrapped: nn.Module | None = None
-        self._told = self._fitting = False
+        self._told = self._fitting = self._called = False
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
@@ -67,6 +68,28 @@ class CacheFeatures(Callback):
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._remove()
+
+    def on_train_batch_end(self, *unused: Any) -> None:
+        self._check_called()
+
+    def on_validation_batch_end(self, *unused: Any) -> None:
+        self._check_called()
+
+    def on_test_batch_end(self, *unused: Any) -> None:
+        self._check_called()
+
+    def on_predict_batch_end(self, *unused: Any) -> None:
+        self._check_called()
+
+    def _check_called(self) -> None:
+        """Refuse a module whose forward is not what makes the features: it would be accepted and nothing kept."""
+        if not self._called:
+            assert self._wrapped is not None
+            inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
+            raise PairError(
+                f"a batch went by without a call of {self.module!r}, so nothing of it can be kept; name the part that "
+                f"is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
+            )
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._remove()
@@ -95,7 +118,7 @@ class CacheFeatures(Callback):
         self.cache = FeatureCache(module.forward, store, self.always, self.most_gb * 1e9)
         # an attribute of the instance: keys of checkpoints and the hooks of the module stay what they are
         module.forward = self._forward  # type: ignore[method-assign]
-        self._wrapped, self._told = module, False
+        self._wrapped, self._told, self._called = module, False, False
 
     def _remove(self) -> None:
         if self._wrapped is not None:
@@ -112,6 +135,7 @@ class CacheFeatures(Callback):
     def _forward(self, images: Tensor, *others: Any, **options: Any) -> Tensor:
         assert self.cache is not None and self._wrapped is not None
         self._check_frozen(self._wrapped)
+        self._called = True
         if self._wrapped.training:
             raise PairError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
         if others or options:

@@ -7,13 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.procap_tiny import QUIET, data, first_stage, prepared, second_stage
-from lightning.pytorch import Trainer, seed_everything
+from lightning.pytorch import Callback, Trainer, seed_everything
 
+from lightning_idc.callbacks import CacheFeatures
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.procap.module import ProCap
+from lightning_idc.nn.image_tokenizer import ConvEncoder
 
 
 @pytest.fixture(scope="module")
@@ -156,3 +158,30 @@ def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:
     rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
     assert rates["vision"] == pytest.approx(4e-4) and rates["language"] == pytest.approx(1e-3)
     assert trainer.optimizers[0].param_groups[0]["initial_lr"] in (pytest.approx(4e-4), pytest.approx(1e-3))
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_the_tokenizer_sees_every_image_once_with_cached_features(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variant: str
+) -> None:
+    counts: list[int] = []
+    forward = ConvEncoder.forward
+    monkeypatch.setattr(ConvEncoder, "forward", lambda self, x: (counts.append(len(x)), forward(self, x))[1])
+
+    def fitted(*callbacks: Callback) -> ProCap:
+        seed_everything(1, verbose=False)
+        counts.clear()
+        trainer = Trainer(
+            **QUIET, max_epochs=3, limit_val_batches=0, enable_checkpointing=False, callbacks=list(callbacks)
+        )
+        trainer.fit(model := second_stage(folder, variant=variant), data(folder))
+        return model
+
+    plain = fitted()
+    assert sum(counts) == 3 * 2 * 10 and not plain.train().net.tokenizer.training
+    cached = fitted(CacheFeatures(tmp_path, module="net.tokenizer.encoder", always=True))
+    assert sum(counts) == 2 * 10
+    for name, value in cached.state_dict().items():
+        torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
+    with pytest.raises(PairError, match=r"without a call of 'net.tokenizer'.*name the part.*net.tokenizer.encoder"):
+        fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))

@@ -105,10 +105,14 @@ class ProCapNet(nn.Module):
 
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, decoder: nn.Module, width: int) -> None:
         super().__init__()
-        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
-        self.tokenizer = tokenizer.requires_grad_(False).train()
+        self.tokenizer = tokenizer.requires_grad_(False).eval()
         self.encoder, self.decoder = encoder, decoder
         self.bridge = bridge(encoder.width, width)
+
+    def train(self, mode: bool = True) -> ProCapNet:
+        super().train(mode)
+        self.tokenizer.eval()
+        return self
 
     def tokenizer_features(self, images: Tensor) -> Tensor:
         """Features ``(N, latent, h, w)`` of uint8 images ``(N, 3, H, W)``."""

@@ -47,11 +47,15 @@ class ProcedureReader(nn.Module, ABC):
     def __init__(self, tokenizer: ImageTokenizer, encoder: ProcedureEncoder, vocabulary: int) -> None:
         super().__init__()
         self.vocabulary, width = vocabulary, encoder.width
-        # nothing in it depends on the mode, and Lightning warns of parts that are in evaluation mode
-        self.tokenizer = tokenizer.requires_grad_(False).train()
+        self.tokenizer = tokenizer.requires_grad_(False).eval()
         self.encoder = encoder
         self.code_head = _head(width, tokenizer.codebook_size)
         self.align_head, self.consistency_head = _head(width, 1), _head(width, 1)
+
+    def train(self, mode: bool = True) -> ProcedureReader:
+        super().train(mode)
+        self.tokenizer.eval()
+        return self
 
     @torch.no_grad()
     def tokenizer_features(self, frames: Tensor) -> Tensor:
