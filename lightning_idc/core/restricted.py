@@ -106,10 +106,10 @@ class _ScriptUnpickler(_Unpickler):
     def persistent_load(self, pid: Any) -> Any:
         _, kind, key, _, length = pid
         content = self.archive.read(f"{self.root}/data/{int(key)}")
-        storage = torch.UntypedStorage.from_buffer(bytearray(content), dtype=torch.uint8)  # type: ignore[call-arg]
+        storage = torch.UntypedStorage.from_buffer(bytearray(content), dtype=torch.uint8)
         if storage.nbytes() < length * kind.dtype.itemsize:
             raise CheckpointError(f"the tensor {key} has {storage.nbytes()} bytes; expected {length} values of {kind}")
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=kind.dtype, _internal=True)
+        return torch.storage.TypedStorage(wrap_storage=storage, dtype=kind.dtype, _internal=True)  # type: ignore[no-untyped-call]
 
 
 def is_torchscript(path: str | Path) -> bool:
