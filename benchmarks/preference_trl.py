@@ -165,7 +165,8 @@ def make(folder: Path, size: Size) -> None:
     family = family_of(size.architecture["model_type"])
     special = [*family.special_tokens.values(), "<|user|>", "<|assistant|>"]
     texts = [PROMPT, *(text for pair in answers(8) for text in pair)]
-    model, processor, _ = make_model(size.architecture, train_tokenizer(texts, 600, special))
+    with torch.device(size.device):
+        model, processor, _ = make_model(size.architecture, train_tokenizer(texts, 600, special))
     processor.chat_template = CHAT.replace("IMAGE", family.image_text)
     model.to(getattr(torch, size.dtype)).save_pretrained(folder)
     processor.save_pretrained(folder)

@@ -242,6 +242,7 @@ def main() -> None:
         return
     found: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
+    settings = {name: getattr(given, name) for name in ("size", "steps", "batch")}
     limit = limits(size.device)
     print(f"limit: {limit['products_tflop_s']:.2f} TFLOP/s of products, {limit['copies_tb_s']:.2f} TB/s of copies")
     with tempfile.TemporaryDirectory() as name:
@@ -259,11 +260,10 @@ def main() -> None:
                 continue
             found[row] = json.loads(done.stdout.rpartition("RESULT ")[2])
             print(line(row, found[row], given.batch), flush=True)
-    ratios = summary(found, limit)
-    print(json.dumps(ratios, indent=1))
-    settings = {name: getattr(given, name) for name in ("size", "steps", "batch")}
-    result = {"settings": settings, "limit": limit, "rows": found, "failed": failed, "ratios": ratios}
-    report(result, given.out, "lightning", "transformers", "peft", "trl", seeds=[0, 1], quiet=True)
+            ratios = summary(found, limit)
+            result = {"settings": settings, "limit": limit, "rows": found, "failed": failed, "ratios": ratios}
+            report(result, given.out, "lightning", "transformers", "peft", "trl", seeds=[0, 1], quiet=True)
+    print(json.dumps(summary(found, limit), indent=1))
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

@@ -54,7 +54,8 @@ def scores_of(model: VLMCaptioner, device: str) -> dict[str, Tensor]:
     found: dict[str, list[Tensor]] = {"stock": []}
     for b, _, caption in rows:
         pair, asked = torch.stack([pairs[b].before, pairs[b].after]), PROMPTS["long"] if b else "what changed?"
-        found["stock"].append(stock_log_probs(model.built_net, asked, pair, model.tokenize([caption])[0][1:]))
+        answer = model.tokenize([caption])[0][1:]
+        found["stock"].append(stock_log_probs(model.built_net, asked, pair, [answer])[0])
     for way in WAYS:
         model.built_net.scoring = way
         scored = model.log_probs(model.encode(batch), batch.tokens)
@@ -288,5 +289,6 @@ def test_the_plan_is_what_a_gpu_holds(recomputes: bool, tmp_path: Path) -> None:
     held, most = peak.held - before, peak.most - before
     planned = plan.states + plan.activations
     print(f"held {held / GIB:.2f} GiB, planned {plan.states / GIB:.2f}; most {most / GIB:.2f}, {planned / GIB:.2f}")
-    assert abs(held - plan.states) < 0.1 * plan.states
+    # cuBLAS keeps workspaces of 32 MiB, one for each kind of product
+    assert abs(held - plan.states) < 0.1 * plan.states + 128 * 2**20
     assert 0.6 < most / planned < 1.5
