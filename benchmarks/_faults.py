@@ -261,7 +261,7 @@ def damaged_file(trial: Trial) -> None:
     """a file of the run cut or flipped after a kill"""
     killed(trial)
     files = [path for path in trial.run.rglob("*") if path.is_file() and path.suffix not in (".yaml", ".lock")]
-    _damage_one_of([path for path in files if _is_read_again(trial.run, path)], trial.chance)
+    damage_one_of([path for path in files if _is_read_again(trial.run, path)], trial.chance)
 
 
 def _is_read_again(run: Path, path: Path) -> bool:
@@ -275,10 +275,10 @@ def _is_read_again(run: Path, path: Path) -> bool:
 def damaged_cache(trial: Trial) -> None:
     """a file of the cache cut or flipped between two runs"""
     killed(trial)
-    _damage_one_of([path for path in (trial.folder / "cache").rglob("*") if path.is_file()], trial.chance)
+    damage_one_of([path for path in (trial.folder / "cache").rglob("*") if path.is_file()], trial.chance)
 
 
-def _damage_one_of(files: list[Path], chance: random.Random) -> None:
+def damage_one_of(files: list[Path], chance: random.Random) -> None:
     files = sorted(path for path in files if path.stat().st_size)
     if files:
         _damage(chance.choice(files), chance)

@@ -1,12 +1,12 @@
 """Faults drawn at random, done to real runs: does each end with the same result, or with one sentence?
 
-    python benchmarks/faults.py --faults 200 --out docs/faults.md
+    python benchmarks/faults.py --faults 200 --workers 16 --out docs/faults.md
 
-Small recipes train, test, predict, make records and render a world. Each trial starts one, does one fault at a random
-moment, puts right what a user would put right (room on the disk, a file that a sentence names), resumes, and compares
-weights, captions, scores and records bit for bit with a run that nothing happened to. What counts: `equal`; `refused`,
-which is one sentence, after which the run goes on to the same result; anything else is a failure and printed. Full and
-read-only disks need the right to mount; without it they are left out.
+Small recipes train, test, predict, make records and render a world, and a server answers. Each trial starts one, does
+one fault at a random moment, puts right what a user would put right (room on the disk, a file that a sentence names),
+resumes, and compares weights, captions, scores, records and answers bit for bit with a run that nothing happened to.
+What counts: `equal`; `refused`, which is one sentence, after which the run goes on to the same result; anything else is
+a failure and printed. Full and read-only disks need the right to mount; without it they are left out.
 
 Processes are forked from one that has imported the library, since starting Python anew would take most of the time.
 """
@@ -23,16 +23,21 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
-from _faults import FAULTS, NEED_MOUNT, Trial, killed_worker, start
+from _faults import FAULTS, NEED_MOUNT, Trial, killed_worker
+from _harness import report
+from _serve_faults import SERVE_FAULTS, ServeTrial, answers_of, full_temporary_folder
+from _serve_faults import prepare as prepare_serving
 
 from lightning_idc.errors import IDCError
 
@@ -173,7 +178,7 @@ class Scenario:
 
     Args:
         name: for the table.
-        recipe: its text.
+        recipe: its text; the server has none.
         result: digests of what a finished run has made.
         after: scenario whose finished run this one goes on from.
     """
@@ -183,27 +188,44 @@ class Scenario:
     result: Callable[[Path], dict[str, str]]
     after: Scenario | None = None
 
-    def prepare(self, folder: Path, data: Path, reference: Path | None) -> None:
+    @property
+    def faults(self) -> list[Callable[[Any], None]]:
+        """Those that can happen to it."""
+        if not self.recipe:
+            return [*SERVE_FAULTS]
+        return [fault for fault in FAULTS if "WORKERS" in self.recipe or fault is not killed_worker]
+
+    def trial(self, folder: Path, chance: random.Random, seconds: float) -> Trial:
+        """A run of it in a folder that :meth:`prepare` has made."""
+        return (Trial if self.recipe else ServeTrial)(folder, chance, seconds, self.after is not None)
+
+    def prepare(self, folder: Path) -> None:
         """Make a folder with data and recipe, and with what is done before."""
+        data, reference = folder.parent / "pairs", folder.parent / "reference"
+        if not self.recipe:
+            prepare_serving(folder, data, folder.parent / "model")
+            return
         folder.mkdir(parents=True)
         (folder / "pairs").symlink_to(data)
         (folder / "faults.yaml").write_text(self.recipe.replace("WORKERS", "0"))
-        if self.after is not None and reference is not None:
+        if self.after is not None:
             shutil.copytree(reference / "run" / "train", folder / "run" / "train")
             shutil.copy(reference / "run" / "run.json", folder / "run")
             shutil.copytree(reference / "cache", folder / "cache")
 
 
 TRAINING = Scenario("training", PAIRS, weights_of)
-SCENARIOS = (
+SERVING = Scenario("serving", "", answers_of)
+SCENARIOS: tuple[Scenario, ...] = (
     TRAINING,
     Scenario("test and prediction", PAIRS + AFTERWARDS, captions_of, TRAINING),
     Scenario("making records", RECORDS, records_of),
     Scenario("rendering and training", WORLD, weights_of),
+    *([SERVING] if find_spec("litserve") else []),
 )
 
 
-def attempt(fault: Callable[[Trial], None], trial: Trial, scenario: Scenario, reference: dict[str, str]) -> str:
+def attempt(fault: Callable[[Any], None], trial: Trial, scenario: Scenario, reference: dict[str, str]) -> str:
     """Do a fault; ``equal``, ``refused`` or what went wrong."""
     try:
         fault(trial)
@@ -263,95 +285,148 @@ def warm(place: Path) -> None:
     SyntheticPairs(cache_dir=place / "warm", progress=False, **sizes).prepare_data()
 
 
-def references(place: Path) -> tuple[dict[Scenario, dict[str, str]], dict[Scenario, float]]:
-    """Results of runs that nothing happens to, and the seconds that they take."""
+def save_model(place: Path) -> None:
+    """The captioner that is served: of the size of the images, and not trained."""
+    import torch
+
+    from lightning_idc.core.vocabulary import Vocabulary
+    from lightning_idc.methods import PairTransformer
+
+    torch.manual_seed(0)
+    words = Vocabulary.build(["a red green blue square appears on the left right", "nothing changed"]).words
+    model = PairTransformer(vocabulary=words, image_size=(16, 16), max_length=6, width=16, heads=2, grid=2)
+    model.build()
+    model.save_pretrained(place / "model")
+
+
+def references(place: Path) -> tuple[dict[str, dict[str, str]], dict[str, float]]:
+    """By scenario: results of runs that nothing happens to, and the seconds that they take."""
     found, seconds = {}, {}
     for number, scenario in enumerate(SCENARIOS):
         folder = place / ("reference" if scenario is TRAINING else f"reference{number}")
-        scenario.prepare(folder, place / "pairs", place / "reference")
+        scenario.prepare(folder)
         began = time.monotonic()
-        process = start(folder, "run", "faults.yaml", "--resume" if scenario.after else "--run_dir", "run")
-        if process.wait():
-            sys.exit(process.said())
-        seconds[scenario] = time.monotonic() - began
-        found[scenario] = scenario.result(folder / "run")
-        print(f"{scenario.name} takes {seconds[scenario]:.1f} s", flush=True)
+        trial = scenario.trial(folder, random.Random(0), 0)
+        trial.finish()
+        if trial.refused:
+            sys.exit(trial.refused[0])
+        seconds[scenario.name] = time.monotonic() - began
+        found[scenario.name] = scenario.result(folder / "run")
+        print(f"{scenario.name} takes {seconds[scenario.name]:.1f} s", flush=True)
     return found, seconds
 
 
-def combinations(only: str | None, mounts: bool) -> list[tuple[Scenario, Callable[[Trial], None]]]:
-    """Every fault of every scenario in which it can happen."""
-    return [
+def drawn(options: argparse.Namespace, mounts: bool) -> list[tuple[Scenario, Callable[[Any], None]]]:
+    """Scenarios and faults in the order in which they are tried: each as often as the others."""
+    every = [
         (scenario, fault)
-        for fault in FAULTS
         for scenario in SCENARIOS
-        if only in (None, fault.__name__, scenario.name)
-        and (mounts or fault not in NEED_MOUNT)
-        and ("WORKERS" in scenario.recipe or fault is not killed_worker)
+        for fault in scenario.faults
+        if options.only in (None, fault.__name__, scenario.name)
+        and (mounts or fault not in (*NEED_MOUNT, full_temporary_folder))
     ]
+    order, found = random.Random(options.seed), []
+    while every and len(found) < options.faults:
+        order.shuffle(every)
+        found += every
+    return found[: options.faults]
+
+
+def work(place: Path, options: argparse.Namespace, mounts: bool, worker: int, until: float) -> None:
+    """Every n-th fault, one after another; a line of JSON for each."""
+    reference, seconds = json.loads((place / "reference.json").read_text())
+    with (place / f"outcomes{worker}.jsonl").open("w") as file:
+        for number, (scenario, fault) in enumerate(drawn(options, mounts)):
+            if number % options.workers != worker:
+                continue
+            if time.monotonic() > until:
+                break
+            folder = place / f"trial{number}"
+            scenario.prepare(folder)
+            trial = scenario.trial(folder, random.Random(f"{options.seed}/{number}"), seconds[scenario.name])
+            outcome = attempt(fault, trial, scenario, reference[scenario.name])
+            said = [f"{number} {fault.__name__} in {scenario.name}: {outcome}", *trial.refused]
+            print("\n    ".join(said), flush=True)
+            row = {"fault": str(fault.__doc__), "scenario": scenario.name, "outcome": outcome, "said": said}
+            file.write(json.dumps(row) + "\n")
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def all_at_once(place: Path, options: argparse.Namespace, mounts: bool, until: float) -> list[dict[str, Any]]:
+    """Outcomes of all workers, which are forks of this process."""
+    workers = []
+    for worker in range(options.workers):
+        pid = os.fork()
+        if not pid:
+            status = 70
+            try:
+                work(place, options, mounts, worker, until)
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            sys.stdout.flush()
+            os._exit(status)
+        workers.append(pid)
+    if any([os.waitpid(pid, 0)[1] for pid in workers]):
+        sys.exit("a worker of this script failed")
+    lines = [line for path in sorted(place.glob("outcomes*.jsonl")) for line in path.read_text().splitlines()]
+    return [json.loads(line) for line in lines]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--faults", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--minutes", type=float, default=60, help="stop after so many")
+    parser.add_argument("--workers", type=int, default=1, help="processes that try faults at the same time")
+    parser.add_argument("--minutes", type=float, default=60, help="begin no fault after so many")
     parser.add_argument("--only", help="name of one kind of fault, or of one scenario")
     parser.add_argument("--out", type=Path, help="page with the tables")
     parser.add_argument("--json", type=Path, help="file for the counts")
     options = parser.parse_args()
     place = Path(tempfile.mkdtemp(prefix="faults"))
+    until = time.monotonic() + 60 * options.minutes
     draw_pairs(place / "pairs")
     warm(place)
-    until = time.monotonic() + 60 * options.minutes
-    reference, seconds = references(place)
+    save_model(place)
+    (place / "reference.json").write_text(json.dumps(references(place)))
     mounts = may_mount(place)
-    drawn = combinations(options.only, mounts)
-    order = random.Random(options.seed)
-    by_fault = {str(fault.__doc__): Counter[str]() for _, fault in drawn}
-    by_scenario = {scenario.name: Counter[str]() for scenario, _ in drawn}
-    for number in range(options.faults):
-        if time.monotonic() > until:
-            break
-        if number % len(drawn) == 0:
-            order.shuffle(drawn)  # each as often as the others, in no order
-        scenario, fault = drawn[number % len(drawn)]
-        folder = place / f"trial{number}"
-        scenario.prepare(folder, place / "pairs", place / "reference")
-        trial = Trial(folder, random.Random(f"{options.seed}/{number}"), seconds[scenario], scenario.after is not None)
-        outcome = attempt(fault, trial, scenario, reference[scenario])
-        for counts, name in ((by_fault, str(fault.__doc__)), (by_scenario, scenario.name)):
-            counts[name][outcome if outcome in ("equal", "refused") else "failed"] += 1
-        print(f"{number} {fault.__name__} in {scenario.name}: {outcome}", *trial.refused, sep="\n    ", flush=True)
-        shutil.rmtree(folder, ignore_errors=True)
+    outcomes = all_at_once(place, options, mounts, until)
     shutil.rmtree(place, ignore_errors=True)
-    report_on(by_fault, by_scenario, options, mounts)
-
-
-def report_on(
-    by_fault: dict[str, Counter[str]], by_scenario: dict[str, Counter[str]], options: Any, mounts: bool
-) -> None:
-    """Print the tables and write them where one asked for that; end with 1 where something failed."""
-    from environment import describe
-
-    done = sum(found.total() for found in by_fault.values())
-    text = (
-        f"# Faults\n\n{done} faults at random moments of four small recipes, by "
-        f"`benchmarks/faults.py --faults {options.faults} --seed {options.seed}`.\n"
-        "A result is the weights of best.ckpt and last.ckpt, the captions with their scores and the predictions, or\n"
-        "the records with their images, compared bit for bit with a run that nothing happened to. Where the library\n"
-        "refuses to go on, the script does what its sentence advises and resumes.\n"
-        + ("" if mounts else "Full and read-only disks were left out: nothing could be mounted.\n")
-        + f"\n{table(by_fault)}\n{table(by_scenario).replace('| fault |', '| of |')}"
-    )
+    counts = {key: count(outcomes, key) for key in ("fault", "scenario")}
+    failures = [row["said"] for row in outcomes if row["outcome"].startswith("FAILED")]
+    text = page(counts, failures, options, mounts)
     print(text)
-    if options.out is not None and done:
+    if options.out is not None and outcomes:
         options.out.write_text(text, encoding="utf-8")
-    counts = {"by_fault": by_fault, "by_scenario": by_scenario}
-    result = {"faults": done, "seed": options.seed, **counts, "environment": describe("lightning")}
-    if options.json is not None:
-        options.json.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    sys.exit(any(found["failed"] for found in by_fault.values()))
+    result = {"faults": len(outcomes), "by_fault": counts["fault"], "by_scenario": counts["scenario"]}
+    report({**result, "failures": failures}, options.json, "lightning", seeds=[options.seed], quiet=True)
+    sys.exit(bool(failures))
+
+
+def count(outcomes: list[dict[str, Any]], key: str) -> dict[str, Counter[str]]:
+    """How often each outcome came, by kind of fault or by scenario."""
+    found: dict[str, Counter[str]] = {row[key]: Counter() for row in sorted(outcomes, key=lambda row: str(row[key]))}
+    for row in outcomes:
+        found[row[key]][row["outcome"] if row["outcome"] in ("equal", "refused") else "failed"] += 1
+    return found
+
+
+def page(
+    counts: dict[str, dict[str, Counter[str]]], failures: list[list[str]], options: argparse.Namespace, mounts: bool
+) -> str:
+    """The tables, and what failed."""
+    done = sum(found.total() for found in counts["fault"].values())
+    return (
+        f"# Faults\n\n{done} faults at random moments of four small recipes and of a server, by "
+        f"`benchmarks/faults.py --faults {options.faults} --seed {options.seed}`.\n"
+        "A result is the weights of best.ckpt and last.ckpt, the captions with their scores and the predictions, the\n"
+        "records with their images, or the answers of a server, compared bit for bit with a run that nothing happened\n"
+        "to. Where the library refuses to go on, the script does what its sentence advises and resumes.\n"
+        + ("" if mounts else "Full and read-only disks were left out: nothing could be mounted.\n")
+        + ("" if SERVING in SCENARIOS else "The server was left out: the extra serve is not installed.\n")
+        + f"\n{table(counts['fault'])}\n{table(counts['scenario']).replace('| fault |', '| of |')}"
+        + "".join(f"\n- {' / '.join(said)}" for said in failures)
+    )
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import multiprocessing
 import os
 import signal
@@ -13,6 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core import children
+
 RESULT = "LIGHTNING_IDC_RESULT"
 """Environment variable naming the file that a stage writes its best checkpoint and metrics to."""
 PARENT = "LIGHTNING_IDC_PARENT"
@@ -22,7 +23,6 @@ PATIENT = "OMP_WAIT_POLICY", "PASSIVE"
 SECONDS_TO_STOP = 60
 """A stage that was asked to stop may finish its step and save for so long."""
 _STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_PR_SET_PDEATHSIG = 1
 
 
 class _Started:
@@ -179,14 +179,6 @@ def _noting() -> Iterator[list[int]]:
 
 
 def end_with_parent() -> None:
-    """End this process when the one that started it ends, also when that one is killed and can say nothing.
-
-    Otherwise a stage would train on unseen, and beside the one that resumes it. Only Linux can do so; elsewhere the
-    stage goes on.
-    """
-    expected = os.environ.pop(PARENT, None)  # not that of the processes which Lightning starts from here
-    if sys.platform != "linux":
-        return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if expected is not None and os.getppid() != int(expected):
-        os.kill(os.getpid(), signal.SIGKILL)  # it ended before the line above
+    """End this stage with the process that started it: it would train on unseen, beside the one that resumes it."""
+    parent = os.environ.pop(PARENT, None)  # not that of the processes which Lightning starts from here
+    children.end_with_parent(int(parent) if parent else None)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
+import sys
+from typing import Any
 
 from lightning_idc.cli import typed
+from lightning_idc.core.children import end_with_parent
 from lightning_idc.errors import ConfigError
 from lightning_idc.serve.opening import ModelOptions
 
@@ -49,14 +54,50 @@ def serve(
         raise ConfigError("--batch-size, --queue, --max-mb, --timeout and --answer-timeout are numbers above 0")
     from lightning_idc.serve.server import make_server
 
+    _check_free(host, port)
     hosts = LOOPBACK if host == "127.0.0.1" else ("*",)
     server = make_server(options, batch_size, queue, max_mb, timeout, answer_timeout, hosts)
     print(f"http://{host}:{port} answers when the captioner is loaded; Ctrl+C ends it", flush=True)
-    # a container is stopped with SIGTERM, and a shell's background jobs ignore Ctrl+C; either way the workers must end
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.default_int_handler)
+    _end_together()
     try:
         server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)
     except RuntimeError as error:
         raise ConfigError(f"the captioner could not be loaded, for the reason above ({error})") from error
+    except (EOFError, OSError):
+        # LitServe ends everything when a worker has died, and then waits for an answer of what it has ended
+        if all(worker.is_alive() for worker in server.inference_workers):
+            raise
+    died = [worker.exitcode for worker in server.inference_workers if worker.exitcode not in (0, -signal.SIGTERM, None)]
+    if died:
+        raise ConfigError(
+            f"the captioner's process died with code {died[0]}, and the server with it; -9 is what a process gets that "
+            "is killed, such as one that needs more memory than there is: try a smaller --batch-size or --max-mb"
+        )
     return 0
+
+
+def _check_free(host: str, port: int) -> None:
+    """Refuse a port that somebody listens on, before the captioner is loaded."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ConfigError(
+                f"--port {port} cannot be listened on ({error.strerror}); end the program that does, or choose another"
+            ) from error
+
+
+def _end_together() -> None:
+    """On Ctrl+C and SIGTERM all processes of the server end in order, and when it is killed none is left."""
+    owner = os.getpid()
+
+    def end(number: int, frame: Any) -> None:
+        if os.getpid() == owner:
+            raise KeyboardInterrupt
+        sys.exit(0)  # processes that are forked inherit this, and raise the signal again when they are done
+
+    # a container is stopped with SIGTERM, and a shell's background jobs ignore Ctrl+C
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, end)
+    os.register_at_fork(after_in_child=end_with_parent)

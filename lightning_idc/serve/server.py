@@ -13,6 +13,7 @@ import litserve
 import litserve.server
 from litserve.server import RegularRequestHandler
 
+from lightning_idc.core.children import end_with_parent
 from lightning_idc.errors import IDCError
 from lightning_idc.serve.front import Refused, add_routes
 from lightning_idc.serve.limits import Limits
@@ -45,6 +46,7 @@ class PairAPI(litserve.LitAPI):
 
     def setup(self, device: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the server, which then ends its workers
+        end_with_parent()
         self.captioner = (
             replace(self.options, device=device) if self.options.device == "auto" else self.options
         ).open()

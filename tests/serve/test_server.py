@@ -5,13 +5,16 @@ from __future__ import annotations
 import base64
 import http.client
 import json
+import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -63,31 +66,80 @@ class Client:
         return status, json.loads(reply)
 
 
-@pytest.fixture(scope="module")
-def server(model: Path) -> Iterator[Client]:
+def free_port() -> int:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+        return int(free.getsockname()[1])
+
+
+def start(model: Path, port: int) -> subprocess.Popen[str]:
     given = ["serve", "--model", str(model), "--port", str(port), "--max-mb", str(MB), "--timeout", "3"]
-    process = subprocess.Popen([sys.executable, "-m", "lightning_idc", *given], cwd=model.parent)
+    command = [sys.executable, "-m", "lightning_idc", *given]
+    return subprocess.Popen(command, cwd=model.parent, stderr=subprocess.PIPE, text=True)
+
+
+def ready(process: subprocess.Popen[str], port: int) -> Client:
+    """A client of a server that has started."""
     client, until = Client(port), time.monotonic() + 120
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            if client.send("/health")[0] == 200:
+                break
+        except OSError:
+            time.sleep(0.2)
+    assert client.send("/health") == (200, b"ok")
+    return client
+
+
+def gone(client: Client) -> None:
+    """Nothing answers any more."""
+    until = time.monotonic() + 10
+    with pytest.raises(OSError):
+        while time.monotonic() < until:
+            client.send("/health")
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Client]:
+    port = free_port()
+    process = start(model, port)
     try:
-        while time.monotonic() < until and process.poll() is None:
-            try:
-                if client.send("/health")[0] == 200:
-                    break
-            except OSError:
-                time.sleep(0.2)
-        assert client.send("/health") == (200, b"ok")
+        client = ready(process, port)
         yield client
     finally:
         process.terminate()
         try:
-            assert process.wait(30) == 0
-            with pytest.raises(OSError):  # no worker is left behind
-                client.send("/health")
+            said = process.communicate(timeout=30)[1]
+            assert process.returncode == 0 and "Traceback" not in said, said
+            gone(client)  # no worker is left behind
         finally:
             process.kill()
+
+
+@pytest.mark.slow
+def test_a_killed_process_ends_the_others_and_a_taken_port_is_named(model: Path, draw: Draw) -> None:
+    port, image = free_port(), draw("a.png").read_bytes()
+    for kill_server in (False, True):
+        process = start(model, port)
+        client = ready(process, port)
+        if not kill_server:
+            second = start(model, port)
+            said = second.communicate(timeout=60)[1]
+            assert second.returncode and said.startswith(f"error: --port {port} cannot be listened on (Addr"), said
+        children = [int(pid) for pid in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+        captioners = [pid for pid in children if "spawn_main" in Path(f"/proc/{pid}/cmdline").read_text()]
+        with ThreadPoolExecutor(8) as pool:
+            jobs = [pool.submit(client.describe, before=image, after=image) for _ in range(8)]
+            for pid in [process.pid] if kill_server else captioners:
+                os.kill(pid, signal.SIGKILL)
+            for job in jobs:  # answered, refused or cut off; nobody waits for ever
+                with suppress(OSError, http.client.HTTPException, ValueError):
+                    assert job.result(timeout=60)[0] in (200, 500, 503)
+        said = process.communicate(timeout=60)[1]
+        gone(client)
+        if not kill_server:
+            assert process.returncode == 1 and "error: the captioner's process died with code -9" in said, said
+            assert "Traceback" not in said
 
 
 def data_url(path: Path) -> str:
