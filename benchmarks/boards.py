@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--model", default="pcb")
     parser.add_argument("--limit", type=int, default=500)
+    parser.add_argument("--controls", type=int, default=100, help="of the first boards")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -62,11 +63,13 @@ def main() -> None:
         places = range(start, min(start + BATCH, count))
         samples = [source.load(place) for place in places]
         texts += [caption.text for caption in captioner.describe_all(samples)]
+        if start >= options.controls:
+            continue
         same = [PairSample(sample.id, sample.before, sample.before) for sample in samples]
         mended = [repaired.load(len(source.entries) + place) for place in places]
         for name, controls in (("template", same), ("repaired", mended)):
             quiet[name] += sum((caption.change_score or 0.0) < 0.5 for caption in captioner.describe_all(controls))
-    ids = source.ids[:count]
+    ids, controls = source.ids[:count], min(count, -(-options.controls // BATCH) * BATCH)
     constant = constant_caption(
         [data.source("train").captions(place) for place in range(len(data.source("train").ids))]
     )
@@ -76,8 +79,10 @@ def main() -> None:
         "captioner": judged(data, ids, texts),
         "constant": {"caption": constant, **judged(data, ids, [constant] * count)},
         "dealt": judged(data, ids, texts[1:] + texts[:1]),
+        "controls": controls,
         "called_unchanged": {
-            name: {"share": round(hits / count, 3), "interval": interval(hits, count)} for name, hits in quiet.items()
+            name: {"share": round(hits / controls, 3), "interval": interval(hits, controls)}
+            for name, hits in quiet.items()
         },
     }
     report(result, options.out, "lightning_idc", seeds=[0])

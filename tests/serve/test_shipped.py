@@ -23,7 +23,7 @@ def test_a_shipped_captioner_is_small_and_has_a_card_and_a_sample(name: str) -> 
     assert "## Limits" in (folder / "README.md").read_text() and "## Scores" in (folder / "README.md").read_text()
     captioner = lightning_idc.load(name, device="cpu")
     assert captioner.input_spec.size and captioner.input_spec.domain and captioner.input_spec.channels == 3
-    assert captioner.describe(*lightning_idc.sample_pair()).text
+    assert captioner.describe(*lightning_idc.sample_pair(name)).text
 
 
 def test_readmes_python_block_runs_as_typed(capsys: pytest.CaptureFixture[str]) -> None:
