@@ -62,6 +62,8 @@ def with_links(markdown: str, source: str, pages: dict[str, str]) -> str:
         wanted = f"{wanted}/README.md" if f"{wanted}/README.md" in pages else wanted
         if wanted in pages:
             return f"[{text}]({os.path.relpath(pages[wanted], os.path.dirname(pages[source]) or '.')}{anchor})"
+        if wanted.startswith("docs/") and (ROOT / wanted).is_file():
+            return f"[{text}]({os.path.relpath(wanted.removeprefix('docs/'), os.path.dirname(pages[source]) or '.')})"
         # a link to nothing stays, and the strict build names it
         return (
             (text if text.strip("`") in (target, wanted) else f"{text} (`{wanted}`)")

@@ -43,6 +43,7 @@ def compare(
     fail_on: Literal["changed", "pixels", "never"] = "never",
     reg: Path | None = None,
     junit: Path | None = None,
+    report: Path | None = None,
 ) -> int:
     """Compare two folders of images, and describe what differs.
 
@@ -58,6 +59,7 @@ def compare(
             or pairs of which any pixel differs.
         reg: file to write as reg-cli does, its reg.json.
         junit: JUnit XML to write, a test per pair.
+        report: HTML page to write, with both images of every pair; --where adds boxes.
     """
     with noted():
         from lightning_idc.serve import formats
@@ -66,12 +68,16 @@ def compare(
 
         out = formats.check_out(batch.out or Path("comparison.jsonl"))
         pairs = list_pairs([before, after])
-        records = run_batch(options.open(), pairs, batch, out, gate=True)
+        captioner = options.open()
+        records = run_batch(captioner, pairs, batch, out, gate=True)
         formats.write_records(records, out)
         if reg is not None:
             formats.write_reg(records, before, after, reg)
         if junit is not None:
             formats.write_junit(records, junit)
+        if report is not None:
+            title = f"{Path(before).name} against {Path(after).name}"
+            formats.write_html(records, title, captioner.input_spec.options, report)
         finish(out)
     for record in records:
         if record["status"] != "unchanged":

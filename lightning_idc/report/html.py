@@ -37,7 +37,7 @@ class Entry:
         scores: by metric, times 100.
         facts: what the caption gets right; None where a fact does not apply.
         images: before and after, uint8 ``(3, H, W)``; None for text alone.
-        boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`: ground truth.
+        boxes: changed regions in pixels, ``(N, 2, 4)`` as in `PairSample`: ground truth, or what the captioner found.
         change_score: probability that the pair differs; None where unknown.
     """
 
@@ -65,6 +65,7 @@ def write_report(
     pictures: Path | None = None,
     name: str | None = None,
     per_file: int = PER_FILE,
+    found_boxes: bool = False,
 ) -> list[Path]:
     """Write a report, one entry after another, so that no more than one pair of images is in memory.
 
@@ -80,12 +81,13 @@ def write_report(
         pictures: folder beside the file, emptied first, for those in full size that are greater; none without.
         name: by which the file will be known, where it is written under another one first.
         per_file: most pairs of one file.
+        found_boxes: boxes are those that the captioner found, and no ground truth.
 
     Returns:
         the files.
     """
     known = Path(name or target.name)
-    writer = _Writer(thumbnail, pictures)
+    writer = _Writer(thumbnail, pictures, "found" if found_boxes else "truth")
     if pictures is not None:
         shutil.rmtree(pictures, ignore_errors=True)
     tables = [
@@ -110,6 +112,7 @@ def write_report(
             rest=lambda chunk=chunk, part=part: writer.rest(known, part, chunk.further),  # type: ignore[misc]
             tables=tables,
             about=about or {},
+            found_boxes=found_boxes,
         )
         files.append(file)
         rest = chunk.entries
@@ -136,10 +139,12 @@ class _Writer:
     Args:
         thumbnail: greatest height and width of the pictures on the page, pixels.
         pictures: folder for those in full size.
+        box: what stands at a box.
     """
 
     thumbnail: int
     pictures: Path | None
+    box: str
     count: int = 0
     metrics: dict[str, None] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
@@ -149,6 +154,7 @@ class _Writer:
         return {
             "metrics": [name for name in METRICS if name in self.metrics],
             "facts": list(self.facts),
+            "box": self.box,
             "part": {
                 "number": part,
                 "previous": None if part == 1 else quote(_part_name(known, part - 1)),

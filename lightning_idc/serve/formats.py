@@ -12,10 +12,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
+import torch
+
 from lightning_idc.callbacks.write_predictions import line_of
+from lightning_idc.core.images import open_pair, resize
+from lightning_idc.core.value_range import ImageOptions
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
+from lightning_idc.report.html import Entry, write_report
 
+STATES = ("changed", "new", "deleted", "failed", "unchanged")
 KINDS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
 
@@ -65,9 +71,7 @@ def counts(records: Sequence[Record]) -> str:
     """How many pairs are of each state, as a sentence."""
     found = Counter(record["status"] for record in records)
     described = sum(record["described"] for record in records)
-    parts = [
-        f"{found[state]} {state}" for state in ("unchanged", "changed", "new", "deleted", "failed") if found[state]
-    ]
+    parts = [f"{found[state]} {state}" for state in ("unchanged", *STATES[:-1]) if found[state]]
     return f"{len(records)} pairs: {', '.join(parts)}; {described} described"
 
 
@@ -128,6 +132,40 @@ def write_junit(records: Sequence[Record], target: Path) -> None:
             failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
     target.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(target, ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True))
+
+
+def write_html(records: Sequence[Record], title: str, options: ImageOptions, target: Path) -> None:
+    """Write a page with both images of every pair, what was said and where, the changed ones first.
+
+    Args:
+        records: of :func:`~lightning_idc.serve.batch.run_batch`.
+        title: heading.
+        options: how images are read.
+        target: the file; pictures of greater size lie in a folder beside it.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    ordered = sorted(records, key=lambda record: STATES.index(record["status"]))
+    pictures = target.with_name(f"{target.stem}_pictures")
+
+    def write(path: Path) -> None:
+        entries = (_entry(record, options) for record in ordered)
+        write_report(
+            path, title, entries, subtitle=counts(records), pictures=pictures, name=target.name, found_boxes=True
+        )
+
+    atomic_write(target, write)
+
+
+def _entry(record: Record, options: ImageOptions) -> Entry:
+    said = record["caption"] or record["error"] or f"the image is {record['status']}"
+    found = Entry(record["id"], said, [], record["status"], record["log_prob"], change_score=record["change_score"])
+    if record["before"] and record["after"] and record["status"] != "failed":
+        first, second = open_pair(record["before"], record["after"], options)
+        # pages show three bands; of others the first ones
+        pair = [(image if len(image) > 2 else image[:1].expand(3, -1, -1))[:3] for image in (first, second)]
+        found.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))
+        found.boxes = torch.tensor(record["boxes"], dtype=torch.float32).view(-1, 1, 4).expand(-1, 2, -1)
+    return found
 
 
 def _xml(text: str) -> str:

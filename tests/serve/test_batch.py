@@ -44,9 +44,9 @@ def folders(draw: Draw, tmp_path: Path) -> tuple[str, str]:
 def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    files = {name: tmp_path / name for name in ("out.jsonl", "reg.json", "junit.xml")}
+    files = {name: tmp_path / name for name in ("out.jsonl", "reg.json", "junit.xml", "page.html")}
     given = ["compare", *folders, "--model", str(model), "--out", str(files["out.jsonl"]), "--where"]
-    reports = ["--reg", str(files["reg.json"]), "--junit", str(files["junit.xml"])]
+    reports = ["--reg", str(files["reg.json"]), "--junit", str(files["junit.xml"]), "--report", str(files["page.html"])]
     assert main([*given, *reports, "--fail-on", "changed"]) == 1
     assert "5 pairs: 2 unchanged, 1 changed, 1 new, 1 deleted; 1 described" in capsys.readouterr().out
     records = {record["id"]: record for record in lines(files["out.jsonl"])}
@@ -64,6 +64,13 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert (suite.get("tests"), suite.get("failures"), suite.get("errors")) == ("5", "3", "0")
     failures = [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None]
     assert failures == ["other", "sub/fresh", "sub/gone"]
+    page = files["page.html"].read_text(encoding="utf-8")
+    data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
+    shown = data["pairs"]
+    assert [pair["type"] for pair in shown] == ["changed", "new", "deleted", "unchanged", "unchanged"]
+    assert shown[0]["caption"] == records["other"]["caption"] and len(shown[0]["images"]) == 2
+    assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
+    assert data["box"] == "found" and "where the captioner sees the change" in page
     assert main([*given[:3], *given[3:5]]) == 0  # changes alone are no failure
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail-on", "pixels"]) == 0

@@ -230,6 +230,46 @@ def test_the_page_describes_a_sample_in_a_browser(server: Client) -> None:
     assert status == 200 and caption == found["caption"]
 
 
+@pytest.mark.skipif(BROWSER is None, reason="needs Chromium")
+def test_the_page_by_keyboard_and_by_rules_of_accessibility(server: Client) -> None:
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra dev")
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="needs the extra dev")
+    files = [str(path) for path in lightning_idc.sample_pair()]
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=BROWSER)
+        for scheme in ("light", "dark"):
+            page = chromium.new_page(color_scheme=scheme, bypass_csp=True)  # axe is put into the page
+            page.on("filechooser", lambda _: None)  # from the start, or the first one may open a window instead
+            page.goto(f"http://127.0.0.1:{server.port}/")
+            page.locator(".samples button").first.wait_for()
+            reached = []
+            for _ in range(12):
+                page.keyboard.press("Tab")
+                name = page.evaluate("document.activeElement.id || document.activeElement.getAttribute('aria-label')")
+                reached.append(name)
+                if name in ("before", "after"):
+                    with page.expect_file_chooser() as chooser:
+                        page.keyboard.press("Space")
+                    chooser.value.set_files(files[name == "after"])
+                elif name == "ask":
+                    page.keyboard.press("Enter")
+                    page.wait_for_function("document.getElementById('answer').getAttribute('aria-busy') === 'false'")
+                    said = page.inner_text("#caption")
+                    assert said and page.evaluate("document.activeElement.id") == "ask", "focus stays where it was"
+                elif name == "show":
+                    page.keyboard.press("Space")
+                    assert not page.is_checked("#show")
+                elif name and name.startswith("describe the sample"):
+                    page.keyboard.press("Enter")
+                    page.wait_for_function("document.getElementById('caption').textContent.length > 12")
+                    break
+            assert reached[:5] == ["before", "after", "ask", "swap", "show"] and reached[5].startswith("describe the")
+            violations = axe.Axe().run(page).response["violations"]
+            assert not violations, {found["id"]: found["nodes"][:2] for found in violations}
+            page.close()
+        chromium.close()
+
+
 def test_the_queue_has_an_end() -> None:
     import asyncio
 

@@ -53,7 +53,7 @@ function boxesOf(pair, side) {
   return (pair.boxes[side] ?? []).map((box, number) => {
     const element = make("div", "box");
     place(element, box);
-    if (!number) element.append(make("span", "", "truth"));
+    if (!number) element.append(make("span", "", data.box));
     return element;
   });
 }
