@@ -38,7 +38,8 @@ class Client:
     def send(self, path: str, body: bytes | None = None, **headers: str) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=120)
         try:
-            connection.request("GET" if body is None else "POST", path, body, headers)
+            with suppress(BrokenPipeError):  # refused before all of it was sent; the answer is there
+                connection.request("GET" if body is None else "POST", path, body, headers)
             reply = connection.getresponse()
             return reply.status, reply.read()
         finally:
