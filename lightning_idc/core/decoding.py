@@ -89,14 +89,17 @@ class Decoded:
     mean_log_probs: list[float]
 
 
-def _next_log_probs(logits: Tensor, special: SpecialIds) -> Tensor:
+def _never_said(special: SpecialIds, device: torch.device) -> Tensor:
+    """Ids on the device, once and not at every step: a list of them would be copied there, and waited for."""
+    return torch.tensor(special.never_said, dtype=torch.long, device=device)
+
+
+def _next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
     """Log-probabilities over all tokens, with those that are never said set to minus infinity.
 
     They are masked after normalising, so that the log-probability of a generated caption is its teacher-forced one.
     """
-    log_probs = logits.float().log_softmax(-1)
-    log_probs[..., list(special.never_said)] = float("-inf")
-    return log_probs
+    return logits.float().log_softmax(-1).index_fill_(-1, never, float("-inf"))
 
 
 @torch.no_grad()
@@ -110,17 +113,19 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
-    ends = torch.tensor(special.ends, device=device)
+    ends, never = torch.tensor(special.ends, device=device), _never_said(special, device)
     for position in range(max_length):
-        best = _next_log_probs(net.step(state, tokens), special).max(-1)
+        best = _next_log_probs(net.step(state, tokens), never).max(-1)
         tokens = best.indices
         ids[rows, position] = tokens
         sums[rows] += best.values
         lengths[rows] += 1
         going = ~torch.isin(tokens, ends)
-        if position + 1 == max_length or not bool(going.any()):
+        # one answer from the device per step
+        alive = int(going.sum())
+        if position + 1 == max_length or alive == 0:
             break
-        if not bool(going.all()):
+        if alive < len(rows):
             rows, tokens = rows[going], tokens[going]
             state = select_rows(state, going.nonzero()[:, 0])
     return _collect(ids, lengths, sums)
@@ -134,9 +139,9 @@ def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, sp
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
-    ends = torch.tensor(special.ends, device=device)
+    ends, never = torch.tensor(special.ends, device=device), _never_said(special, device)
     for _ in range(max_length):
-        best = _next_log_probs(net.logits(features, tokens)[:, 0, -1], special).max(-1)
+        best = _next_log_probs(net.logits(features, tokens)[:, 0, -1], never).max(-1)
         chosen = torch.where(going, best.indices, special.pad)
         sums += torch.where(going, best.values, 0.0)
         lengths += going
@@ -219,8 +224,9 @@ def _beam_search(
     owners = torch.arange(pairs, device=device)  # pair of each group of live prefixes
     sums = torch.zeros(pairs, 1, device=device)  # (live pairs, prefixes per pair)
     origins = torch.arange(pairs, device=device)
+    never = _never_said(special, device)
     for length in range(1, max_length + 1):
-        log_probs = _next_log_probs(advance(prefixes, origins), special)
+        log_probs = _next_log_probs(advance(prefixes, origins), never)
         vocabulary = log_probs.shape[-1]
         width = sums.shape[1]
         totals = (sums[..., None] + log_probs.view(len(owners), width, vocabulary)).flatten(1)
@@ -313,17 +319,18 @@ def sample(
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
-    ends = torch.tensor(special.ends, device=device)
+    ends, never = torch.tensor(special.ends, device=device), _never_said(special, device)
     for position in range(length):
-        log_probs = _next_log_probs(net.step(state, tokens), special)
+        log_probs = _next_log_probs(net.step(state, tokens), never)
         tokens = _drawn(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
         ids[rows, position] = tokens
         sums[rows] += log_probs.gather(1, tokens[:, None])[:, 0]
         lengths[rows] += 1
         going = ~torch.isin(tokens, ends)
-        if position + 1 == length or not bool(going.any()):
+        alive = int(going.sum())
+        if position + 1 == length or alive == 0:
             break
-        if not bool(going.all()):
+        if alive < len(rows):
             rows, tokens = rows[going], tokens[going]
             state = select_rows(state, going.nonzero()[:, 0])
     return _collect(ids, lengths, sums)
