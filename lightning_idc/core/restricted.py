@@ -109,7 +109,8 @@ class _ScriptUnpickler(_Unpickler):
         storage = torch.UntypedStorage.from_buffer(bytearray(content), dtype=torch.uint8)
         if storage.nbytes() < length * kind.dtype.itemsize:
             raise CheckpointError(f"the tensor {key} has {storage.nbytes()} bytes; expected {length} values of {kind}")
-        return torch.storage.TypedStorage(wrap_storage=storage, dtype=kind.dtype, _internal=True)  # type: ignore[no-untyped-call]
+        typed: Any = torch.storage.TypedStorage  # torch gives its constructor no types
+        return typed(wrap_storage=storage, dtype=kind.dtype, _internal=True)
 
 
 def is_torchscript(path: str | Path) -> bool:

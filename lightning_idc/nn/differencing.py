@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.errors import CheckpointError, check_number
-from lightning_idc.nn.backbones import GridBackbone, convolution, statistics
+from lightning_idc.nn.grid_backbone import GridBackbone, convolution, statistics
 
 
 class DifferenceCNN(GridBackbone):

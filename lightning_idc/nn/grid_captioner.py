@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.errors import check_number
-from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import Decoder, DecoderState
 
 Net = TypeVar("Net", bound="GridCaptionNet")

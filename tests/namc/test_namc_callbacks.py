@@ -38,7 +38,8 @@ from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, fill_maske
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.procap.module import ProCap
-from lightning_idc.nn.backbones import GridBackbone, SmallCNN
+from lightning_idc.nn.backbones import SmallCNN
+from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
 
 QUIET: dict[str, Any] = dict(

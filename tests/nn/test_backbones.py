@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from lightning_idc.core.types import PairError
-from lightning_idc.nn.backbones import GridBackbone, SmallCNN, TimmGrid, build_backbone, load_backbone
+from lightning_idc.nn.backbones import SmallCNN, TimmGrid, build_backbone, load_backbone
+from lightning_idc.nn.grid_backbone import GridBackbone
 
 
 def noise(height: int, width: int, count: int = 2) -> torch.Tensor:

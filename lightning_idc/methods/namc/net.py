@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import resize_mask
-from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.transformer import Decoder
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.errors import ConfigError, check_number
-from lightning_idc.nn.backbones import GridBackbone
 from lightning_idc.nn.differencing import CellCounts
+from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias, check_heads
 

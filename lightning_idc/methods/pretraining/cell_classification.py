@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.schedules import Schedule, WarmupLinear
 from lightning_idc.errors import DataError
-from lightning_idc.nn.backbones import GridBackbone, build_backbone
+from lightning_idc.nn.backbones import build_backbone
+from lightning_idc.nn.grid_backbone import GridBackbone
 
 IGNORED = -100
 

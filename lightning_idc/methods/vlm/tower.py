@@ -16,7 +16,7 @@ from lightning_idc.core.schedules import Schedule, WarmupLinear
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 from lightning_idc.methods.vlm.loading import configured, train_tokenizer
-from lightning_idc.nn.backbones import GridBackbone
+from lightning_idc.nn.grid_backbone import GridBackbone
 
 
 class VisionTower(GridBackbone):

@@ -1,0 +1,77 @@
+"""What networks that turn images into grids of features share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from lightning_idc.core.types import PairError
+
+IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+class GridBackbone(nn.Module, ABC):
+    """Maps uint8 images ``(N, C, H, W)`` to features ``(N, width, h, w)``; subclasses write :meth:`grid`.
+
+    One that ``reads_pairs`` maps pairs ``(N, 2, C, H, W)`` to features of the pair.
+
+    Args:
+        width: channels of the features.
+        mean: per channel, of images in [0, 1]; as many as images have channels.
+        std: per channel.
+    """
+
+    mean: Tensor
+    std: Tensor
+    reads_pairs: ClassVar[bool] = False
+
+    def __init__(
+        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+    ) -> None:
+        super().__init__()
+        self.width = width
+        self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1) * 255, persistent=False)
+        self.register_buffer("std", torch.tensor(std).view(-1, 1, 1) * 255, persistent=False)
+
+    @abstractmethod
+    def grid(self, images: Tensor) -> Tensor:
+        """Features of normalised images."""
+
+    @property
+    def in_channels(self) -> int:
+        """Channels of the images."""
+        return len(self.mean)
+
+    def forward(self, images: Tensor) -> Tensor:
+        if images.shape[-3] != self.in_channels:
+            raise PairError(
+                f"images have {images.shape[-3]} channels and the backbone takes {self.in_channels}; choose the data "
+                f"module's `bands`, or set in_channels: {images.shape[-3]}"
+            )
+        return self.grid(self.normalised(images))
+
+    def normalised(self, images: Tensor) -> Tensor:
+        """What :meth:`grid` reads of uint8 images."""
+        return (images.to(self.mean.dtype) - self.mean) / self.std
+
+
+def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
+    """A convolution that keeps the size of images, or divides it by its stride, and what follows it."""
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2 if kernel % 2 else 0, bias=False)
+    return [layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+
+def statistics(
+    channels: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and deviation of so many channels: those of colours for three, one half and one quarter for others.
+
+    Raises:
+        PairError: there is not a single channel.
+    """
+    if channels < 1:
+        raise PairError(f"in_channels is {channels}; expected at least 1")
+    return (mean, std) if channels == len(mean) else ((0.5,) * channels, (0.25,) * channels)
