@@ -15,8 +15,9 @@ from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.nn.backbones import IMAGENET_MEAN, IMAGENET_STD, SmallCNN
+from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, eot_pooling, pad_texts, text_tokens
+from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
 
 BERT_EPS = 1e-12
