@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.processes import launch
-from helpers.vlm_tiny import captioner
+from helpers.vlm_tiny import architecture, captioner, tokenizer
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.distributed import checkpoint as dcp
@@ -16,6 +16,8 @@ from torch.distributed import checkpoint as dcp
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
+from lightning_idc.methods.vlm.module import VLMCaptioner, stock_name
+from lightning_idc.methods.vlm.published import Source, load_empty, load_model
 
 HERE = Path(__file__).parent
 
@@ -89,6 +91,11 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     whole = load_file(tmp_path / "fsdp2-pretrained" / "model.safetensors")
     frozen = {name for name in whole if name.startswith("net.model.model.language_model.") and "lora" not in name}
     assert {whole[name].dtype for name in frozen} == {torch.bfloat16} and not frozen & weights.keys()
+    stock = VLMCaptioner(model=str(tmp_path / "stock"), max_length=6)
+    stock.build()
+    read = stock.state_dict()
+    for name in frozen:  # dealt out by the first process and gathered again
+        assert torch.equal(whole[name], read[stock_name(name)].to(torch.bfloat16)), name
     for name in right:
         # sharded weights are gathered in bfloat16, biases and norms too; 3.4e-3 apart when seen
         torch.testing.assert_close(weights[name].float(), right[name].float(), rtol=1e-2, atol=5e-3, msg=name)
@@ -103,6 +110,25 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     assert resumed.keys() == again.keys() == whole.keys()
     for name, value in resumed.items():
         torch.testing.assert_close(value.float(), whole[name].float(), rtol=1e-2, atol=5e-3, msg=name)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_a_model_without_memory_is_the_one_that_is_read(tied: bool, tmp_path: Path) -> None:
+    """What other processes make, to be filled by the first; tied weights as in Qwen2.5-VL-3B."""
+    made = VLMCaptioner(
+        architecture={**architecture("qwen2_5_vl"), "tie_word_embeddings": tied}, tokenizer=tokenizer("qwen2_5_vl")
+    )
+    made.build()
+    made.save_model(tmp_path)
+    (read, *_), (empty, *_) = load_model(Source(str(tmp_path))), load_empty(Source(str(tmp_path)))
+    expected, found = (dict(model.named_parameters(remove_duplicate=False)) for model in (read, empty))
+    assert found.keys() == expected.keys() and all(p.is_meta for p in found.values())
+    assert all(p.shape == expected[name].shape for name, p in found.items())
+    for model in (read, empty):
+        assert (model.get_output_embeddings().weight is model.get_input_embeddings().weight) == tied
+    buffers = dict(empty.named_buffers())
+    assert buffers and all(torch.equal(buffers[name], value) for name, value in read.named_buffers())
+    assert empty.generation_config.eos_token_id == read.generation_config.eos_token_id
 
 
 @pytest.mark.dist

@@ -12,6 +12,7 @@ import pytest
 import torch
 from helpers.vlm_generic import KINDS, save
 from helpers.vlm_tiny import CAPTIONS, captioner
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from lightning_idc.core.types import PairError, PairSample
@@ -19,6 +20,7 @@ from lightning_idc.methods.vlm import checking
 from lightning_idc.methods.vlm.checking import pick_scoring, scoring_errors, stock_log_probs
 from lightning_idc.methods.vlm.families import register_family
 from lightning_idc.methods.vlm.families.generic import Generic
+from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
 SIZES = [(48, 64), (64, 48), (48, 64)]
@@ -201,6 +203,25 @@ def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path
         VLMCaptioner(model=str(tmp_path)).build()
     with pytest.raises(PairError, match=r"no config.json"):
         VLMCaptioner(model=str(tmp_path.parent)).build()
+
+
+def test_a_type_that_takes_no_features_of_images_is_refused(tmp_path: Path) -> None:
+    from transformers import (
+        CLIPImageProcessor,
+        GitConfig,
+        GitForCausalLM,
+        GitProcessor,
+        PreTrainedTokenizerFast,
+    )
+
+    words = PreTrainedTokenizerFast(tokenizer_object=Tokenizer.from_str(train_tokenizer(CAPTIONS, 300, [])))
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    GitForCausalLM(
+        GitConfig(vision_config={**sizes, "image_size": 16, "patch_size": 8}, vocab_size=300, **sizes)
+    ).save_pretrained(tmp_path)
+    GitProcessor(CLIPImageProcessor(), words).save_pretrained(tmp_path)
+    with pytest.raises(PairError, match=r"models of type 'git' take no features of images .*register_family"):
+        VLMCaptioner(model=str(tmp_path)).build()
 
 
 def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:

@@ -104,6 +104,17 @@ def test_a_template_that_leaves_out_the_images_is_refused(stock: Path) -> None:
         model.collate(samples())
 
 
+def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, capsys: Any) -> None:
+    """By its template, as published models of one image do."""
+    shutil.copytree(stock, tmp_path / "one")
+    refusal = "{% if messages[0]['content'] | selectattr('type', 'eq', 'image') | list | length > 1 %}"
+    refusal += "{{ raise_exception('only one image is supported') }}{% endif %}<|image_pad|>"
+    (tmp_path / "one" / "chat_template.jinja").write_text(refusal)
+    model = open_captioner(str(tmp_path / "one"), device="cpu")
+    with pytest.raises(PairError, match=r"cannot put two images .* only one image is supported; choose a model"):
+        model.collate(samples())
+
+
 def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(stock, base)

@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero
+from lightning_idc.core.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
 from lightning_idc.core.module import ProvidesCaptions
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.errors import CheckpointError, ConfigError
@@ -240,7 +241,11 @@ class VLMCaptioner(PairCaptioner):
         return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared)
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        return nn.functional.pad(self.built_net.log_probs(features, tokens, mask), (1, 0))
+        net = self.built_net
+        if tokens.shape[1] > 1 and net.scoring == "auto":
+            with gathered(net):  # the stock model that is compared with runs past the methods that gather weights
+                net.scoring = net.way
+        return nn.functional.pad(net.log_probs(features, tokens, mask), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch; pairs may differ in size, each is shown in its own; runs in the data loader's workers.
@@ -308,8 +313,11 @@ class VLMCaptioner(PairCaptioner):
             images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
             try:
                 found = net.family.inputs(net.processor, [prompt], images)
-            except ValueError as error:
-                raise ConfigError(f"the processor cannot put two images into the prompt {prompt!r}: {error}") from error
+            except (ValueError, TemplateError) as error:
+                raise ConfigError(
+                    f"the processor cannot put two images into the prompt {prompt!r}: {error}; choose a model that "
+                    "takes several images"
+                ) from error
             if not (found["input_ids"] == image_token(net.model.config)).any():
                 raise ConfigError(
                     f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "

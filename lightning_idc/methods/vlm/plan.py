@@ -23,7 +23,9 @@ from lightning_idc.methods.vlm.published import Source, find_model, read_config
 GIB = 2**30
 ADAPTERS: dict[str, type] = {"LoRA": LoRA, "MDPAdapter": MDPAdapter}
 SHARDING = ("ShardedStrategy", "ModelParallelStrategy")
-FROZEN_BITS = {"4bit": 4, "int4": 4, "8bit": 8, "int8": 8}
+PACKED_BITS = {"4bit": 4.127, "int4": 5.0, "8bit": 8.0, "int8": 8.0}
+"""Of a quantized weight, with the scales of its block: 64 weights of bitsandbytes' NF4 with scales that are quantized
+themselves, 32 of torchao's int4; those of a row count for nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,12 @@ class Plan:
     Args:
         trained: trainable parameters by group: ``vision``, ``language`` (the projector included), adapters by name.
         frozen: parameters that are not.
-        bits: of a frozen weight; those that train have 32.
+        bits: of a frozen weight that is not quantized; those that train have 32.
+        packed: how many of the frozen ones are quantized: weights of linear layers, without those of the head.
+        packed_bits: of one of them.
         moments: numbers that the optimizer keeps per trained weight; 2 for Adam.
         processes: that sharded weights are dealt to; 1 where every process holds all.
-        loaders: processes of one machine, each of which loads the weights.
+        loaders: processes of one machine that load the weights; of sharded ones the first alone does.
         cost: of one pair; None where the images are not known.
         batch: pairs per device and step.
     """
@@ -65,6 +69,8 @@ class Plan:
     trained: dict[str, int]
     frozen: int
     bits: int = 32
+    packed: int = 0
+    packed_bits: float = 0.0
     moments: int = 2
     processes: int = 1
     loaders: int = 1
@@ -76,11 +82,15 @@ class Plan:
         """Bytes on one device by what they are for; activations and logits come on top."""
         trained = sum(self.trained.values())
         return {
-            "frozen weights": self.frozen * self.bits // 8 // self.processes,
+            "frozen weights": self._frozen_bits // 8 // self.processes,
             "trained weights": 4 * trained // self.processes,
             "gradients": 4 * trained // self.processes,
             "optimizer": 4 * self.moments * trained // self.processes,
         }
+
+    @property
+    def _frozen_bits(self) -> int:
+        return (self.frozen - self.packed) * self.bits + int(self.packed * self.packed_bits)
 
     @property
     def states(self) -> int:
@@ -89,8 +99,8 @@ class Plan:
 
     @property
     def host(self) -> int:
-        """Bytes of weights that the processes of one machine load on the host, each its own."""
-        return (self.frozen * max(self.bits, 16) // 8 + 4 * sum(self.trained.values())) * self.loaders
+        """Bytes of weights that processes of one machine load on the host."""
+        return (self.frozen * self.bits // 8 + 4 * sum(self.trained.values())) * self.loaders
 
     @property
     def activations(self) -> int:
@@ -100,7 +110,9 @@ class Plan:
     def table(self) -> str:
         """Lines for the terminal."""
         lines = [f"{name:<24}{count:>16,} parameters, trained" for name, count in self.trained.items()]
-        lines += [f"{'frozen':<24}{self.frozen:>16,} parameters, {self.bits} bits"]
+        lines += [f"{'frozen':<24}{self.frozen - self.packed:>16,} parameters, {self.bits} bits"]
+        if self.packed:
+            lines += [f"{'quantized':<24}{self.packed:>16,} parameters, {self.packed_bits:g} bits"]
         lines += [f"{name:<24}{size / GIB:>12.2f} GiB a device" for name, size in self.parts.items()]
         lines += [f"{'together':<24}{self.states / GIB:>12.2f} GiB a device, without activations"]
         if self.cost is not None:
@@ -136,7 +148,7 @@ def plan_of(
         processes: that FSDP2 deals weights to.
         revision: branch, tag or commit of ``model``.
         images: what one step is shown; activations and operations are not computed without.
-        loaders: processes of one machine.
+        loaders: processes of one machine that load the weights.
 
     Raises:
         ConfigError: the model is not there or not a vision-language model.
@@ -167,13 +179,27 @@ def plan_of(
             trained[lora[id(parameter)]] += parameter.numel()
         else:
             trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
-    bits = FROZEN_BITS.get(quantize or "", 16 if precision.endswith("-mixed") else 32)
+    packed = 0
+    if quantize:
+        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.head]
+        packed = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
     cost = None
     if images is not None:
         low = precision.endswith("-mixed")
         tokens = images.captions * images.longest
         cost = cost_of_pair(net, adapters.values(), images.size, images.prompt, tokens, low, images.recomputes)
-    return Plan(dict(trained), frozen, bits, moments, processes, loaders, cost, images.batch if images else 1)
+    return Plan(
+        dict(trained),
+        frozen,
+        16 if precision.endswith("-mixed") else 32,
+        packed,
+        PACKED_BITS.get(quantize or "", 0.0),
+        moments,
+        processes,
+        loaders,
+        cost,
+        images.batch if images else 1,
+    )
 
 
 def plan_of_stage(config: Mapping[str, Any]) -> Plan:
@@ -211,7 +237,7 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         processes,
         options.get("revision"),
         _images(options, (config.get("data") or {}).get("init_args") or {}),
-        loaders,
+        1 if sharded and not options.get("quantize") else loaders,
     )
 
 
