@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 BENCHMARKS = Path(__file__).resolve().parents[1] / "benchmarks"
-OF_A_PAGE = {"faults.py"}
-"""Those whose result is a page of docs with the command in it."""
+OF_A_PAGE = {"faults.py", "gpu.py"}
+"""Those whose result is a page of docs with the command in it, or which run others."""
 WRITERS = [
     path
     for path in sorted(BENCHMARKS.glob("*.py"))
