@@ -24,8 +24,9 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, i
 from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
+from lightning_idc.core.shards import seal, unseal
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number, reading, reads_file
-from lightning_idc.files import atomic_write
+from lightning_idc.files import atomic_write, file_digest
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -390,7 +391,8 @@ class PairModule(AddonHost):
         if is_rank_zero():
             folder.mkdir(parents=True, exist_ok=True)
             atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
-            atomic_write(folder / CONFIG, json.dumps(config, indent=2, ensure_ascii=False))
+            config["weights"] = file_digest(folder / WEIGHTS)
+            atomic_write(folder / CONFIG, seal(config, indent=2))
         all_gather_object(None)  # no process goes on to read what is not written yet
         return folder
 
@@ -405,7 +407,8 @@ class PairModule(AddonHost):
         from safetensors.torch import load_file
 
         folder = Path(folder)
-        config = json.loads(_file_of(folder, CONFIG).read_text(encoding="utf-8"))
+        text = _file_of(folder, CONFIG).read_text(encoding="utf-8")
+        config = json.loads(text)
         if isinstance(config, dict) and "class_path" not in config and "model_type" in config:
             raise CheckpointError(
                 f"{str(folder)!r} is a model of transformers ({str(config['model_type'])[:40]}), not a captioner; a "
@@ -418,11 +421,24 @@ class PairModule(AddonHost):
         state = load_file(_file_of(folder, WEIGHTS))
         refuse_nan(state, folder / WEIGHTS)
         model.load_state_dict(state)
+        _refuse_changed(folder, text)
         return model.eval()
 
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
         self.build()
+
+
+def _refuse_changed(folder: Path, text: str) -> None:
+    """Refuse a folder whose files are not those that were saved; one of an earlier version says nothing of them."""
+    config = json.loads(text)
+    names = [CONFIG] if "seal" in config and unseal(text) is None else []
+    names += [WEIGHTS] if config.get("weights") not in (None, file_digest(folder / WEIGHTS)) else []
+    if names:
+        raise CheckpointError(
+            f"{str(folder / names[0])!r} is not what was saved: it is damaged or was changed; fetch the folder again, "
+            f"or remove the lines 'seal' and 'weights' from {CONFIG} where it was changed on purpose"
+        )
 
 
 def _file_of(folder: Path, name: str) -> Path:

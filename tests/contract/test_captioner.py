@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from lightning.pytorch import Trainer
 from lightning_idc.core.captioner import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.errors import CheckpointError
 from lightning_idc.metrics.metric import CaptionScores
 
 
@@ -92,6 +94,36 @@ def test_a_folder_cannot_name_foreign_code(trained: TinyCaptioner, tmp_path: Pat
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(PairError, match=r"os\.system"):
         TinyCaptioner.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
+def test_a_flipped_bit_of_a_folder_is_refused_or_changes_nothing(
+    trained: TinyCaptioner, tmp_path: Path, name: str
+) -> None:
+    trained.save_pretrained(tmp_path)
+    sound, chance = (tmp_path / name).read_bytes(), random.Random(0)
+    refused = 0
+    for _ in range(15):
+        damaged = bytearray(sound)
+        damaged[chance.randrange(len(sound))] ^= 1 << chance.randrange(8)
+        (tmp_path / name).write_bytes(damaged)
+        try:
+            found = TinyCaptioner.from_pretrained(tmp_path)
+        except CheckpointError:
+            refused += 1
+        else:
+            assert_same(dict(found.state_dict()), host_state(trained))
+            assert found.hparams["vocabulary"] == trained.hparams["vocabulary"]
+    assert refused >= 10
+    (tmp_path / name).write_bytes(sound)
+    config = json.loads((tmp_path / "config.json").read_text())
+    config["init_args"]["max_length"] = 4  # changed on purpose, and the lines that the refusal names removed
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"is not what was saved: .* remove the lines 'seal' and 'weights'"):
+        TinyCaptioner.from_pretrained(tmp_path)
+    del config["seal"], config["weights"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert TinyCaptioner.from_pretrained(tmp_path).hparams["max_length"] == 4
 
 
 def test_words_of_the_checkpoint_win_over_those_of_the_data(trained: TinyCaptioner) -> None:
