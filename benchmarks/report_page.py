@@ -1,0 +1,73 @@
+"""How fast does a report of 2,000 pairs open in a browser?
+
+    python benchmarks/report_page.py [--pairs 2000] [--tries 5] [--out results/report_page.json]
+
+Pictures have as many bytes as photographs of the size that ShowResults takes for so many pairs. Counted are seconds
+from the request for the file until the first pair stands on the page, in headless Chromium, each in a new page.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+from _harness import report
+from playwright.sync_api import Browser, sync_playwright
+
+from lightning_idc.report.html import Entry, write_report
+
+PIXELS = 176
+
+
+def write(target: Path, pairs: int) -> None:
+    """A report of so many pairs."""
+    coarse = torch.randint(0, 256, (1, 3, 22, 22), generator=torch.Generator().manual_seed(0))
+    noise = torch.nn.functional.interpolate(coarse.float(), (PIXELS, PIXELS), mode="bilinear")[0].byte()
+    entries = (Entry(f"p{n}", "the cube moved", ["the cube moved"] * 3, images=(noise, noise)) for n in range(pairs))
+    write_report(target, "A report", entries, thumbnail=PIXELS)
+
+
+def seconds_to_open(chromium: Browser, target: Path, tries: int) -> list[float]:
+    """Seconds until the first pair is there, once per try."""
+    found = []
+    for _ in range(tries):
+        tab = chromium.new_page()
+        began = time.perf_counter()
+        tab.goto(target.as_uri(), wait_until="commit")
+        tab.wait_for_selector("article")
+        found.append(time.perf_counter() - began)
+        tab.close()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=2000)
+    parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    browser = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as driver:
+        target, chromium = Path(folder) / "report.html", driver.chromium.launch(executable_path=browser)
+        write(target, options.pairs)
+        megabytes, seconds = target.stat().st_size / 1e6, seconds_to_open(chromium, target, options.tries)
+        chromium.close()
+    result = {
+        "pairs": options.pairs,
+        "megabytes": round(megabytes, 1),
+        "seconds": {
+            "best": round(min(seconds), 2),
+            "median": round(median(seconds), 2),
+            "worst": round(max(seconds), 2),
+        },
+    }
+    report(result, options.out, "playwright", seeds=[0])
+
+
+if __name__ == "__main__":
+    main()
