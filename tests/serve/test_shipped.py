@@ -10,7 +10,9 @@ import pytest
 
 import lightning_idc
 from lightning_idc.cli import main
+from lightning_idc.data.benchmarks.defects import parse_defects
 from lightning_idc.errors import ConfigError
+from lightning_idc.serve.answers import answer_pairs
 from lightning_idc.serve.opening import DEFAULT, shipped
 
 README = Path(__file__).parents[2] / "README.md"
@@ -42,6 +44,28 @@ def test_without_a_model_the_first_one_answers_and_says_what_it_knows(capsys: py
     same = [before, before]
     assert main(["describe", *same, "--json"]) == 0
     assert not json.loads(capsys.readouterr().out)["boxes"]
+
+
+def test_the_board_captioner_counts_the_defects_of_its_sample_and_says_where() -> None:
+    captioner = lightning_idc.load("pcb", device="cpu")
+    before, after = lightning_idc.sample_pair("pcb")
+    found, same = (captioner.input_spec.read(before, other) for other in (after, before))
+    (answer,) = answer_pairs(captioner, [found])
+    # the official annotation of this pair, DeepPCB's 13000214: x1 y1 x2 y2
+    boxes = [
+        (137, 146, 182, 177),
+        (126, 414, 155, 494),
+        (150, 107, 176, 134),
+        (243, 277, 280, 319),
+        (70, 356, 106, 397),
+    ]
+    assert parse_defects(answer.caption) == dict.fromkeys(("open", "short", "mousebite", "copper", "pinhole"), 1)
+    assert answer.changed and len(answer.boxes) == len(boxes)
+    for x1, y1, x2, y2 in boxes:
+        x, y = (x1 + x2) / 2, (y1 + y2) / 2
+        assert any(left <= x <= right and top <= y <= bottom for left, top, right, bottom in answer.boxes)
+    (nothing,) = answer_pairs(captioner, [same])
+    assert nothing.changed is False and nothing.boxes == [] and parse_defects(nothing.caption) == {}
 
 
 def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
