@@ -79,11 +79,11 @@ types: $(READY)
 	$(BIN)/mypy
 
 # the first page runs a captioner in the browser by onnxruntime-web; without npm the site is built without it
-web/node_modules: web/package-lock.json
-	@if command -v npm >/dev/null; then cd web && npm ci --silent && touch node_modules; \
+docs/browser/node_modules: docs/browser/package-lock.json
+	@if command -v npm >/dev/null; then cd docs/browser && npm ci --silent && touch node_modules; \
 	else echo "npm is not there: the first page of the documentation runs no captioner"; fi
 
-docs: $(READY) web/node_modules
+docs: $(READY) docs/browser/node_modules
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

@@ -221,9 +221,9 @@ def generated() -> dict[str, str]:
 
 # ---- a captioner in the browser -------------------------------------------------------------------------
 
-WEB = ROOT / "web"
+WEB = ROOT / "docs" / "browser"
 RUNTIME = WEB / "node_modules" / "onnxruntime-web" / "dist"
-"""Left by ``npm ci`` in ``web/``, which ``make docs`` runs."""
+"""Left by ``npm ci`` in ``docs/browser/``, which ``make docs`` runs."""
 _RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
 _SHOWN = (
     '<iframe src="try/index.html" title="A captioner in this browser" loading="lazy" '
@@ -248,7 +248,7 @@ def browser_files() -> dict[str, bytes]:
         if old not in page:
             raise ValueError(f"serve/page.html has no {old!r}")
         page = page.replace(old, new)
-    names = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+    names = sorted(path.name for path in SAMPLES.glob("clevr*") if path.is_dir())
     found = {"index.html": page.encode(), "samples/names.json": json.dumps(names).encode()}
     found |= {f"samples/{path.relative_to(SAMPLES).as_posix()}": path.read_bytes() for path in SAMPLES.rglob("*.png")}
     found |= {path.name: path.read_bytes() for path in WEB.glob("*.mjs")}
@@ -271,7 +271,7 @@ def on_files(files: Any, config: Any) -> Any:
         for address, content in browser_files().items():
             files.append(File.generated(config, f"try/{address}", content=content))
     else:
-        logging.getLogger("mkdocs").info("the first page runs no captioner: `npm ci` in web/ has not been run")
+        logging.getLogger("mkdocs").info("the first page runs no captioner: `npm ci` in docs/browser/ has not been run")
     return files
 
 

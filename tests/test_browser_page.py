@@ -23,13 +23,13 @@ from lightning_idc.serve import answer_pairs
 
 ROOT = Path(__file__).resolve().parents[1]
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-RUNTIME = ROOT / "web" / "node_modules" / "onnxruntime-web"
+RUNTIME = ROOT / "docs" / "browser" / "node_modules" / "onnxruntime-web"
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra dev")
 pytest.importorskip("material", reason="needs the extra docs")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium"),
-    pytest.mark.skipif(not RUNTIME.is_dir(), reason="needs onnxruntime-web: npm ci in web/, as `make docs` does"),
+    pytest.mark.skipif(not RUNTIME.is_dir(), reason="needs onnxruntime-web: npm ci in docs/browser/, as `make docs` does"),
 ]
 PAIRS = 20
 SIZES = [(64, 64), (64, 64), (128, 128), (160, 100), (50, 70)]
