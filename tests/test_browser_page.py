@@ -29,7 +29,7 @@ pytest.importorskip("material", reason="needs the extra docs")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 pytestmark = [
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium"),
-    pytest.mark.skipif(not RUNTIME.is_dir(), reason="needs onnxruntime-web: npm ci in docs/browser/, as `make docs` does"),
+    pytest.mark.skipif(not RUNTIME.is_dir(), reason="needs onnxruntime-web: `make docs` brings it"),
 ]
 PAIRS = 20
 SIZES = [(64, 64), (64, 64), (128, 128), (160, 100), (50, 70)]
