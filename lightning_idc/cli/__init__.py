@@ -112,6 +112,10 @@ def guarded(given: list[str]) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error.__cause__, KeyboardInterrupt):
+            # before Python 3.12 what interrupts the body of a class is a RuntimeError with that cause
+            print("\nstopped", file=sys.stderr)
+            return 130
         from lightning_idc.cli.errors import readable
         from lightning_idc.core.text import printable
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ import litserve.server
 from litserve.server import RegularRequestHandler
 
 from lightning_idc.core.children import end_with_parent
+from lightning_idc.core.text import printable
 from lightning_idc.errors import IDCError
 from lightning_idc.serve.front import Refused, add_routes
 from lightning_idc.serve.limits import Limits
@@ -47,9 +50,14 @@ class PairAPI(litserve.LitAPI):
     def setup(self, device: str) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the server, which then ends its workers
         end_with_parent()
-        self.captioner = (
-            replace(self.options, device=device) if self.options.device == "auto" else self.options
-        ).open()
+        options = replace(self.options, device=device) if self.options.device == "auto" else self.options
+        try:
+            self.captioner = options.open()
+        except IDCError as error:
+            # one sentence instead of LitServe's traceback; LitServe has to see the error, or the server waits on
+            print(f"error: {printable(str(error))}", file=sys.stderr, flush=True)
+            logging.getLogger("litserve").setLevel(logging.CRITICAL + 1)
+            raise
 
     def predict(self, x: Any, **kwargs: Any) -> Any:
         """Answers of a batch, as plain values; ``error`` in place of one that could not be given."""

@@ -193,3 +193,14 @@ def test_import_of_the_library_is_quick() -> None:
     code = "import time; began = time.process_time(); import lightning_idc; print(time.process_time() - began)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert float(done.stdout) < 0.5  # what the issue asks for
+
+
+def test_a_stop_while_a_class_is_made_is_a_stop(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture) -> None:
+    """Before Python 3.12 Ctrl+C in the body of a class is a RuntimeError, as when a package is being imported."""
+
+    def importing(name: str) -> None:
+        raise RuntimeError("Error calling __set_name__ on 'Field' instance") from KeyboardInterrupt()
+
+    monkeypatch.setattr("lightning_idc.cli.importlib.import_module", importing)
+    assert main(["doctor"]) == 130
+    assert capsys.readouterr().err == "\nstopped\n"

@@ -143,6 +143,19 @@ def test_a_killed_process_ends_the_others_and_a_taken_port_is_named(model: Path,
             assert "Traceback" not in said
 
 
+@pytest.mark.slow
+def test_a_damaged_model_is_named_and_not_served(model: Path, tmp_path: Path) -> None:
+    damaged = shutil.copytree(model, tmp_path / "model")
+    weights = damaged / "model.safetensors"
+    content = bytearray(weights.read_bytes())
+    content[len(content) // 2] ^= 1
+    weights.write_bytes(content)
+    process = start(damaged, free_port())
+    said = process.communicate(timeout=120)[1]
+    assert process.returncode == 1 and "Traceback" not in said, said
+    assert "model.safetensors' is not what was saved" in said
+
+
 def data_url(path: Path) -> str:
     return "data:image/png;base64," + base64.b64encode(path.read_bytes()).decode()
 
