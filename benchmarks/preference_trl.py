@@ -172,28 +172,25 @@ def make(folder: Path, size: Size) -> None:
     processor.save_pretrained(folder)
 
 
-def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
-    """Seconds of TRL's training steps and its log-probabilities before the first."""
-    from datasets import Dataset
-    from peft import LoraConfig
+def asked(pair: torch.Tensor) -> dict[str, Any]:
+    """Images ``(2, 3, H, W)`` and question as TRL's data sets have them."""
     from PIL import Image
-    from transformers import TrainerCallback
-    from trl import DPOConfig, DPOTrainer
 
-    told = answers(batch * 2)
-    images = MadeUp(size.side, told).images
-    rows = [
-        {
-            "images": [Image.fromarray(side.permute(1, 2, 0).numpy()) for side in pair],
-            "prompt": [
-                {"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]}
-            ],
-            "chosen": [{"role": "assistant", "content": [{"type": "text", "text": chosen}]}],
-            "rejected": [{"role": "assistant", "content": [{"type": "text", "text": rejected}]}],
-        }
-        for pair, (chosen, rejected) in zip(images, told, strict=True)
-    ]
-    seconds: list[float] = []
+    content = [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]
+    return {
+        "images": [Image.fromarray(side.permute(1, 2, 0).numpy()) for side in pair],
+        "prompt": [{"role": "user", "content": content}],
+    }
+
+
+def said(text: str) -> list[dict[str, Any]]:
+    """An answer as TRL's data sets have it."""
+    return [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
+
+
+def trl_clock(size: Size, seconds: list[float]) -> Any:
+    """A callback of TRL's trainers that notes the seconds of every step."""
+    from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *unused: Any, **more: Any) -> None:
@@ -202,24 +199,45 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
         def on_step_end(self, *unused: Any, **more: Any) -> None:
             seconds.append(now(size.device) - self.began)
 
-    config = DPOConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=batch,
-        max_steps=steps,
-        use_cpu=size.device == "cpu",
-        bf16=size.lora,
-        report_to=[],
-        save_strategy="no",
-        gradient_checkpointing=False,
-        max_length=None,
-        learning_rate=1e-6,
-        disable_tqdm=True,
-        model_init_kwargs={"dtype": size.dtype},
-    )
+    return Clock()
+
+
+def trl_options(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
+    """Settings of TRL's trainers that all of them take, as ours are run."""
+    return {
+        "output_dir": str(folder / "trl"),
+        "per_device_train_batch_size": batch,
+        "max_steps": steps,
+        "use_cpu": size.device == "cpu",
+        "report_to": [],
+        "save_strategy": "no",
+        "gradient_checkpointing": False,
+        "max_length": None,
+        "learning_rate": 1e-6,
+        "disable_tqdm": True,
+        "model_init_kwargs": {"dtype": size.dtype},
+    }
+
+
+def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
+    """Seconds of TRL's training steps and its log-probabilities before the first."""
+    from datasets import Dataset
+    from peft import LoraConfig
+    from trl import DPOConfig, DPOTrainer
+
+    told = answers(batch * 2)
+    rows = [
+        {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
+        for pair, (chosen, rejected) in zip(MadeUp(size.side, told).images, told, strict=True)
+    ]
+    seconds: list[float] = []
+    config = DPOConfig(**trl_options(folder, size, steps, batch), bf16=size.lora)
     # a data set of twice the batch repeats from the first step on
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE) if size.lora else None
     data = Dataset.from_list(rows)
-    trainer = DPOTrainer(str(folder), args=config, train_dataset=data, callbacks=[Clock()], peft_config=lora)
+    trainer = DPOTrainer(
+        str(folder), args=config, train_dataset=data, callbacks=[trl_clock(size, seconds)], peft_config=lora
+    )
     inputs = trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(batch)])
     inputs = {name: value.to(trainer.model.device) for name, value in inputs.items()}
     mask = inputs.pop("completion_mask")[:, 1:]

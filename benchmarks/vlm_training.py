@@ -31,7 +31,20 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 from _harness import report  # noqa: E402
 from _steps import MadeUp, MadeUpPairs, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
-from preference_trl import LANGUAGE, PROMPT, SIZES, Size, answers, make, of_trl  # noqa: E402
+from captioner_training import CLIP_SMALL  # noqa: E402
+from preference_trl import (  # noqa: E402
+    LANGUAGE,
+    PROMPT,
+    SIZES,
+    Size,
+    answers,
+    asked,
+    make,
+    of_trl,
+    said,
+    trl_clock,
+    trl_options,
+)
 
 LONGEST, PLANNED = 64, 49
 """Most tokens of a caption, and those that the answers have with their end."""
@@ -77,12 +90,7 @@ def retriever_of(folder: Path, device: str) -> str:
 
     from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
-    small = {
-        "embed_dim": 16,
-        "vision_cfg": {"image_size": 32, "layers": 2, "width": 32, "head_width": 16, "patch_size": 16},
-        "text_cfg": {"context_length": 77, "vocab_size": 49408, "width": 32, "heads": 2, "layers": 1},
-    }
-    model = Clip4IdcRetrieval() if device == "cuda" else Clip4IdcRetrieval(small, intra_layers=1)
+    model = Clip4IdcRetrieval() if device == "cuda" else Clip4IdcRetrieval(CLIP_SMALL, intra_layers=1)
     model.build()
     trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False, enable_progress_bar=False)
     trainer.strategy.connect(model)
@@ -143,50 +151,21 @@ def of_trl_sft(folder: Path, size: Size, steps: int, batch: int, count: int) -> 
     """TRL's supervised trainer; ``count`` rows for each pair."""
     from datasets import Dataset
     from peft import LoraConfig
-    from PIL import Image
-    from transformers import TrainerCallback
     from trl import SFTConfig, SFTTrainer
 
     texts = captions_of(2 * batch, count)
-    images = MadeUp(size.side, texts).images
-    asked = [{"role": "user", "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": PROMPT}]}]
     rows = [
-        {
-            "images": [Image.fromarray(side.permute(1, 2, 0).numpy()) for side in pair],
-            "prompt": asked,
-            "completion": [{"role": "assistant", "content": [{"type": "text", "text": text}]}],
-        }
-        for pair, own in zip(images, texts, strict=True)
+        {"completion": said(text), **asked(pair)}
+        for pair, own in zip(MadeUp(size.side, texts).images, texts, strict=True)
         for text in own
     ]
     seconds: list[float] = []
-
-    class Clock(TrainerCallback):
-        def on_step_begin(self, *unused: Any, **more: Any) -> None:
-            self.began = now(size.device)
-
-        def on_step_end(self, *unused: Any, **more: Any) -> None:
-            seconds.append(now(size.device) - self.began)
-
-    config = SFTConfig(
-        output_dir=str(folder / "trl"),
-        per_device_train_batch_size=batch * count,
-        max_steps=steps,
-        use_cpu=size.device == "cpu",
-        bf16=True,
-        report_to=[],
-        save_strategy="no",
-        gradient_checkpointing=False,
-        max_length=None,
-        learning_rate=1e-6,
-        disable_tqdm=True,
-        model_init_kwargs={"dtype": size.dtype},
-    )
+    config = SFTConfig(**trl_options(folder, size, steps, batch * count), bf16=True)
     trainer = SFTTrainer(
         str(folder),
         args=config,
         train_dataset=Dataset.from_list(rows),
-        callbacks=[Clock()],
+        callbacks=[trl_clock(size, seconds)],
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE),
     )
     before = forget_peak(size.device)
