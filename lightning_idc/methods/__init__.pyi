@@ -60,6 +60,7 @@ from lightning_idc.methods.procap.official.bert_adam import BertAdam as BertAdam
 from lightning_idc.methods.procap.official.module import OfficialProCap as OfficialProCap
 from lightning_idc.methods.procap.official.module import OfficialProcedureModel as OfficialProcedureModel
 from lightning_idc.methods.procap.official.procedure import LogarithmicWarmup as LogarithmicWarmup
+from lightning_idc.methods.procap.official.vfiformer import VFIformerMidpoint as VFIformerMidpoint
 from lightning_idc.methods.procap.procedure import ProcedureModel as ProcedureModel
 from lightning_idc.methods.procap.procedure import WarmupHold as WarmupHold
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer as NamingTokenizer

@@ -45,6 +45,7 @@ CHANGED = {
     "paper/namc_pretrain": "the field's ResNet-101 weights, bicubic, and NIM's own fall of the learning rate",
     "paper/namc_finetune": "the same weights, and one caption of each pair",
     **{f"paper/{method}_{data}": "weights are sharded" for method in ("sft", "dpo", "adpo") for data in DATA},
+    **{f"paper/procap_{data}": "frames by VFIformer" for data in (*DATA, "clevr_change_official")},
     "paper/m3diff": "train and validation splits and the weights of Table 9; a checkpoint every 200 steps",
     "paper/m3diff_internvl3": "the same",
     "paper/m3diff_qwen2_5_vl": "the same",

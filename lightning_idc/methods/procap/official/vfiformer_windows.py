@@ -1,0 +1,202 @@
+"""VFIformer's transformer: windows that also attend to their surroundings at half of the scale (Lu et al. 2022)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.models.swin_transformer import SwinTransformerBlock, WindowAttention, window_partition, window_reverse
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+HEADS, RATIO = 2, 2
+DEPTHS = (3, 3, 3, 1)
+"""Blocks in each of the two groups of a scale, from full resolution to an eighth, which has no cross attention."""
+
+
+def leaky() -> nn.LeakyReLU:
+    return nn.LeakyReLU(0.2)
+
+
+class CrossWindowAttention(WindowAttention):
+    """Attention of a window to itself and, with the same queries, to its surroundings; both are merged.
+
+    Args:
+        width: of the features.
+        window: pixels of a window's side.
+    """
+
+    def __init__(self, width: int, window: int) -> None:
+        super().__init__(width, HEADS, window_size=window)
+        self.kv = nn.Linear(width, 2 * width)
+        self.other_table = nn.Parameter(torch.zeros_like(self.relative_position_bias_table))
+        self.merge1, self.merge2 = nn.Linear(2 * width, width), nn.Linear(width, width)
+
+    def forward(  # type: ignore[override]  # the block below is its only caller
+        self, x: Tensor, other: Tensor, masks: tuple[Tensor, Tensor] | tuple[None, None]
+    ) -> Tensor:
+        query, *own = self._heads(self.qkv(x), 3)
+        found = self._attended(query, own, self.relative_position_bias_table, masks[0])
+        seen = self._attended(query, self._heads(self.kv(other), 2), self.other_table, masks[1])
+        merged = self.merge1(torch.cat([found, seen], -1))
+        out: Tensor = self.proj(found + self.merge2(F.leaky_relu(merged, 0.2)))
+        return out
+
+    @staticmethod
+    def _heads(x: Tensor, parts: int) -> Sequence[Tensor]:
+        return x.unflatten(-1, (parts, HEADS, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+    def _attended(self, query: Tensor, read: Sequence[Tensor], table: Tensor, mask: Tensor | None) -> Tensor:
+        index: Tensor = self.relative_position_index  # type: ignore[assignment]  # a buffer of timm's
+        bias = table[index].permute(2, 0, 1)[None]
+        if mask is not None:
+            bias = bias + mask.repeat(len(query) // len(mask), 1, 1)[:, None]
+        return F.scaled_dot_product_attention(query, read[0], read[1], attn_mask=bias).transpose(1, 2).flatten(2)
+
+
+class CrossBlock(SwinTransformerBlock):
+    """Block of shifted windows with :class:`CrossWindowAttention`.
+
+    Args:
+        width: of the features.
+        window: pixels of a window's side.
+        shift: pixels by which windows are shifted.
+    """
+
+    def __init__(self, width: int, window: int, shift: int) -> None:
+        super().__init__(width, window, **_swin(window, shift))
+        self.attn = CrossWindowAttention(width, window)
+
+    def _attn(self, x: Tensor) -> Tensor:
+        window, shift = self.window_size[0], self.shift_size[0]
+        height, width = x.shape[1:3]
+        shifted = torch.roll(x, (-shift, -shift), (1, 2))
+        masks = self._masks(height, width, x) if shift else (None, None)
+        found = self.attn(
+            window_partition(shifted, self.window_size).flatten(1, 2), surroundings(shifted, window), masks
+        ).unflatten(1, (window, window))
+        return torch.roll(window_reverse(found, self.window_size, height, width), (shift, shift), (1, 2))
+
+    def _masks(self, height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
+        """-100 where a pixel and what it would attend to are no neighbours but for the shift."""
+        window, shift = self.window_size[0], self.shift_size[0]
+        ends = [
+            (torch.arange(side) >= side - window).int() + (torch.arange(side) >= side - shift).int()
+            for side in (height, width)
+        ]
+        regions = (3 * ends[0][:, None] + ends[1]).to(like)[None, ..., None]
+        own = window_partition(regions, self.window_size).flatten(1)
+        # halving mixes the numbers of neighbouring regions, which then differ from all: so it is in the authors' code
+        found = [-100.0 * (seen[:, None] != own[:, :, None]) for seen in (own, surroundings(regions, window)[..., 0])]
+        return found[0].to(like), found[1].to(like)
+
+
+def surroundings(x: Tensor, window: int) -> Tensor:
+    """What stands in and around each window, at half the scale.
+
+    Args:
+        x: ``(B, H, W, C)``.
+        window: pixels of a window's side.
+
+    Returns:
+        ``(B * windows, window * window, C)``.
+    """
+    half = F.interpolate(x.permute(0, 3, 1, 2), scale_factor=0.5, mode="bilinear", align_corners=False)
+    padded = F.pad(half, [window // 4] * 4, mode="reflect")
+    patches = F.unfold(padded, window, stride=window // 2).unflatten(1, (x.shape[-1], -1))
+    return patches.permute(0, 3, 2, 1).flatten(0, 1)
+
+
+def _swin(window: int, shift: int) -> Any:
+    """Options of timm's block; masks follow the images, whatever their size."""
+    return {
+        "num_heads": HEADS,
+        "window_size": window,
+        "shift_size": shift,
+        "always_partition": True,
+        "dynamic_mask": True,
+        "mlp_ratio": RATIO,
+    }
+
+
+class WindowGroup(nn.Module):
+    """Blocks, every other one shifted by half a window, and a convolution beside a shortcut.
+
+    Args:
+        width: of the features.
+        window: pixels of a window's side.
+        depth: number of blocks.
+        cross: whether windows attend to their surroundings.
+    """
+
+    def __init__(self, width: int, window: int, depth: int, cross: bool) -> None:
+        super().__init__()
+        shifts = [window // 2 * (index % 2) for index in range(depth)]
+        self.blocks = nn.Sequential(
+            *(
+                CrossBlock(width, window, shift)
+                if cross
+                else SwinTransformerBlock(width, window, **_swin(window, shift))
+                for shift in shifts
+            )
+        )
+        self.conv = nn.Conv2d(width, width, 3, padding=1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x + self.conv(self.blocks(x).permute(0, 3, 1, 2)).permute(0, 2, 3, 1)
+
+
+class FusionTransformer(nn.Module):
+    """Four scales of windows, down and up again, that read the warped features of both frames at each.
+
+    Args:
+        context: channels of the warped features at full resolution; doubled at each scale.
+        width: of the transformer.
+        window: pixels of a window's side.
+    """
+
+    def __init__(self, context: int, width: int, window: int) -> None:
+        super().__init__()
+        self.conv_first = nn.Conv2d(2 * context, width, 3, padding=1)
+        self.norm_in, self.norm = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.scales = nn.ModuleList(
+            nn.Sequential(WindowGroup(width, window, depth, False), WindowGroup(width, window, depth, depth > 1))
+            for depth in DEPTHS
+        )
+        self.down = nn.ModuleList(
+            nn.Sequential(
+                nn.Conv2d(width + 2 * context * 2**scale, width, 3, 2, 1),
+                leaky(),
+                nn.Conv2d(width, width, 3, padding=1),
+                leaky(),
+            )
+            for scale in range(3)
+        )
+        self.up = nn.ModuleList(
+            nn.Sequential(nn.ConvTranspose2d(channels, width, 4, 2, 1), leaky())
+            for channels in (width + 16 * context, 2 * width, 2 * width)
+        )
+        self.conv_last1, self.conv_last2 = (
+            nn.Sequential(nn.Conv2d(start, middle, 3, padding=1), leaky(), nn.Conv2d(middle, end, 3, padding=1))
+            for start, middle, end in ((2 * width, width, width), (width, width // 2, 4))
+        )
+
+    def forward(self, fused: Tensor, contexts: Sequence[Tensor]) -> Tensor:
+        """Logits of the residual image and of the mask, ``(N, 4, H, W)``.
+
+        Args:
+            fused: ``(N, 2 * context, H, W)``.
+            contexts: warped features of both frames side by side, of each scale.
+        """
+        x = first = self.conv_first(fused)
+        seen = []
+        for scale, context, down in zip(self.scales, contexts, [*self.down, None], strict=True):
+            x = self.norm(scale(self.norm_in(x.permute(0, 2, 3, 1)))).permute(0, 3, 1, 2)
+            seen.append(x)
+            x = x if down is None else down(torch.cat([x, context], 1))
+        x = torch.cat([x, contexts[-1]], 1)
+        for up, beside in zip(self.up, (*seen[2:0:-1], seen[0]), strict=True):
+            x = torch.cat([up(x), beside], 1)
+        found: Tensor = self.conv_last2(self.conv_last1(x) + first)
+        return found
