@@ -3,7 +3,8 @@
     python benchmarks/report_page.py [--pairs 2000] [--tries 5] [--out results/report_page.json]
 
 Pictures have as many bytes as photographs of the size that ShowResults takes for so many pairs. Counted are seconds
-from the request for the file until the first pair stands on the page, in headless Chromium, each in a new page.
+from the request for the file until the pictures of the first pair are drawn, and until the file is read to its end, so
+that the last pair in the order of its scores is drawn as well, in headless Chromium, each in a new page.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from statistics import median
 
 import torch
 from _harness import report
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 from lightning_idc.report.html import Entry, write_report
 
@@ -28,19 +29,31 @@ def write(target: Path, pairs: int) -> None:
     """A report of so many pairs."""
     coarse = torch.randint(0, 256, (1, 3, 22, 22), generator=torch.Generator().manual_seed(0))
     noise = torch.nn.functional.interpolate(coarse.float(), (PIXELS, PIXELS), mode="bilinear")[0].byte()
-    entries = (Entry(f"p{n}", "the cube moved", ["the cube moved"] * 3, images=(noise, noise)) for n in range(pairs))
+    texts, images = ["the cube moved"] * 3, (noise, noise)
+    entries = (Entry(f"p{n}", texts[0], texts, log_prob=-n, images=images) for n in range(pairs))
     write_report(target, "A report", entries, thumbnail=PIXELS)
 
 
-def seconds_to_open(chromium: Browser, target: Path, tries: int) -> list[float]:
-    """Seconds until the first pair is there, once per try."""
-    found = []
+def drawn(tab: Page) -> None:
+    """Wait until the first picture is decoded."""
+    tab.wait_for_selector("article img[src]")
+    tab.locator("article img").first.evaluate("image => image.decode()")
+
+
+def seconds_to_open(chromium: Browser, target: Path, tries: int) -> dict[str, list[float]]:
+    """Seconds until the first pair is there, and until the last one is, once per try."""
+    found: dict[str, list[float]] = {"first pair": [], "any pair": []}
     for _ in range(tries):
         tab = chromium.new_page()
         began = time.perf_counter()
         tab.goto(target.as_uri(), wait_until="commit")
-        tab.wait_for_selector("article")
-        found.append(time.perf_counter() - began)
+        drawn(tab)
+        found["first pair"].append(time.perf_counter() - began)
+        tab.wait_for_load_state("domcontentloaded")
+        tab.select_option("#order", "sure 1")
+        drawn(tab)
+        assert tab.inner_text("article .id") == f"p{tab.evaluate('data.pairs.length') - 1}"
+        found["any pair"].append(time.perf_counter() - began)
         tab.close()
     return found
 
@@ -61,9 +74,8 @@ def main() -> None:
         "pairs": options.pairs,
         "megabytes": round(megabytes, 1),
         "seconds": {
-            "best": round(min(seconds), 2),
-            "median": round(median(seconds), 2),
-            "worst": round(max(seconds), 2),
+            name: {"best": round(min(taken), 2), "median": round(median(taken), 2), "worst": round(max(taken), 2)}
+            for name, taken in seconds.items()
         },
     }
     report(result, options.out, "playwright", seeds=[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -214,14 +215,34 @@ class PairCaptioner(PairModule):
     @torch.no_grad()
     def change_scores(self, features: PairFeatures) -> list[float | None]:
         """1 minus the probability mass of the known no-change sentences, per pair."""
+        known = self._no_change(len(features))
+        return [None] * len(features) if known is None else _mass_missing(self.score(features, *known))
+
+    @torch.no_grad()
+    def losses_and_change_scores(self, features: PairFeatures, batch: PairBatch) -> tuple[Tensor, list[float | None]]:
+        """:meth:`caption_losses` and :meth:`change_scores` from one call of :meth:`log_probs`.
+
+        The no-change sentences stand behind the captions of each pair, so that a test scores every pair once.
+        """
+        known = self._no_change(len(features))
+        if known is None:
+            return self.caption_losses(features, batch), [None] * len(features)
+        longest = max(batch.tokens.shape[-1], known[0].shape[-1])
+        tokens, mask = (
+            torch.cat([nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts], 1)
+            for parts in ((batch.tokens, known[0]), (batch.caption_mask, known[1]))
+        )
+        sums, captions = self.score(features, tokens, mask), batch.tokens.shape[1]
+        return _pair_losses(sums[:, :captions], batch.caption_mask), _mass_missing(sums[:, captions:])
+
+    def _no_change(self, pairs: int) -> tuple[Tensor, Tensor] | None:
+        """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
         sentences = self.hparams["no_change_captions"]
         if not sentences:
-            return [None] * len(features)
+            return None
         tokens, mask = pad_captions([self.tokenize(sentences)], captions=len(sentences))
-        shape = (len(features), *tokens.shape[1:])
-        scores = self.score(features, tokens.expand(shape).to(self.device), mask.expand(shape).to(self.device))
-        values: list[float | None] = (1.0 - scores.exp().sum(-1)).clamp(0.0, 1.0).tolist()
-        return values
+        shape = (pairs, *tokens.shape[1:])
+        return tokens.expand(shape).to(self.device), mask.expand(shape).to(self.device)
 
     def changed_cells(self, batch: PairBatch) -> Tensor | None:
         """Expected number of changes in each cell of a grid, ``(B, h, w)``; None where there is no such map."""
@@ -229,10 +250,7 @@ class PairCaptioner(PairModule):
 
     def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
-        mask = batch.caption_mask
-        token_count = mask.sum(-1)
-        per_caption = -(self.log_probs(features, batch.tokens, mask) * mask).sum(-1) / token_count.clamp(min=1)
-        return per_caption.sum(-1) / (token_count > 0).sum(-1).clamp(min=1)
+        return _pair_losses(self.score(features, batch.tokens, batch.caption_mask), batch.caption_mask)
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Mean over pairs of the mean over captions of the mean over tokens of the negative log-probability.
@@ -357,8 +375,11 @@ class PairCaptioner(PairModule):
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
-        losses = self.caption_losses(features, batch)
-        self.evaluation.update(batch, self.generate(features, change_scores=True), losses)
+        losses, scores = self.losses_and_change_scores(features, batch)
+        captions = [
+            replace(caption, change_score=score) for caption, score in zip(self.generate(features), scores, strict=True)
+        ]
+        self.evaluation.update(batch, captions, losses)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -414,6 +435,18 @@ class PairCaptioner(PairModule):
         for name in ("no_change_captions", "image_size", "input_spec", "max_length"):
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
+
+
+def _pair_losses(sums: Tensor, mask: Tensor) -> Tensor:
+    """Loss of each pair, ``(B,)``, from summed log-probabilities ``(B, K)`` and the mask of tokens ``(B, K, T)``."""
+    token_count = mask.sum(-1)
+    return (-sums / token_count.clamp(min=1)).sum(-1) / (token_count > 0).sum(-1).clamp(min=1)
+
+
+def _mass_missing(sums: Tensor) -> list[float | None]:
+    """1 minus the probability of K sentences, from their log-probabilities ``(B, K)``."""
+    values: list[float | None] = (1.0 - sums.exp().sum(-1)).clamp(0.0, 1.0).tolist()
+    return values
 
 
 def chosen_captions(sample: PairSample, wanted: int) -> list[str]:

@@ -5,13 +5,15 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import itertools
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from jinja2 import Environment
     from PIL.Image import Image
 
+PER_PAGE = 20
+"""Pairs that a browser draws at once, as in `common.js`."""
 FEWEST_PIXELS = 96
 """Smaller images are kept as they are, without loss."""
 
@@ -36,7 +40,10 @@ def write_page(
     rest: Callable[[], Mapping[str, Any]] = dict,
     **values: Any,
 ) -> None:
-    """Write a page, one pair after another, so that no more than one is in memory.
+    """Write a page, one pair after another, so that the pictures of no more than one are in memory.
+
+    The pictures of a pair stand in an element of their own behind the words of all pairs, and the scripts behind those
+    of the first pairs: a browser draws these before it has read the others.
 
     Args:
         target: the file, overwritten.
@@ -45,7 +52,7 @@ def write_page(
         subtitle: below the heading.
         styles: further files of style.
         scripts: files, one after another; the page has none without.
-        pairs: plain values of each.
+        pairs: plain values of each, ``images`` among them as addresses where it has some.
         rest: gives further plain values for the scripts, asked for when all pairs are written.
         values: for the template.
     """
@@ -53,13 +60,44 @@ def write_page(
 
     # only these may style and run, so that nothing in a caption can
     style, script = (Markup("".join(map(_part, names))) for names in (("base.css", *styles), scripts))
-    parts = (
-        _environment()
-        .get_template(name)
-        .generate(title=title, subtitle=subtitle, style=style, script=script, pairs=pairs, rest=rest, **values)
-    )
-    with target.open("w", encoding="utf-8", errors="replace") as file:
-        file.writelines(parts)
+    with (
+        tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as aside,
+        target.open("w", encoding="utf-8", errors="replace") as file,
+    ):
+        pictures = _pictures(aside)
+        template = _environment().get_template(name)
+        file.writelines(
+            template.generate(
+                title=title,
+                subtitle=subtitle,
+                style=style,
+                script=script,
+                pairs=_words(pairs, aside),
+                first_pictures=itertools.islice(pictures, PER_PAGE),
+                pictures=pictures,
+                rest=rest,
+                **values,
+            )
+        )
+
+
+def _words(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[str, Any]]:
+    """Pairs without their pictures, which are laid aside."""
+    for place, pair in enumerate(pairs):
+        images = pair.get("images") or ()
+        if images:
+            aside.write(f"{place} {_inline_json(images)}\n")
+        yield {**{key: value for key, value in pair.items() if key != "images"}, "pictures": len(images)}
+
+
+def _pictures(aside: IO[str]) -> Iterator[tuple[str, str]]:
+    """Place of a pair among all, and its pictures as JSON that may stand in a page."""
+    from markupsafe import Markup
+
+    aside.seek(0)
+    for line in aside:
+        place, _, text = line.rstrip("\n").partition(" ")
+        yield place, Markup(text)
 
 
 def as_picture(image: Tensor) -> Image:

@@ -70,6 +70,30 @@ def test_k_captions_share_one_look_and_score_as_if_alone(trained: TinyCaptioner)
         torch.testing.assert_close(together[:, k : k + 1], alone)
 
 
+def test_a_test_encodes_and_scores_a_pair_once(trained: TinyCaptioner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Change scores come with the losses: the sentences of no change stand behind the captions of each pair."""
+    batch = trained.collate([TinySource(4, 750).load(i) for i in range(4)])
+    features = trained.encode(batch)
+    sentences = [*{caption.text for caption in trained.generate(features)}][:2]
+    monkeypatch.setitem(trained.hparams, "no_change_captions", [*sentences, f"{sentences[0]} which is longer"])
+    losses, scores = trained.caption_losses(features, batch), trained.change_scores(features)
+    assert len(set(scores)) == 4 and None not in scores
+    joint, together = trained.losses_and_change_scores(features, batch)
+    torch.testing.assert_close(joint, losses)
+    assert together == pytest.approx(scores, abs=1e-6)
+
+    calls: list[str] = []
+
+    def counted(name: str, real: Any) -> Any:
+        return lambda *given: (calls.append(name), real(*given))[1]
+
+    for name in ("encode", "log_probs"):
+        monkeypatch.setattr(trained, name, counted(name, getattr(trained, name)))
+    Trainer(**QUIET, limit_test_batches=1).test(trained, TinyPairs(batch_size=4), verbose=False)
+    assert sorted(calls) == ["encode", "log_probs"]
+    assert all(0 <= record["change_score"] <= 1 for record in trained.predictions)
+
+
 def test_log_prob_of_a_generated_caption_is_its_teacher_forced_one(trained: TinyCaptioner) -> None:
     batch = trained.collate([TinySource(4, 800).load(i) for i in range(4)])
     features = trained.encode(batch)

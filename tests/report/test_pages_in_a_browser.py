@@ -46,9 +46,10 @@ def dom(page: Path) -> str:
 def steps(page: Path, script: str) -> list[list[Any]]:
     """What the steps noted, in a copy of the page whose policy lets them run."""
     text = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text(encoding="utf-8"))
-    head, end = text.rsplit("</script>", 1)
+    before, running = text.split("<script>", 1)
+    head, end = running.split("</script>", 1)
     copy = page.with_name("steps.html")
-    copy.write_text(f"{head}{SCRIPT.replace('STEPS', script)}</script>{end}", encoding="utf-8")
+    copy.write_text(f"{before}<script>{head}{SCRIPT.replace('STEPS', script)}</script>{end}", encoding="utf-8")
     match = re.search(r'<pre id="told">(.*?)</pre>', dom(copy), re.DOTALL)
     assert match is not None, "the script stopped on its way"
     return json.loads(html.unescape(match[1]))

@@ -207,7 +207,8 @@ def test_more_pairs_than_a_file_holds(browser: Any, tmp_path: Path) -> None:
 def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -> None:
     from report_page import seconds_to_open, write
 
-    write(tmp_path / "many.html", 2000)
-    best, size = min(seconds_to_open(browser, tmp_path / "many.html", 3)), (tmp_path / "many.html").stat().st_size / 1e6
+    target = tmp_path / "many.html"
+    write(target, 2000)
+    best, size = min(seconds_to_open(browser, target, 3)["first pair"]), target.stat().st_size / 1e6
     print(f"{size:.0f} MB, first pair after {best:.2f} s")
-    assert size > 30 and best < 2, "one second where nothing else runs"
+    assert size > 30 and best < 1

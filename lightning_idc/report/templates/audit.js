@@ -9,14 +9,14 @@ function countBy(values) {
 
 // ---- one pair ------------------------------------------------------------------------------------------
 
-function picture(pair, index) {
+function drawn(pair, index) {
   const element = make("figure");
   const frame = make("div", "frame");
   const image = make("img");
   image.decoding = "async";
   [image.width, image.height] = pair.size;
   image.alt = `picture ${index + 1} of ${pair.id}`;
-  image.src = pair.images[index];
+  picture(image, pair, index);
   frame.append(image);
   pair.areas.forEach((area, number) => {
     const box = make("div", "box " + (area.reason === null ? "kept" : "left-out"));
@@ -48,7 +48,7 @@ function areaTable(pair) {
 function article(pair) {
   const element = make("article");
   const pictures = make("div", "pictures");
-  pair.images.forEach((_, index) => pictures.append(picture(pair, index)));
+  for (let index = 0; index < pair.pictures; index++) pictures.append(drawn(pair, index));
   const text = make("div");
   const head = make("div", "head");
   head.append(make("span", "id", pair.id));

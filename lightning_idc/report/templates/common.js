@@ -12,6 +12,16 @@ function make(name, className, text) {
   return element;
 }
 
+// the pictures of a pair may stand in a part of the file that is still being read
+data.pairs.forEach((pair, place) => { pair.place = place; });
+function picture(element, pair, index) {
+  element.pair = pair;
+  const stored = $(`pictures-${pair.place}`);
+  if (stored) { element.src = JSON.parse(stored.textContent)[index]; return; }
+  element.removeAttribute("src");
+  document.addEventListener("DOMContentLoaded", () => { if (element.pair === pair) picture(element, pair, index); }, { once: true });
+}
+
 function option(select, value, text) {
   const element = make("option", "", text);
   element.value = value;

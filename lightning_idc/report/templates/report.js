@@ -45,7 +45,7 @@ function image(pair, side) {
   element.decoding = "async";
   [element.width, element.height] = pair.size; // keeps the page from jumping
   element.alt = `${side ? "after" : "before"}, ${pair.id}`;
-  element.src = pair.images[side];
+  picture(element, pair, side);
   return element;
 }
 
@@ -77,7 +77,7 @@ const VIEWS = { two: ["before", "after"], three: ["before", "after", "difference
 function article(pair) {
   const element = make("article");
   const pictures = make("div", "pictures");
-  if (pair.images) pictures.append(...VIEWS[$("view").value].map((kind) => figure(pair, kind)));
+  if (pair.pictures) pictures.append(...VIEWS[$("view").value].map((kind) => figure(pair, kind)));
   const text = make("div");
   const head = make("div", "head");
   const link = make("a", "id", pair.id);
@@ -208,13 +208,14 @@ function saveCsv() {
 // pictures that were reduced for the page lie beside it in full size; without them the reduced ones do
 function fullSize(element, pair, side) {
   const file = pair.files?.[side];
-  element.onerror = () => { element.onerror = null; element.src = pair.images[side]; };
-  element.src = file ?? pair.images[side];
+  const reduced = () => { element.onerror = null; picture(element, pair, side); };
+  element.onerror = reduced;
+  if (file) { element.pair = pair; element.src = file; } else reduced();
 }
 
 function enlarge(index) {
   const pair = state.found[index];
-  if (!pair?.images) return;
+  if (!pair?.pictures) return;
   state.large = index;
   $("stage").style.setProperty("--ratio", pair.size[0] / pair.size[1]);
   $("stage").classList.toggle("tiny", pair.size[0] < 200);
