@@ -40,6 +40,7 @@ class PairCaptioner(PairModule):
         num_beams: beams at validation, test and prediction; 1 decodes greedily.
         vocabulary: words with their special tokens, ``clip``, or BERT's ``vocab.txt`` or the folder that holds it; made
             from the training captions when None.
+        min_word_count: how often a word must be said in the training captions to be in a vocabulary made from them.
         no_change_captions: sentences that say nothing changed, for ``change_score``; from the data when None.
         image_size: height and width that images given to :meth:`describe` are resized to; from the data when None.
         input_spec: what the images of the training were like, as of :class:`~lightning_idc.core.input_spec.InputSpec`;
@@ -60,6 +61,7 @@ class PairCaptioner(PairModule):
         max_length: int | None = None,
         num_beams: int = 1,
         vocabulary: list[str] | str | None = None,
+        min_word_count: int = 1,
         no_change_captions: list[str] | None = None,
         image_size: tuple[int, int] | None = None,
         input_spec: dict[str, Any] | None = None,
@@ -67,6 +69,7 @@ class PairCaptioner(PairModule):
     ) -> None:
         check_number("captions_per_pair", captions_per_pair, least=1)
         check_number("num_beams", num_beams, least=1)
+        check_number("min_word_count", min_word_count, least=1)
         if max_length is not None:
             check_number("max_length", max_length, least=1)
         for side in image_size or ():
@@ -405,7 +408,7 @@ class PairCaptioner(PairModule):
             captions = data.train_captions()
             if not captions and vocabulary is None:
                 raise DataError("the training split has no captions; a captioner needs some to learn its words from")
-            vocabulary = vocabulary or Vocabulary.build(captions)
+            vocabulary = vocabulary or Vocabulary.build(captions, options["min_word_count"])
             options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
             options["image_size"] = options["image_size"] or data.image_size
             if options["max_length"] is None:

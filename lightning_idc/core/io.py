@@ -16,7 +16,9 @@ from torch import Tensor
 from lightning_idc.core.names import exported, known_name, public_name
 from lightning_idc.errors import CheckpointError
 
-TRAINING_ONLY = frozenset({"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters"})
+TRAINING_ONLY = frozenset(
+    {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "undecayed"}
+)
 """Arguments that say how training goes: objects, which a checkpoint of plain types cannot hold and must not name."""
 
 _IMAGES = {b"\x89PNG": "PNG", b"\xff\xd8\xff": "JPEG", b"GIF8": "GIF", b"BM": "BMP", b"II*\0": "TIFF", b"MM\0*": "TIFF"}

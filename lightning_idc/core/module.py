@@ -33,8 +33,10 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-NOT_STORED = ("optimizer", "schedule", "schedules", "init_from", "merge_adapters")
+NOT_STORED = ("optimizer", "schedule", "schedules", "init_from", "merge_adapters", "undecayed")
 """Arguments that a checkpoint of plain types cannot hold, or that matter to the start of a training only."""
+SPARED = ".undecayed"
+"""Ending of the name of a group of parameters that weight decay spares."""
 
 
 @runtime_checkable
@@ -68,6 +70,7 @@ class PairModule(AddonHost):
         optimizer: makes the optimizer from parameter groups.
         schedule: multiplier of the learning rate over the run.
         schedules: other ones, by parameter group.
+        undecayed: endings of the names of parameters that weight decay spares, such as ``bias``.
     """
 
     vision_modules: tuple[str, ...] = ("net.backbone",)
@@ -88,6 +91,7 @@ class PairModule(AddonHost):
         optimizer: OptimizerCallable = torch.optim.AdamW,
         schedule: Schedule = Constant(),  # noqa: B008 - frozen
         schedules: dict[str, Schedule] | None = None,
+        undecayed: Sequence[str] = (),
     ) -> None:
         super().__init__()
         for group, factor in (learning_rates or {}).items():
@@ -95,6 +99,7 @@ class PairModule(AddonHost):
         # of the outermost subclass, whose arguments are all of the checkpoint's
         self.save_hyperparameters(ignore=list(NOT_STORED))
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
+        self.undecayed = tuple(undecayed)
         self.init_from: str | None = init_from
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
@@ -240,7 +245,17 @@ class PairModule(AddonHost):
         ):
             if unknown := set(named) - set(groups):
                 raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
-        return [{"name": name, "params": parameters} for name, parameters in groups.items()]
+        return [part for name, parameters in groups.items() for part in self._by_decay(name, parameters)]
+
+    def _by_decay(self, name: str, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
+        """A group of parameters, and beside it those of them that weight decay spares."""
+        if not self.undecayed:
+            return [{"name": name, "params": parameters}]
+        spared = {id(parameter) for path, parameter in self.named_parameters() if path.endswith(self.undecayed)}
+        parts = ([p for p in parameters if id(p) not in spared], [p for p in parameters if id(p) in spared])
+        found: list[dict[str, Any]] = [{"name": name, "params": parts[0]}]
+        found.append({"name": name + SPARED, "params": parts[1], "weight_decay": 0.0})
+        return [part for part in found if part["params"]]
 
     def group_of(self, path: str) -> str:
         """Group of a parameter."""
@@ -253,8 +268,8 @@ class PairModule(AddonHost):
     def configure_optimizers(self) -> Any:
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         for group in optimizer.param_groups:
-            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"], 1.0)
-        schedules = [self.schedule_of(group["name"]) for group in optimizer.param_groups]
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(SPARED), 1.0)
+        schedules = [self.schedule_of(group["name"].removesuffix(SPARED)) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
 
     def configure_gradient_clipping(
@@ -265,6 +280,7 @@ class PairModule(AddonHost):
     ) -> None:
         """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
         apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
+        apart |= {name + SPARED for name in apart}
         alone = [group for group in optimizer.param_groups if group.get("name") in apart]
         if not gradient_clip_val or not alone:
             self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)

@@ -52,6 +52,7 @@ from lightning_idc.methods.procap.flow import DISMidpoint as DISMidpoint
 from lightning_idc.methods.procap.flow import RAFTMidpoint as RAFTMidpoint
 from lightning_idc.methods.procap.interpolation import EveryPair as EveryPair
 from lightning_idc.methods.procap.interpolation import FrameInterpolator as FrameInterpolator
+from lightning_idc.methods.procap.interpolation import FrameSimilarity as FrameSimilarity
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity as TokenizerSimilarity
 from lightning_idc.methods.procap.keyframes import VisualSimilarity as VisualSimilarity
 from lightning_idc.methods.procap.keyframes import VisualTextSimilarity as VisualTextSimilarity

@@ -131,6 +131,17 @@ class Counting(CrossFade):
         return super().forward(before, after)
 
 
+class Faded(CrossFade):
+    """Another network of the same class: it has a weight."""
+
+    def __init__(self, weight: float) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.tensor(weight))
+
+
+Faded.__qualname__ = CrossFade.__qualname__
+
+
 def likeness(pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
     ends, between = pairs.float().mean((2, 3, 4)), frames.float().mean((2, 3, 4))
     return (ends[:, :, None] - between[:, None]).abs()
@@ -186,6 +197,13 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
         folder.of("nobody", sample.before, sample.after)
     with pytest.raises(PairError, match="another folder"):
         predict(FrameInterpolator(str(tmp_path / "frames"), 3, CrossFade()), pairs)
+    with pytest.raises(PairError, match="midpoint_weights"):
+        predict(FrameInterpolator(str(tmp_path / "frames"), 1, Faded(0.5)), pairs)
+    # of an earlier version, which knew the names of the classes only
+    folder = ProcedureFolder(tmp_path / "earlier")
+    folder.check_settings({"frames": 1, "midpoint": "CrossFade", "similarity": None})
+    predict(FrameInterpolator(str(tmp_path / "earlier"), 1, CrossFade()), pairs)
+    assert len(ProcedureFolder(tmp_path / "earlier")) == 7
 
 
 def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.procap.flow import CrossFade
-from lightning_idc.methods.procap.interpolation import interpolate
+from lightning_idc.methods.procap.interpolation import FrameSimilarity, interpolate
 from lightning_idc.methods.procap.keyframes import (
     Keyframes,
     TokenizerSimilarity,
@@ -19,6 +19,8 @@ from lightning_idc.methods.procap.keyframes import (
     VisualTextSimilarity,
     confidence,
     draw_keyframes,
+    evenly_spaced,
+    mixed,
 )
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels
@@ -95,6 +97,54 @@ def test_too_many_keyframes_and_an_empty_folder_are_refused(
         Keyframes(folder, 8).of(sample())
     with pytest.raises(PairError, match="no procedures"):
         Keyframes(tmp_path_factory.mktemp("empty"), 2)
+
+
+def test_no_keyframes_are_the_two_images(tmp_path: Path) -> None:
+    for seed in (None, 3):
+        assert torch.equal(Keyframes(tmp_path, 0).of(sample(seed=seed)), torch.stack([sample().before, sample().after]))
+
+
+def test_evenly_spaced_frames_are_those_of_the_code() -> None:
+    # of nine frames with both images: i / (k + 1) * 8, rounded
+    assert [evenly_spaced(7, k) for k in (1, 2, 4, 7)] == [[3], [2, 4], [1, 2, 4, 5], [0, 1, 2, 3, 4, 5, 6]]
+
+
+def test_fewer_frames_are_every_second_one(folder: Path) -> None:
+    frames = Keyframes(folder, 7).of(sample())[1:-1]
+    assert torch.equal(Keyframes(folder, 3, length=3).of(sample("plain"))[1:-1], frames[[1, 3, 5]])
+    chosen = confidence(COSINES[:, [1, 3, 5]]).topk(1).indices
+    assert torch.equal(Keyframes(folder, 1, length=3).of(sample())[1], frames[[1, 3, 5]][chosen][0])
+    with pytest.raises(PairError, match="cannot be taken evenly"):
+        Keyframes(folder, 1, length=2).of(sample())
+
+
+class Constant(nn.Module):
+    """The middle frame is least like one end."""
+
+    def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        assert frames.dtype == torch.uint8 and all(captions)
+        found = torch.full((len(pairs), 2, frames.shape[1]), 0.5)
+        found[:, 0, 3] = 0.9
+        return found
+
+
+def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
+    pair = {"images": torch.stack([sample().before, sample().after])[None], "ids": ["pair"], "captions": [["it"]]}
+    measure = FrameSimilarity(str(folder), Constant(), "constant")
+    assert measure.predict_step(pair, 0) == ["pair"] and measure.predict_step(pair, 0) == []
+    frames = Keyframes(folder, 7).of(sample())[1:-1]
+    six = Keyframes(folder, 6, similarity="constant").of(sample())[1:-1]
+    assert torch.equal(six, frames[[0, 1, 2, 4, 5, 6]]), "it left out the frame that this measure trusts least"
+    flat = {tuple(Keyframes(folder, 6, similarity="random").of(sample(seed=n)).flatten().tolist()) for n in range(60)}
+    assert len(flat) == 7, "any frame may be left out"
+    Keyframes(folder, 2, similarity={"constant": 0.7}).of(sample())
+    with pytest.raises(PairError, match="no similarity 'other'"):
+        Keyframes(folder, 2, similarity="other").of(sample())
+
+
+def test_mixed_similarities_are_scaled_first() -> None:
+    found = mixed({"a": torch.tensor([[2.0, 4.0]]), "b": torch.tensor([[10.0, 0.0]])}, {"a": 0.7, "b": 0.3})
+    assert torch.allclose(found, torch.tensor([[0.3, 0.7]]))
 
 
 def fade() -> tuple[Tensor, Tensor]:

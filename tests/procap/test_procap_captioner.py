@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,9 @@ from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
+from lightning_idc.core.vocabulary import words_of
 from lightning_idc.methods.procap.module import ProCap
+from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import ConvEncoder
 
 
@@ -140,6 +143,10 @@ def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
     with torch.no_grad():
         explicit = model.eval().encode(batch).memory
         assert not torch.allclose(explicit, model.net.encode(batch.images).memory)
+    kept = ProcedureFolder(folder / "procedures")
+    for row, own in enumerate(frames):
+        assert torch.equal(own[1:3], kept.of(batch.ids[row], own[0], own[3]).frames[[2, 4]]), "evenly spaced"
+    assert not model.net.encoder.mask_embedding.requires_grad, "it stands nowhere"
     with pytest.raises(PairError, match="no procedure of the pair"):
         model.describe(batch.images[0, 0], batch.images[0, 1])
 
@@ -158,6 +165,44 @@ def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:
     rates = {group["name"]: group["lr"] for group in trainer.optimizers[0].param_groups}
     assert rates["vision"] == pytest.approx(4e-4) and rates["language"] == pytest.approx(1e-3)
     assert trainer.optimizers[0].param_groups[0]["initial_lr"] in (pytest.approx(4e-4), pytest.approx(1e-3))
+
+
+def test_without_a_first_stage_the_layers_may_begin_with_clips(folder: Path, tmp_path: Path) -> None:
+    blocks = {name: value for name, value in built(folder).net.encoder.state_dict().items() if name[:7] == "layers."}
+    theirs = {f"visual.transformer.resblocks.{theirs_of(name[7:])}": value + 1 for name, value in blocks.items()}
+    torch.save(theirs, tmp_path / "clip.pt")
+    model = built(folder, trunk=str(tmp_path / "clip.pt"))
+    found = model.net.encoder.state_dict()
+    assert all(torch.equal(found[name], value + 1) for name, value in blocks.items()) and "trunk" not in model.hparams
+
+
+def theirs_of(name: str) -> str:
+    """Name of a weight of a layer in OpenAI's CLIP."""
+    layer, _, rest = name.partition(".")
+    for ours, clip in (("qkv.", "attn.in_proj_"), ("out.", "attn.out_proj."), ("norm_attention.", "ln_1.")):
+        rest = rest.replace(ours, clip)
+    for ours, clip in (("norm_feed.", "ln_2."), ("feed.0.", "mlp.c_fc."), ("feed.2.", "mlp.c_proj.")):
+        rest = rest.replace(ours, clip)
+    return f"{layer}.{rest}"
+
+
+def test_rare_words_stay_out_and_biases_do_not_decay(folder: Path) -> None:
+    model = second_stage(folder, variant="official", min_word_count=4, undecayed=["bias"])
+    trainer = Trainer(**QUIET, max_steps=1, enable_checkpointing=False, limit_val_batches=0)
+    trainer.fit(model, data(folder))
+    counts = Counter(word for caption in data(folder).train_captions() for word in words_of(caption))
+    assert set(model.vocabulary.words[4:]) == {word for word, count in counts.items() if count > 3} < set(counts)
+    decay = {group["name"]: group["weight_decay"] for group in trainer.optimizers[0].param_groups}
+    assert decay["vision"] == decay["language"] > decay["vision.undecayed"] == decay["language.undecayed"] == 0
+    spared = [p for group in trainer.optimizers[0].param_groups if not group["weight_decay"] for p in group["params"]]
+    biases = [p for name, p in model.named_parameters() if name.endswith("bias") and p.requires_grad]
+    assert biases and set(map(id, spared)) == set(map(id, biases))
+
+
+def test_the_official_captioner_learns_no_more_than_24_tokens(folder: Path) -> None:
+    words = ["the"] * 40
+    rows = {kind: built(folder, variant=kind).tokenize([" ".join(words)])[0] for kind in ("paper", "official")}
+    assert len(rows["paper"]) == 42 and rows["official"] == [*rows["paper"][:23], rows["paper"][-1]]
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])

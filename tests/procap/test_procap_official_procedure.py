@@ -229,6 +229,15 @@ def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Pat
         built(folder, trunk=str(tmp_path / "clip.pt"), width=32)
 
 
+def test_layers_begin_with_the_file_as_openai_publishes_it(folder: Path, shared: Path) -> None:
+    archive = shared / "parity" / "clip_torchscript" / "archive.pt"
+    if not archive.is_file():
+        pytest.skip("parity/clip_torchscript is not in the shared folder")
+    true = load_file(archive.with_name("weights.safetensors"))["visual.transformer.resblocks.1.mlp.c_fc.weight"]
+    model = built(folder, trunk=str(archive), width=64)
+    assert torch.equal(model.net.encoder.layers[1].feed[0].weight, true.float())
+
+
 def test_the_warm_up_rises_with_the_logarithm() -> None:
     schedule = LogarithmicWarmup(warmup=0.025, steps=5000, start=0.01)
     total = 200_000
@@ -258,3 +267,24 @@ def test_bert_adam_by_hand_in_float64() -> None:
     assert torch.equal(resumed.state[parameter]["mean_square"], optimizer.state[parameter]["mean_square"])
     with pytest.raises(PairError, match="betas"):
         BertAdam([parameter], betas=(1.0, 0.9))
+
+
+def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place() -> None:
+    """CLIP4IDC's code keeps CLIP's matrices in 16 bits, where squares of small gradients are 0."""
+    generator, moved = dice(3), {}
+    gradients = 1e-4 * (torch.randn(16, 16, generator=generator) + torch.randn(100, 16, 16, generator=generator))
+    start = 0.02 * torch.randn(16, 16, generator=generator)
+    for half in ((), ("vision",)):
+        matrix, bias = start.half().float().requires_grad_(), torch.zeros(16, requires_grad=True)
+        group = {"name": "vision", "params": [matrix, bias]}
+        optimizer = BertAdam([group], lr=1e-7, weight_decay=0.0, half_precision=half)
+        for gradient in gradients:
+            matrix.grad, bias.grad = gradient.clone(), gradient[0].clone()
+            optimizer.step()
+        moved[half] = float((matrix.detach() - start).norm() / start.norm())
+        assert optimizer.state[matrix]["mean_square"].dtype == (torch.float16 if half else torch.float32)
+        assert torch.equal(matrix, matrix.half().float()) == bool(half)
+        assert optimizer.state[bias]["mean"].dtype == torch.float32
+    assert moved[("vision",)] > 10 * moved[()]
+    with pytest.raises(PairError, match="no group"):
+        BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])

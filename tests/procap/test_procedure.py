@@ -111,6 +111,28 @@ def test_a_wrong_caption_is_never_said_of_the_pair_itself(folder: Path) -> None:
     assert all(bool(torch.isfinite(value)) for value in found.values())
 
 
+def test_what_is_said_of_one_unchanged_pair_is_wrong_of_no_other(folder: Path) -> None:
+    model = built(folder)
+    chosen = samples(folder, 3, [["the cube is left"], ["the cube is the cube"], ["the cube moved"]])
+    for sample, kind in zip(chosen, ("no_change", "no_change", "move"), strict=True):
+        sample.change_type = kind
+    assert model.collate(chosen).model_inputs["wrong_caption"].tolist() == [2, 2, 0]
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_without_captions_none_is_read_and_none_is_aligned(folder: Path, variant: str) -> None:
+    model = built(folder, read_caption=False, variant=variant, dropout=0.0, keyframes=0)
+    found = []
+    for captions in (CAPTIONS, [["the cube moved"], ["left gone"], ["the"]]):
+        batch = model.collate(samples(folder, 3, captions))
+        assert batch.model_inputs["frames"].shape[1] == 2, "k = 0 is the pair"
+        features = model.encode(batch)
+        found.append((features.memory, model.training_loss(features, batch)))
+    assert torch.allclose(found[0][0], found[1][0], atol=1e-6) and torch.allclose(found[0][1], found[1][1], atol=1e-5)
+    losses, weights = model.losses(features, batch), model.hparams["loss_weights"]
+    assert torch.allclose(found[1][1], weights[0] * losses["msm"] + weights[2] * losses["consistency"])
+
+
 def test_masks_and_warps_come_from_the_sample_and_not_from_its_batch(folder: Path) -> None:
     model = built(folder)
     torch.manual_seed(1)

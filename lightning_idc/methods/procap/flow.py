@@ -58,6 +58,9 @@ class DISMidpoint(FlowMidpoint):
             raise PairError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
         self.preset = preset
 
+    def extra_repr(self) -> str:
+        return f"preset={self.preset}"
+
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         import cv2
 
@@ -96,6 +99,9 @@ class RAFTMidpoint(FlowMidpoint):
             raise PairError(f"{weights!r} does not hold the weights of raft_{size}: {error}") from error
         self.net.requires_grad_(False).eval()
         self.updates = updates
+
+    def extra_repr(self) -> str:
+        return f"updates={self.updates}"
 
     def flow(self, start: Tensor, end: Tensor) -> Tensor:
         height, width = start.shape[-2:]

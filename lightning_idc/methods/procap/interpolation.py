@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.data.io.feature_store import weights_digest
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 
@@ -78,8 +79,11 @@ class FrameInterpolator(LightningModule):
         self.procedures = ProcedureFolder(folder)
 
     def on_predict_start(self) -> None:
-        kinds = [type(part).__qualname__ if part is not None else None for part in (self.midpoint, self.similarity)]
-        self.procedures.check_settings({"frames": self.frames, "midpoint": kinds[0], "similarity": kinds[1]})
+        settings: dict[str, Any] = {"frames": self.frames}
+        for name, part in (("midpoint", self.midpoint), ("similarity", self.similarity)):
+            settings[name] = None if part is None else type(part).__qualname__
+            settings[f"{name}_weights"] = None if part is None else weights_digest(part)
+        self.procedures.check_settings(settings)
         self.trainer.strategy.barrier()
         self._earlier = len(self.procedures)
 
@@ -96,6 +100,40 @@ class FrameInterpolator(LightningModule):
         shard = f"{self._earlier:07d}-{self.global_rank:03d}-{batch_idx:06d}"
         ids = [batch["ids"][row] for row in missing]
         self.procedures.add(shard, ids, pairs, frames, found)
+        return ids
+
+
+class FrameSimilarity(LightningModule):
+    """Measures another similarity of the frames of a folder, and keeps it beside them (ProCap, Figure 4).
+
+    Frames take gigabytes and hours; which of them are chosen depends on two numbers of each. ``similarity: NAME`` of
+    ``ProcedureModel`` chooses by these numbers.
+
+    Args:
+        folder: of the frames.
+        similarity: measured for every frame.
+        name: under which it is kept.
+    """
+
+    def __init__(self, folder: str, similarity: torch.nn.Module, name: str) -> None:
+        super().__init__()
+        self.procedures, self.similarity, self.name = ProcedureFolder(folder), similarity, name
+        self._kept = self.procedures.similarities(name)
+        self._earlier = len(self._kept.rows)
+
+    def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
+        """Write the similarities that are missing and return the ids of their pairs."""
+        import pyarrow as pa
+
+        missing = [row for row, name in enumerate(batch["ids"]) if name not in self._kept]
+        if not missing:
+            return []
+        pairs, ids = batch["images"][missing], [batch["ids"][row] for row in missing]
+        made = [self.procedures.of(name, *pair.cpu()) for name, pair in zip(ids, pairs, strict=True)]
+        frames = torch.stack([procedure.frames for procedure in made]).to(pairs.device)
+        found = self.similarity(pairs, frames, [batch["captions"][row] for row in missing])
+        scores = pa.array(found.double().cpu().tolist(), pa.list_(pa.list_(pa.float64())))
+        self._kept.write(f"{self._earlier:07d}-{self.global_rank:03d}-{batch_idx:06d}", ids, scores=scores)
         return ids
 
 

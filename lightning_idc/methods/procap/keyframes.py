@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.loading import load_module
+from lightning_idc.core.shards import open_shard
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
@@ -44,8 +46,27 @@ def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
 
 def draw_keyframes(confidences: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """Positions of ``count`` frames, drawn without replacement by confidence ``(l,)``, in temporal order."""
+    if not count:
+        return torch.empty(0, dtype=torch.long)
     weights = confidences.double().clamp(min=1e-6)  # where all but one are zero, the rest must still be drawable
     return torch.multinomial(weights, count, generator=generator).sort().values
+
+
+def evenly_spaced(length: int, count: int) -> list[int]:
+    """Positions of ``count`` of ``length`` frames, evenly spaced between both images, as the authors' code takes them.
+
+    Example:
+        >>> evenly_spaced(7, 2)
+        [2, 4]
+    """
+    return [round(place * (length + 1) / (count + 1)) - 1 for place in range(1, count + 1)]
+
+
+RANDOM = "random"
+"""Name of no similarity: every frame is as good as another."""
+Similarities = str | dict[str, float] | None
+"""Which similarity chooses frames: None, that which came with them; ``random``; a name of ``FrameSimilarity``; or
+several names with weights, of similarities that are each scaled to 0 to 1."""
 
 
 class Keyframes:
@@ -57,14 +78,28 @@ class Keyframes:
         folder: what :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator` wrote.
         count: k.
         scale: of the similarities in eq. 2; where none were measured, every frame is as good as another.
+        length: l, where fewer frames than the folder has are to be chosen from: every second or fourth.
+        similarity: that frames are chosen by.
+        even: take evenly spaced frames, by no similarity.
 
     Raises:
         PairError: the folder holds no procedures.
     """
 
-    def __init__(self, folder: str | Path, count: int, scale: float = CLIP_SCALE) -> None:
+    def __init__(
+        self,
+        folder: str | Path,
+        count: int,
+        scale: float = CLIP_SCALE,
+        length: int | None = None,
+        similarity: Similarities = None,
+        even: bool = False,
+    ) -> None:
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
-        if not len(self.procedures):
+        self.length, self.similarity, self.even = length, similarity, even
+        names = [] if similarity in (None, RANDOM) else [similarity] if isinstance(similarity, str) else similarity
+        self._kept: dict[str, GrowingStore] = {name: self.procedures.similarities(name) for name in names or ()}
+        if count and not len(self.procedures):
             raise PairError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
 
     def of(self, sample: PairSample) -> Tensor:
@@ -73,20 +108,53 @@ class Keyframes:
         Raises:
             PairError: the procedure has fewer than k frames.
         """
+        if not self.count:
+            return torch.stack([sample.before, sample.after])
         procedure = self.procedures.of(sample.id, sample.before, sample.after)
-        length = len(procedure.frames)
-        if length < self.count:
-            raise PairError(f"procedures of {length} frames cannot give {self.count}; make longer ones")
-        weights = torch.ones(length) if procedure.similarities is None else self._confidence(procedure.similarities)
+        frames, similarities = procedure.frames, self._similarities(sample.id, procedure.similarities)
+        step, rest = divmod(len(frames) + 1, (self.length or len(frames)) + 1)
+        if rest:
+            raise PairError(f"{self.length} frames cannot be taken evenly of {len(frames)}; make others")
+        frames = frames[step - 1 :: step]
+        if len(frames) < self.count:
+            raise PairError(f"procedures of {len(frames)} frames cannot give {self.count}; make longer ones")
         seed = sample.meta.get("seed")
-        if seed is None:
-            chosen = weights.topk(self.count).indices.sort().values
+        if self.even:
+            chosen = torch.tensor(evenly_spaced(len(frames), self.count))
         else:
-            chosen = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
-        return torch.cat([sample.before[None], procedure.frames[chosen], sample.after[None]])
+            weights = torch.ones(len(frames))
+            if similarities is not None:
+                weights = confidence(similarities[:, step - 1 :: step], self.scale)
+            if seed is None:
+                chosen = weights.topk(self.count).indices.sort().values
+            else:
+                chosen = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
+        return torch.cat([sample.before[None], frames[chosen], sample.after[None]])
 
-    def _confidence(self, similarities: Tensor) -> Tensor:
-        return confidence(similarities, self.scale)
+    def _similarities(self, name: str, own: Tensor | None) -> Tensor | None:
+        if self.similarity is None:
+            return own
+        found = {}
+        for kind, store in self._kept.items():
+            if name not in store:
+                raise PairError(
+                    f"{str(store.folder)!r} has no similarity {kind!r} of the pair {name!r}; measure it with "
+                    "FrameSimilarity over this split first"
+                )
+            shard, row = store.locate(store.rows[name])
+            found[kind] = torch.tensor(open_shard(shard).value("scores", row))
+        if isinstance(self.similarity, str):
+            return found.get(self.similarity)
+        return mixed(found, self.similarity)
+
+
+def mixed(similarities: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Weighted sum of similarities ``(2, l)``, each scaled so that its values over both ends reach from 0 to 1."""
+    total = torch.zeros(())
+    for name, weight in weights.items():
+        found = similarities[name]
+        total = total + weight * (found - found.min()) / (found.max() - found.min()).clamp(min=1e-12)
+    return total
 
 
 def cosines(ends: Tensor, frames: Tensor) -> Tensor:
@@ -108,6 +176,9 @@ class VisualSimilarity(nn.Module):
         super().__init__()
         self.encoder = encoder if encoder is not None else DinoImages(PAPERS_ENCODER)
         self.encoder.load()
+
+    def extra_repr(self) -> str:
+        return str(self.encoder.settings())
 
     @torch.no_grad()
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:

@@ -17,6 +17,7 @@ from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
+from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 from lightning_idc.nn.transformer import Decoder
 
@@ -35,7 +36,10 @@ class ProCap(PairCaptioner):
         tokenizer: checkpoint of ``TokenizerTraining``, whose features are the input; that of ``procedure`` when None.
         procedure: checkpoint of ``ProcedureModel``, whose encoder training starts from; fresh weights when None.
         queries: k, frames of procedure queries; 0 is the static pair.
-        explicit: folder of procedures; when given, k frames of them are encoded instead of queries (Table 14).
+        explicit: folder of procedures; when given, k evenly spaced frames of them are encoded instead of queries
+            (Table 14), and the mask embedding, which then stands nowhere, is not trained.
+        trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the encoder's layers begin; the code
+            begins so without a first stage, too.
         width: of the encoder.
         layers: of the encoder.
         heads: of the encoder.
@@ -60,6 +64,7 @@ class ProCap(PairCaptioner):
         procedure: str | None = None,
         queries: int = 2,
         explicit: str | None = None,
+        trunk: str | None = None,
         width: int = 768,
         layers: int = 12,
         heads: int = 12,
@@ -75,8 +80,9 @@ class ProCap(PairCaptioner):
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
-        for name in ("procedure", "encoder_schedule", "variant"):
+        for name in ("procedure", "encoder_schedule", "variant", "trunk"):
             self.hparams.pop(name, None)
+        self._trunk: str | None = trunk
         self._procedure, self.encoder_schedule = procedure, encoder_schedule
         self.hparams["tokenizer"] = tokenizer if tokenizer is not None else procedure
         self._keyframes: Keyframes | None = None
@@ -92,8 +98,11 @@ class ProCap(PairCaptioner):
             options["layers"],
             options["heads"],
         )
+        if self._trunk is not None:
+            start_from_clip(encoder, self._trunk)
         if self._procedure is not None:
             self.start_from_procedure(encoder, self._procedure)
+        encoder.mask_embedding.requires_grad_(options["explicit"] is None)
         width, dropout = options["decoder_width"], options["dropout"]
         decoder = self.decoder_class(
             len(vocabulary), width, options["decoder_layers"], options["decoder_heads"], 4 * width, dropout
@@ -119,7 +128,7 @@ class ProCap(PairCaptioner):
         batch = super().collate(samples)
         if self.hparams["explicit"] is not None:
             if self._keyframes is None:
-                self._keyframes = Keyframes(self.hparams["explicit"], self.hparams["queries"])
+                self._keyframes = Keyframes(self.hparams["explicit"], self.hparams["queries"], even=True)
             batch.model_inputs["frames"] = torch.stack([self._keyframes.of(sample) for sample in samples])
         return batch
 
@@ -187,6 +196,27 @@ def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
             "`image_size: [height, width]`, or the data module's `image_size`"
         )
     return int(size[0]), int(size[1])
+
+
+def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
+    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
+
+    Raises:
+        PairError: there is no such file, or its blocks are too few or of another width.
+    """
+    found = read_weights(weights)
+    own = trunk_state(found, "visual.transformer.resblocks.")
+    needed = {name: own.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
+    try:
+        encoder.load_state_dict({name: value for name, value in needed.items() if value is not None}, strict=False)
+    except RuntimeError as error:
+        raise PairError(f"the visual blocks in {weights!r} have another width: {error}") from error
+    absent = [name for name, value in needed.items() if value is None]
+    if absent:
+        raise PairError(
+            f"{weights!r} has no {absent[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
+            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
+        )
 
 
 def drop_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> None:

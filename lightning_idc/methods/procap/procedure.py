@@ -14,11 +14,11 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.schedules import Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes
+from lightning_idc.data.core.datamodule import NO_CHANGE
+from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.methods.procap.module import drop_variant, image_size_of, tokenizer_of
+from lightning_idc.methods.procap.module import drop_variant, image_size_of, start_from_clip, tokenizer_of
 from lightning_idc.methods.procap.net import ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
 from lightning_idc.methods.procap.procedure_net import (
     ProcedureNet,
     ProcedureReader,
@@ -84,6 +84,9 @@ class ProcedureModel(PairCaptioner):
         loss_weights: of masked sequence modelling, alignment and consistency; those of the class when None.
         mask_probabilities: of entire, random patch, in-block and out-of-block masking.
         first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
+        read_caption: read it at all; without it (Table 10) there is nothing to align, and that loss is left out.
+        frames: l, where fewer frames than the folder has are to be chosen from (Figure 4).
+        similarity: that frames are chosen by, as of :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
@@ -111,6 +114,9 @@ class ProcedureModel(PairCaptioner):
         loss_weights: tuple[float, float, float] | None = None,
         mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
         first_caption: bool = False,
+        read_caption: bool = True,
+        frames: int | None = None,
+        similarity: Similarities = None,
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
@@ -153,7 +159,8 @@ class ProcedureModel(PairCaptioner):
     def keyframes(self) -> Keyframes:
         """What chooses the frames of a pair."""
         if self._keyframes is None:
-            self._keyframes = Keyframes(self.hparams["procedures"], self.hparams["keyframes"], self.hparams["scale"])
+            options = (self.hparams[name] for name in ("procedures", "keyframes", "scale", "frames", "similarity"))
+            self._keyframes = Keyframes(*options)
         return self._keyframes
 
     @property
@@ -197,6 +204,10 @@ class ProcedureModel(PairCaptioner):
         lengths = 1 + batch.caption_mask[:, 0].sum(1)
         said = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
         own = [self.tokenize(sample.captions) for sample in samples]
+        # what is said of one unchanged pair is true of all
+        unchanged = [row for row, sample in enumerate(samples) if sample.change_type == NO_CHANGE]
+        for row in unchanged:
+            own[row] += [said[other] for other in unchanged]
         return torch.tensor(self.captions_of_others(said, own))
 
     def encode(self, batch: PairBatch) -> PairFeatures:
@@ -207,7 +218,7 @@ class ProcedureModel(PairCaptioner):
             procedure as it is and the broken one, and ``targets (B, F * n)`` are the tokenizer's ids.
         """
         net, inputs = self.built_net, batch.model_inputs
-        words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:]
+        words, word_mask = batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
         features, other = net.tokenizer_features(inputs["frames"]), inputs["wrong_caption"].clamp(min=0)
         # three readings in one pass: as it is, with another caption, and broken
         hidden = net(
@@ -256,6 +267,7 @@ class ProcedureModel(PairCaptioner):
 
     def _weighted(self, found: dict[str, Tensor], batch: PairBatch, split: str) -> Tensor:
         weights = dict(zip(("msm", "align", "consistency"), self.hparams["loss_weights"], strict=True))
+        weights["align"] *= self.hparams["read_caption"]
         self.log_dict(
             {f"{split}/{name}": value.detach() for name, value in found.items()},
             batch_size=len(batch),
@@ -284,7 +296,8 @@ class ProcedureModel(PairCaptioner):
         """Frames uint8 ``(B, k + 2, 3, H, W)`` whose masked patches are the most likely ones, all others the true."""
         net, masked, frames = self.built_net, batch.model_inputs["masked"], batch.model_inputs["frames"]
         features = net.tokenizer_features(frames)
-        hidden = net(features, masked, batch.tokens[:, 0, 1:], batch.caption_mask[:, 0, 1:])
+        word_mask = batch.caption_mask[:, 0, 1:] & self.hparams["read_caption"]
+        hidden = net(features, masked, batch.tokens[:, 0, 1:], word_mask)
         ids = torch.where(masked, net.code_head(hidden.visual).argmax(-1), net.targets(frames, features))
         images = net.tokenizer.decode(ids.view(-1, *self.grid))
         return (images * 255).round().to(torch.uint8).unflatten(0, frames.shape[:2])
@@ -298,24 +311,3 @@ def _seed(sample: PairSample) -> int:
 
 def _percent(right: Tensor) -> Tensor:
     return 100 * right.float().sum() / max(1, len(right))
-
-
-def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
-    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
-
-    Raises:
-        PairError: there is no such file, or its blocks are too few or of another width.
-    """
-    found = read_weights(weights)
-    own = trunk_state(found, "visual.transformer.resblocks.")
-    needed = {name: own.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
-    try:
-        encoder.load_state_dict({name: value for name, value in needed.items() if value is not None}, strict=False)
-    except RuntimeError as error:
-        raise PairError(f"the visual blocks in {weights!r} have another width: {error}") from error
-    absent = [name for name, value in needed.items() if value is None]
-    if absent:
-        raise PairError(
-            f"{weights!r} has no {absent[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
-            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
-        )

@@ -16,6 +16,8 @@ from lightning_idc.core.store import MANIFEST, read_manifest, write_manifest
 from lightning_idc.core.types import PairError
 from lightning_idc.files import digest
 
+SIMILARITIES = "similarities"
+
 _REMEDY = "remove it and run FrameInterpolator again, which makes what is missing"
 
 
@@ -87,7 +89,8 @@ class ProcedureFolder:
         if not (self.path / MANIFEST).is_file():
             write_manifest(self.path, settings)
         found = read_manifest(self.path, "procedures", _REMEDY)["identity"]
-        if found != settings:
+        # folders of earlier versions know the names of the classes only
+        if found != {name: value for name, value in settings.items() if name in found} or not found:
             raise PairError(
                 f"{str(self.path)!r} holds procedures made with {found}; these would be made with {settings}: use "
                 "another folder"
@@ -114,6 +117,14 @@ class ProcedureFolder:
             images=[_digest(*pair.cpu()) for pair in pairs],
             scores=pa.array(scores, pa.list_(pa.list_(pa.float64()))),
         )
+
+    def similarities(self, name: str) -> GrowingStore:
+        """Similarities of the same frames to both ends, as ``FrameSimilarity`` measured them under a name.
+
+        Args:
+            name: of the measure; a folder beside the frames.
+        """
+        return GrowingStore(self.path / SIMILARITIES / name, "similarities", _REMEDY, {"name": name})
 
 
 def _digest(before: Tensor, after: Tensor) -> str:

@@ -5,13 +5,14 @@ README.md lists every difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
 from lightning_idc.core.types import PairBatch, PairFeatures
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
+    TEXT_SLOTS,
     OfficialDecoder,
     OfficialEncoder,
     OfficialNet,
@@ -58,6 +59,11 @@ class OfficialProCap(ProCap):
     encoder_class = OfficialEncoder
     decoder_class = OfficialDecoder
     net_class = OfficialNet
+
+    def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
+        """Token ids of captions, cut to the 24 places that the code has, begin and end tokens included."""
+        rows = super().tokenize(captions)
+        return [ids if len(ids) <= TEXT_SLOTS else [*ids[: TEXT_SLOTS - 1], ids[-1]] for ids in rows]
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         logits = self.built_net.logits(features, batch.tokens[..., :-1])
