@@ -38,6 +38,11 @@ def merge_heads(x: Tensor) -> Tensor:
     return x.transpose(1, 2).flatten(2)
 
 
+def grouped(x: Tensor, count: int) -> Tensor:
+    """Tokens ``(..., D)`` as queries ``(N / count, count, D)``: captions of a pair read its memory together."""
+    return x if x.shape[1] == count else x.view(-1, count, x.shape[-1])
+
+
 class FeedForward(nn.Sequential):
     """Two linear layers with a GELU between them, and dropout once, at the narrow end.
 
@@ -118,7 +123,7 @@ class CrossLayer(nn.Module):
         self.feed = FeedForward(width, hidden, dropout)
 
     def _drop(self, x: Tensor) -> Tensor:
-        return F.dropout(x, self.dropout, self.training)
+        return F.dropout(x, self.dropout) if self.training else x
 
     def memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Keys and values of the memory ``(B, N, D)``, each ``(B, heads, N, d)``."""
@@ -147,56 +152,76 @@ class DecoderLayer(CrossLayer):
         return x.view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
+        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
+        """One more position ``(N, 1, D)`` given cached keys and values ``(N, heads, t, d)`` of ``each`` per pair."""
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
         past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
         x = x + self.out_self(merge_heads(F.scaled_dot_product_attention(q, *past)))
-        x = self._cross(x, memory, mask)
-        return x + self.feed(self.norm_feed(x)), past
+        x = self._cross(grouped(x, each), memory, mask)
+        return grouped(x + self.feed(self.norm_feed(x)), 1), past
 
 
 @dataclass
 class DecoderState:
-    """Cached keys and values of a decoder, one row per caption in the making.
+    """Cached keys and values of a decoder, for N captions in the making, equally many of each of P pairs.
 
     Args:
-        memory: keys and values of the memory per layer, ``(N, heads, M, d)``.
-        past: keys and values of the tokens so far per layer, ``(N, heads, t, d)``.
-        mask: bool ``(N, M)``, True where the memory counts; None when all of it does.
+        memory: keys and values of the memory per layer, ``(P, heads, M, d)``.
+        past: keys and values of the tokens so far per layer, ``(N, heads, t, d)``, those of a pair together.
+        mask: bool ``(P, M)``, True where the memory counts; None when all of it does.
+        each: captions of each pair, N / P.
     """
 
     memory: list[tuple[Tensor, Tensor]]
     past: list[tuple[Tensor, Tensor]]
     mask: Tensor | None
+    each: int = 1
 
     @classmethod
     def before(cls, memory: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> DecoderState:
         """State before the first token, given keys and values of the memory per layer."""
+        # every token reads them all: head by head in one piece takes two thirds of the time
+        memory = [(key.contiguous(), value.contiguous()) for key, value in memory]
         return cls(memory, [(key[:, :, :0], value[:, :, :0]) for key, value in memory], mask)
 
     def advance(self, layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         """One more position ``(N, 1, D)`` through all layers, each of which has a ``step`` as `DecoderLayer` has."""
         past = []
         for layer, before, memory in zip(layers, self.past, self.memory, strict=True):
-            x, after = layer.step(x, before, memory, self.mask)  # type: ignore[operator]
+            x, after = layer.step(x, before, memory, self.mask, self.each)  # type: ignore[operator]
             past.append(after)
         self.past = past
         return x
 
     def select(self, rows: Tensor) -> DecoderState:
-        """State of the given rows."""
+        """State of the given captions, each then with a memory of its own."""
+        pairs = rows if self.each == 1 else rows // self.each
+        return DecoderState(_pick(self.memory, pairs), _pick(self.past, rows), self._mask(pairs))
 
-        def pick(pairs: list[tuple[Tensor, Tensor]]) -> list[tuple[Tensor, Tensor]]:
-            return [(key[rows], value[rows]) for key, value in pairs]
+    def reorder(self, rows: Tensor, pairs: Tensor) -> DecoderState:
+        """State of the given captions, equally many of each of the given pairs, which share its memory.
 
-        return DecoderState(pick(self.memory), pick(self.past), None if self.mask is None else self.mask[rows])
+        Args:
+            rows: places of the captions, those of a pair together.
+            pairs: places of their pairs, each once and in order.
+        """
+        past, each = _pick(self.past, rows), len(rows) // len(pairs)
+        if len(pairs) == len(self.memory[0][0]):
+            return DecoderState(self.memory, past, self.mask, each)
+        return DecoderState(_pick(self.memory, pairs), past, self._mask(pairs), each)
+
+    def _mask(self, pairs: Tensor) -> Tensor | None:
+        return None if self.mask is None else self.mask[pairs]
 
     @property
     def length(self) -> int:
         """Tokens so far."""
         return self.past[0][0].shape[2]
+
+
+def _pick(layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
+    return [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in layers]
 
 
 class Decoder(nn.Module):

@@ -78,6 +78,99 @@ def test_cached_beams_equal_uncached_token_for_token(beams: int, penalty: float)
     assert cached.mean_log_probs == pytest.approx(teacher_forced(net, features, cached), abs=1e-5)
 
 
+def plain_beams(net: TextNet, features: PairFeatures, longest: int, beams: int, penalty: float) -> list[int]:
+    """Beam search of one pair in lists, every prefix anew, with neither a bound nor anything shared."""
+    live: list[tuple[list[int], torch.Tensor]] = [([BOS], torch.zeros(()))]
+    finished: list[tuple[float, list[int]]] = []
+    for length in range(1, longest + 1):
+        totals = []
+        for prefix, total in live:
+            log_probs = net.logits(features, torch.tensor([[prefix]]))[0, 0, -1].log_softmax(-1)
+            log_probs[list(NEVER_SAID)] = float("-inf")
+            totals.append(total + log_probs)
+        top = torch.stack(totals).flatten().topk(min(2 * beams, len(live) * len(totals[0])))
+        kept: list[tuple[list[int], torch.Tensor]] = []
+        for rank, (total, place) in enumerate(zip(top.values, top.indices.tolist(), strict=True)):
+            parent, token = divmod(place, len(totals[0]))
+            said = [*live[parent][0], token]
+            if total == float("-inf"):
+                continue
+            if token == EOS or length == longest:
+                finished += [(total.item() / length**penalty, said[1:])] if rank < beams else []
+            elif len(kept) < beams:
+                kept.append((said, total))
+        best_open = kept[0][1].item() / length**penalty if kept else float("-inf")
+        if not kept or (len(finished) >= beams and max(finished)[0] >= best_open):
+            break
+        live = kept
+    return max(finished, key=lambda caption: caption[0])[1]
+
+
+@pytest.mark.parametrize(("beams", "penalty", "longest"), [(1, 1.0, 12), (3, 1.0, 12), (4, -1.0, 8), (6, 2.0, 12)])
+@torch.no_grad()
+def test_beams_say_what_a_plain_search_of_each_pair_says(beams: int, penalty: float, longest: int) -> None:
+    net, features = TextNet(30, end=-1.0 if penalty >= 1 else -8.0), look(12)
+    mask = features.mask
+    assert mask is not None
+    each = [PairFeatures(features.memory[row : row + 1], mask[row : row + 1]) for row in range(12)]
+    expected = [plain_beams(net, one, longest, beams, penalty) for one in each]
+    assert len(set(map(tuple, expected))) >= 6
+    assert beam_search(net, features, longest, beams, penalty).ids == expected
+
+
+@torch.no_grad()
+def test_beams_of_a_pair_share_its_memory_and_finished_pairs_leave() -> None:
+    net, features = TextNet(30, end=2.0), look(20)
+    sizes: list[tuple[int, int]] = []
+    step = net.step
+
+    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
+        sizes.append((len(tokens), len(state.memory[0][0])))
+        return step(state, tokens)
+
+    net.step = spy  # type: ignore[method-assign]
+    beam_search(net, features, 14, 4)
+    assert sizes[0] == (20, 20) and sizes[1][1] > 10
+    assert all(captions == 4 * pairs for captions, pairs in sizes[1:])
+    assert sizes[-1][1] < sizes[1][1]
+
+
+@torch.no_grad()
+def test_search_stops_where_no_prefix_can_win() -> None:
+    # the end is as good as certain; of four beams three would be needed to stop without the bound
+    net, features = TextNet(30, end=14.0), look(6)
+    steps: list[int] = []
+    step = net.step
+
+    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
+        steps.append(len(tokens))
+        return step(state, tokens)
+
+    net.step = spy  # type: ignore[method-assign]
+    assert beam_search(net, features, 14, 4, length_penalty=0.0).ids == [[EOS]] * 6
+    assert steps == [6]
+
+
+@torch.no_grad()
+def test_captions_of_one_pair_part_from_a_shared_memory() -> None:
+    net, features = TextNet(30, end=2.0), look(3)
+    state = net.start(features)
+    for rows in ([0, 0, 1, 1, 2, 2], [0, 1, 2, 3, 5, 4]):
+        state = state.reorder(torch.tensor(rows), torch.arange(3))
+        net.step(state, torch.arange(4, 10))
+    single = net.start(features).select(torch.tensor([0, 1, 1, 2]))
+    for tokens in ([4, 6, 7, 9], [4, 6, 7, 8]):
+        net.step(single, torch.tensor(tokens))
+    chosen = state.select(torch.tensor([0, 2, 3, 5]))
+    assert [len(part) for part in (chosen.memory[0][0], chosen.past[0][0])] == [4, 4]
+    tokens = torch.tensor([5, 6, 7, 8])
+    expected = net.logits(
+        PairFeatures(features.memory[[0, 1, 1, 2]], features.mask[[0, 1, 1, 2]]),  # type: ignore[index]
+        torch.tensor([[[4, 4, 5]], [[6, 6, 6]], [[7, 7, 7]], [[8, 9, 8]]]),
+    )[:, 0, -1]
+    torch.testing.assert_close(net.step(chosen, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
 @torch.no_grad()
 def test_one_beam_is_greedy() -> None:
     for seed in range(4):

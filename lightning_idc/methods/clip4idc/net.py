@@ -18,7 +18,7 @@ from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
-from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, merge_heads, split_heads
+from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, grouped, merge_heads, split_heads
 
 BERT_EPS = 1e-12
 LARGEST_SCALE = 100.0
@@ -184,12 +184,12 @@ class PostNormDecoderLayer(DecoderLayer):
         return self._rest(x.view(pairs, captions * length, -1), memory, mask).view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
+        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
         past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
         x = self.norm_self(x + self.out_self(self._attend(q, *past)))
-        return self._rest(x, memory, mask), past
+        return grouped(self._rest(grouped(x, each), memory, mask), 1), past
 
 
 class Clip4IdcNet(nn.Module):

@@ -19,7 +19,7 @@ from lightning_idc.core.restricted import is_torchscript, read_foreign_checkpoin
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import reads_file
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
-from lightning_idc.nn.transformer import DecoderState, merge_heads, split_heads
+from lightning_idc.nn.transformer import DecoderState, grouped, merge_heads, split_heads
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2
@@ -176,13 +176,13 @@ class OfficialDecoderLayer(nn.Module):
         return self._onward(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None
+        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
         key, value = self.own.project_kv(x)
         past = (torch.cat([past[0], key], 2), torch.cat([past[1], value], 2))
         x = self.norm_own(x + self.own(x, *past, None))
-        return self._onward(x, memory, mask), past
+        return grouped(self._onward(grouped(x, each), memory, mask), 1), past
 
 
 class OfficialDecoder(nn.Module):
