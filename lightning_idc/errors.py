@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
@@ -99,6 +100,11 @@ def loading_model(name: Any) -> Iterator[None]:
         yield
     except IDCError:
         raise
+    except pickle.UnpicklingError as error:
+        raise ConfigError(
+            f"{str(name)!r} holds pickled objects and not only tensors, or is damaged: loading it would run code, "
+            "so do not load it; ask for weights as safetensors"
+        ) from error
     except (ValueError, OSError, ImportError) as error:
         said = " ".join(str(error).split())
         if any(words in said for words in ("trust_remote_code", "does not recognize", "Unrecognized")):

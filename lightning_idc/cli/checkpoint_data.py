@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,6 +16,8 @@ from lightning_idc.errors import ConfigError
 KEY = "data"
 READING = ("value_range", "bands", "page", "fill_nan", "interpolation")
 """Arguments of a data module that say how files are read; those of the training fit other files as well."""
+WRITTEN = ("cache_dir", "cache_images", "decode_once")
+"""Arguments of a data module that name folders to write in; of a file of somebody else, below the current one only."""
 _PLAIN = (str, int, float, bool, type(None))
 
 
@@ -48,6 +51,11 @@ def _is_safe(data: Any) -> bool:
     return module == "lightning_idc.data" and is_public(name)
 
 
+def _is_below(path: Any) -> bool:
+    here = Path.cwd().resolve()
+    return isinstance(path, str) and here in (here / Path(path).expanduser()).resolve().parents
+
+
 def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
@@ -68,7 +76,8 @@ def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> d
             return config
         # `--data.root X` without a class stands beside, and not under, init_args
         options = (given.pop("init_args", None) or {}) | {k: v for k, v in given.items() if k != "class_path"}
-        return {**config, "data": {"class_path": stored["class_path"], "init_args": {**stored["init_args"], **options}}}
+        kept = {k: v for k, v in stored["init_args"].items() if k not in WRITTEN or _is_below(v)}
+        return {**config, "data": {"class_path": stored["class_path"], "init_args": {**kept, **options}}}
     options = given.get("init_args") or {}
     spec = (checkpoint.get("hyper_parameters") or {}).get("input_spec") or {}
     known = accepted_arguments(class_of(given["class_path"])) or ()

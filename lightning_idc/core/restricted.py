@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import tarfile
 import warnings
 import zipfile
 from collections import Counter, OrderedDict
@@ -142,14 +143,36 @@ def _load(file: BinaryIO, **options: Any) -> Any:
     return _Unpickler(file, **options).load()
 
 
+def _refuse_programs(path: str | Path) -> None:
+    """Refuse what `torch.load` would hand to other readers than this one: TorchScript runs, tar archives are unpacked.
+
+    The list of members is taken from torch's own reader, since a file can be made that `zipfile` reads differently.
+    """
+    serialization: Any = torch.serialization
+    with open(path, "rb") as file:
+        is_zip = serialization._is_zipfile(file)
+    try:
+        if is_zip:
+            with serialization._open_zipfile_reader(str(path)) as archive:
+                runs = serialization._is_torchscript_zip(archive)
+        else:
+            runs = tarfile.is_tarfile(path)
+    except RuntimeError as error:
+        raise CheckpointError(f"{str(path)!r} cannot be read as a checkpoint of tensors: {error}") from error
+    if runs:
+        kind = "a TorchScript archive, which holds code" if is_zip else "a tar archive"
+        raise CheckpointError(f"{str(path)!r} is {kind}; expected a checkpoint of tensors, as `torch.save` writes it")
+
+
 def read_foreign_checkpoint(path: str | Path) -> dict[str, Any]:
     """Tensors and plain containers of a checkpoint that another program wrote.
 
     Raises:
-        CheckpointError: the file is missing, damaged, or does not hold a dictionary.
+        CheckpointError: the file is missing, damaged, holds a program, or does not hold a dictionary.
     """
     if not Path(path).is_file():
         raise CheckpointError(f"there is no checkpoint {str(path)!r}; check the path")
+    _refuse_programs(path)
     module = cast(Any, SimpleNamespace(Unpickler=_Unpickler, load=_load, __name__="restricted"))
     try:
         found = torch.load(path, map_location="cpu", weights_only=False, pickle_module=module)

@@ -9,9 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.restricted import is_torchscript, read_torchscript
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
+from lightning_idc.errors import CheckpointError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -34,6 +36,9 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
     from open_clip.model import CLIP as OpenClip
     from open_clip.transformer import VisionTransformer
 
+    if isinstance(config, str) and ":" in config:
+        # hf-hub: and local-dir: may come from a checkpoint of somebody else, which must fetch and read nothing
+        raise PairError(f"clip is {config!r}; expected one of open_clip's own configurations, or one written out")
     clip = _random(config, vocabulary) if pretrained is None else _pretrained(config, vocabulary, pretrained)
     plain = isinstance(clip, OpenClip) and isinstance(clip.visual, VisionTransformer)
     if not plain or not isinstance(clip.text_projection, nn.Parameter):
@@ -67,7 +72,11 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
             state = {name: value.float() for name, value in read_torchscript(weights).items()}
             clip.load_state_dict({name: value for name, value in state.items() if name not in _ARCHIVED})
             return clip
+        if Path(weights).is_file() and Path(weights).suffix != ".safetensors":
+            read_checkpoint(weights)  # what torch says of a file with code advises to run it
         return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
+    except CheckpointError:
+        raise
     except Exception as error:
         raise PairError(
             f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "

@@ -71,12 +71,13 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
         dtype = dtype or torch.bfloat16  # of the products that its kernels know
     if source.device is not None:
         options["device_map"] = source.device
-    try:
-        loaded: Any = AutoModelForImageTextToText.from_pretrained(
-            source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
-        )
-    except (ValueError, ImportError, RuntimeError) as error:
-        raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
+    with loading_model(source.name):
+        try:
+            loaded: Any = AutoModelForImageTextToText.from_pretrained(
+                source.name, config=config, dtype=dtype or "auto", output_loading_info=True, **options
+            )
+        except (ValueError, ImportError, RuntimeError) as error:
+            raise ConfigError(f"{source.name!r} cannot be loaded as it was asked for: {error}") from error
     model, info = loaded
     missing = sorted(info["missing_keys"])
     if missing:

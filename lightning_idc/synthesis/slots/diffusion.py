@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import pickle
 from collections.abc import Sequence
 from importlib.util import find_spec
 from typing import Any
@@ -72,7 +73,7 @@ class Diffusion(ModelInterface):
         dtype = getattr(torch, self.dtype)
         try:
             pipe = getattr(diffusers, kind).from_pretrained(self.name, revision=self.revision, torch_dtype=dtype)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, AttributeError, ImportError, pickle.UnpicklingError) as error:
             raise PairError(unreadable(self.name, error)) from error
         self.use(pipe)
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(self.unet.dtype)}

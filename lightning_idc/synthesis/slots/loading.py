@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -110,6 +111,8 @@ def unreadable(name: str, why: object) -> str:
     """Sentence that says how to get a model."""
     if "trust_remote_code" in str(why):  # transformers advises to run the code
         return f"the model {name!r} brings code of its own, which is never run; choose one that transformers itself has"
+    if isinstance(why, pickle.UnpicklingError):  # torch advises the same
+        return f"the model {name!r} holds pickled objects, which would run code; choose one with safetensors"
     return (
         f"the model {name!r} cannot be read ({why}); fetch it where there is a network, with `hf download {name}`, or "
         "name a local folder"

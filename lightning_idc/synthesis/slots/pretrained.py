@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -82,7 +83,7 @@ class Pretrained(ModelInterface):
                 self.name, dtype=dtype, output_loading_info=True, **where, **self.loading.options(dtype)
             )
             self.processor = processor.from_pretrained(self.name, **where)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, pickle.UnpicklingError) as error:
             raise PairError(unreadable(self.name, error)) from error
         if about["missing_keys"]:
             # transformers would go on with random weights
