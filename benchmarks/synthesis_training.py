@@ -1,205 +1,239 @@
-"""Do produced pairs help a captioner on real ones? Circuit boards of DeepPCB, with few of their captions.
+"""Do produced captions help a captioner of real pairs, when they are mixed into its training? Two sizes of real data.
 
-    python benchmarks/synthesis_training.py --root FOLDER [--pairs 300] [--produced 900] [--epochs 6 14] [--out FILE]
+    python benchmarks/synthesis_training.py [--seeds 1 2 3 4 5] [--world 300 3000] [--out results/FILE.json]
+    python benchmarks/synthesis_training.py --world 300 --seeds 3 --part parts/produced-300-3.json   # and merge_study.py
 
-Produced pairs come from the templates of the training boards, which show no defect: a dot, a bar or a wedge in black or
-white is pasted into a random part of a template, and the pair goes through Img-Diff's similarity filter and its area
-generator. No label of DeepPCB is used for that. A backbone learns to name what was pasted in the cells that the kept
-boxes point at; then the baseline captioner is trained on real pairs and their captions.
+"Real" pairs are rendered CLEVR-Change pairs of 64 pixels, all of them changed, light and camera included. Produced ones
+are made of other scenes of that world, of which no label is used: rendered things are pasted, removed, replaced or
+recoloured there, the pair goes through the filters of Img-Diff with the embedded slots, and what is learned are the
+captions that these slots write ("a red metal cube was removed"). A PairTransformer is trained on a backbone that names
+objects, the same for all rows and frozen: it stands in for a pretrained encoder.
 
-Arms: ``real`` starts from random weights, ``produced`` from that backbone, and ``longer`` from random weights with as
-many epochs more as the backbone took, counted in processor time. Every score is on the first 250 test pairs after the
-last epoch.
-``--pairs 16 --produced 48 --epochs 1 1 --seeds 1 --test_pairs 16`` tries the script.
+Rows, all of equally many steps of equally many pairs: ``blind`` learns real captions beside the pictures of other pairs;
+``real`` learns real pairs; in ``real+dealt`` half of every epoch are produced pictures with captions of other produced
+pairs, in ``real+produced`` with their own. What produced captions teach is the difference of the last two, what mixing
+gives in all that of ``real+produced`` and ``real``. All are tested on the same real pairs; the facts of their captions
+do not depend on how they are worded. ``_study.py`` says what stands beside every score.
+``--world 16 --produced 24 --steps 4 --naming_epochs 1 --test_pairs 16 --seeds 1`` tries the script.
 """
 
 from __future__ import annotations
 
 import argparse
-import shutil
-import statistics
+import os
 import tempfile
 import time
-import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from lightning.pytorch import LightningDataModule, LightningModule, Trainer, seed_everything
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
-from training import quiet_trainer
+for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_name] = "1"
 
-from lightning_idc.core.schedules import WarmupCosine
-from lightning_idc.core.types import PairSample
-from lightning_idc.data.benchmarks.deeppcb import DeepPCB
-from lightning_idc.data.benchmarks.deeppcb_cells import change_cells
-from lightning_idc.data.transforms.pairs import Flip
-from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
-from lightning_idc.methods.img_diff.edits import PasteEdits
-from lightning_idc.methods.img_diff.filtering import kept
-from lightning_idc.methods.pair_transformer.module import PairTransformer
-from lightning_idc.methods.pretraining.cell_classification import ChangeNaming
-from lightning_idc.synthesis.pipeline import run
-from lightning_idc.synthesis.slots.contours import DifferenceContours
-from lightning_idc.synthesis.slots.embedded import PixelEncoder
-from lightning_idc.synthesis.sources import ImageFolder
-from lightning_idc.synthesis.stages import Sequential
-from lightning_idc.synthesis.store import RecordStore
+import numpy as np  # noqa: E402 - after the number of threads is set
+import torch  # noqa: E402
+from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted  # noqa: E402
+from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa: E402
+from PIL import Image as ImageFile  # noqa: E402
+from training import quiet_trainer  # noqa: E402
 
-SHAPES = ("dot", "bar", "wedge")
-NAMES = [f"{color} {shape}" for color in ("black", "white") for shape in SHAPES]
-METRICS = ("CIDEr-D", "METEOR", "types", "total")
+from lightning_idc.core.schedules import WarmupCosine  # noqa: E402
+from lightning_idc.core.types import PairSample  # noqa: E402
+from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
+from lightning_idc.data.core.datamodule import PairDataModule, Split  # noqa: E402
+from lightning_idc.data.core.mixture import Mixture  # noqa: E402
+from lightning_idc.data.core.source import PairSource, View  # noqa: E402
+from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
+from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity, found_and_true  # noqa: E402
+from lightning_idc.methods.img_diff.edits import PasteEdits  # noqa: E402
+from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions  # noqa: E402
+from lightning_idc.methods.pair_transformer.module import PairTransformer  # noqa: E402
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming  # noqa: E402
+from lightning_idc.synthesis.launchers import run_in_process  # noqa: E402
+from lightning_idc.synthesis.release import ReleasePairs  # noqa: E402
+from lightning_idc.synthesis.sources import ImageFolder  # noqa: E402
+from lightning_idc.synthesis.stages import Sequential  # noqa: E402
+from lightning_idc.synthesis.store import RecordStore  # noqa: E402
 
-
-def draw_library(folder: Path) -> None:
-    """Cut-outs with the two colours of a board, none of them made from a defect."""
-    from PIL import Image
-
-    side = 48
-    down, across = np.mgrid[:side, :side] / (side - 1) * 2 - 1
-    shapes = {
-        "dot": down**2 + across**2 < 0.9,
-        "bar": np.abs(across) < 0.35,
-        "wedge": (down + 1) / 2 > np.abs(across),
-    }
-    for name in NAMES:
-        color, shape = name.split()
-        inside = np.pad(shapes[shape], 2)
-        pixels = np.zeros((*inside.shape, 4), np.uint8)
-        pixels[..., :3] = 255 * (color == "white")
-        pixels[..., 3] = 255 * inside
-        Image.fromarray(pixels).save(folder / f"{name.replace(' ', '_')}.png")
+ROWS = ("blind", "real", "real+dealt", "real+produced")
+SIDE = 64
+EDITED = 96
+"""Side of the pictures that are pasted into, which the filters see."""
 
 
-def produce(root: str, folder: Path, count: int, size: int, seed: int) -> RecordStore:
-    """Pairs from the templates of the training split, through the filters of Img-Diff."""
-    templates = folder / "templates"
-    templates.mkdir()
-    boards = DeepPCB(root)
-    for image, _ in boards.source("train").entries:
-        stem = image.rsplit(".", 1)[0]
-        found = next(path for kind in ("png", "jpg") if (path := Path(root) / f"{stem}_temp.{kind}").is_file())
-        shutil.copy(found, templates)
-    (folder / "library").mkdir()
-    draw_library(folder / "library")
-    edits = PasteEdits(size, ["add", "remove"], (1, 2), (0.04, 0.1), str(folder / "library"), noise=0.0, seed=seed)
-    # a thing on a board is small, and its neighbours are other traces
-    alike, regions = PixelEncoder(side=64), DifferenceContours(0.08, 0.1, least_area=1 / 4000, gap=1 / 24)
-    chain = Sequential([PairSimilarity(alike, "embedded"), DifferenceAreas(regions, filters="embedded")])
-    copies = -(-count // len(boards.source("train").entries))
-    run(edits, ImageFolder(str(templates), copies=copies), folder / "edits", limit=count)
-    return run(chain, str(folder / "edits"), folder / "made")
+class Dealt(PairDataModule):
+    """The training pairs of another data module, each with the captions of another pair.
+
+    Args:
+        data: whose pairs these are.
+        options: of `PairDataModule`.
+    """
+
+    def __init__(self, data: PairDataModule, **options: Any) -> None:
+        super().__init__(**options)
+        self.data = data
+
+    def prepare_data(self) -> None:
+        self.data.prepare_data()
+
+    def source(self, split: Split) -> PairSource:
+        return DealtCaptions(self.data.pairs_of(split), self.seed)
 
 
-class Cells(Dataset[tuple[Tensor, Tensor]]):
-    """Produced pairs with the name of what was pasted in the cell of each kept box, flipped at random."""
+class DealtCaptions(View):
+    """Pairs with captions of other pairs."""
 
-    def __init__(self, store: RecordStore) -> None:
-        self.samples = [self._sample(record) for record in store if record.dropped is None]
-        self.flip = Flip()
+    def __init__(self, source: PairSource, seed: int) -> None:
+        super().__init__(source)
+        order = np.random.default_rng(seed).permutation(len(source))
+        self.other = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
 
-    def _sample(self, record: Any) -> PairSample:
-        boxes = torch.tensor([[area["box"]] * 2 for area in kept(record.facts["areas"])], dtype=torch.float32)
-        noun = next(noun for noun in record.facts["nouns"] if noun is not None)
-        kinds = [NAMES.index(noun)] * len(boxes)
-        return PairSample(
-            record.id, record.image("before"), record.image("after"), [""], None, boxes, None, {"kinds": kinds}
+    def load(self, index: int) -> PairSample:
+        sample = super().load(index)
+        sample.captions = self.captions(index)
+        return sample
+
+    def captions(self, index: int) -> list[str]:
+        return super().captions(self.other[index])
+
+
+class Run:
+    """All trainings of one seed with one number of real pairs.
+
+    Args:
+        given: command line.
+        folder: for the backbone, the produced pairs and finished rows; what is there is taken.
+        seed: of training, and of what is pasted.
+        world: number of real pairs.
+    """
+
+    def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
+        self.given, self.folder, self.seed, self.world = given, folder, seed, world
+        folder.mkdir(parents=True, exist_ok=True)
+        self.rendered: dict[str, Any] = dict(no_change=0.0, cache_dir=given.cache, progress=False)
+
+    def real(self) -> SyntheticPairs:
+        count = int(self.world)
+        return SyntheticPairs(train_pairs=count, val_pairs=8, test_pairs=self.given.test_pairs, **self.rendered)
+
+    def scenes(self) -> Path:
+        """Pictures of other scenes of the world, the after of no pair, without a label."""
+        folder = self.folder / "scenes"
+        if not folder.is_dir():
+            sizes = {"train_pairs": self.given.scenes, "val_pairs": 1, "test_pairs": 1, "render_size": EDITED}
+            source = SyntheticPairs(data_seed=1, **sizes, **self.rendered).source("train")
+            begun = self.folder / "scenes.begun"
+            begun.mkdir(exist_ok=True)
+            for number, pair in enumerate(source.images):
+                ImageFile.fromarray(np.array(pair[0]).transpose(1, 2, 0)).save(begun / f"{number}.png")
+            begun.rename(folder)
+        return folder
+
+    def produced(self) -> tuple[FolderPairs, dict[str, Any]]:
+        """Produced pairs with the captions of the embedded slots, and what is known of them."""
+        target, count = self.folder / "produced", self.given.produced
+        edits = PasteEdits(EDITED, ["add", "remove", "replace", "recolor"], (1, 1), (0.12, 0.26), seed=self.seed)
+        chain = Sequential(
+            [
+                *(part(filters="embedded") for part in (PairSimilarity, DifferenceAreas, RegionCaptions)),
+                DifferenceCaptions(),
+                ReleasePairs(str(target / "release"), shares=(1.0, 0.0, 0.0)),
+            ]
         )
+        source = ImageFolder(str(self.scenes()), copies=-(-count // self.given.scenes))
+        run_in_process(edits, source, target / "edits", limit=count)
+        store = run_in_process(chain, str(target / "edits"), target / "made")
+        data = FolderPairs(target / "release", shares=(1.0, 0.0, 0.0))
+        return data, {"produced": store.counts(), "boxes": found_and_true(list(store)), **right(store)}
 
-    def __len__(self) -> int:
-        return len(self.samples)
+    def fitted(self, model: LightningModule, data: Any, **length: int) -> Trainer:
+        trainer = quiet_trainer(limit_val_batches=0, gradient_clip_val=1.0, **length)
+        trainer.fit(model, data)
+        return trainer
 
-    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        sample = self.flip(self.samples[index], torch.default_generator)
-        return torch.stack([sample.before, sample.after]), change_cells(sample, 8)
+    def backbone(self) -> str:
+        """Checkpoint of the backbone that names objects."""
+        path = self.folder / f"naming-{stamp(self.given)}.ckpt"
+        if not path.is_file():
+            sizes = {"train_pairs": self.given.named, "val_pairs": 1, "test_pairs": 1}
+            seed_everything(self.seed, workers=True, verbose=False)
+            namer = ObjectNaming(optimizer=adamw(1e-2))
+            data = SyntheticCells(data_seed=2, **sizes, **self.rendered, batch_size=64)
+            self.fitted(namer, data, max_epochs=self.given.naming_epochs).save_checkpoint(path)
+        return str(path)
+
+    def trained(self, parts: dict[str, PairDataModule]) -> Said:
+        """What a captioner says that was trained on equal shares of the parts."""
+        draws = self.given.steps * self.given.batch
+        data = Mixture(parts, dict.fromkeys(parts, 1.0), draws, batch_size=self.given.batch, image_size=SIDE)
+        seed_everything(self.seed, workers=True, verbose=False)
+        captioner = PairTransformer(
+            backbone_weights=self.backbone(),
+            freeze_backbone=True,
+            captions_per_pair=3,
+            optimizer=adamw(1.5e-3),
+            schedule=WarmupCosine(0.1),
+        )
+        trainer = self.fitted(captioner, data, max_epochs=1)
+        return asked(trainer, captioner, self.real())[0], {}
+
+    def rows(self, names: list[str]) -> tuple[dict[str, Said], dict[str, Any]]:
+        """What every row says, and what is known of the produced pairs."""
+        produced, about = self.produced() if {"real+dealt", "real+produced"} & set(names) else (None, {})
+        found = {}
+        for name in names:
+            parts: dict[str, PairDataModule] = {"real": Dealt(self.real()) if name == "blind" else self.real()}
+            if name.startswith("real+"):
+                assert produced is not None
+                parts["produced"] = produced if name == "real+produced" else Dealt(produced)
+            path = self.folder / f"{name}-{self.world}-{stamp(self.given)}.json"
+            found[name] = once(path, partial(self.trained, parts))
+        return found, about
 
 
-def fitted(model: LightningModule, data: LightningDataModule | DataLoader[Any], epochs: int) -> Trainer:
-    trainer = quiet_trainer(max_epochs=epochs, devices=1, gradient_clip_val=1.0, limit_val_batches=0)
-    trainer.fit(model, data)
-    return trainer
+def adamw(rate: float) -> Any:
+    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
 
 
-def learning(rate: float) -> dict[str, Any]:
-    return {"optimizer": lambda groups: torch.optim.AdamW(groups, lr=rate), "schedule": WarmupCosine(0.1)}
-
-
-def captioned(options: argparse.Namespace, weights: str | None, epochs: int, seed: int) -> dict[str, float]:
-    """Train on real pairs and return the test scores."""
-    seed_everything(seed, verbose=False)
-    size = {"image_size": options.size, "seed": seed}
-    train = DeepPCB(options.root, batch_size=16, limit=options.pairs, transform=Flip(), **size)
-    test = DeepPCB(options.root, batch_size=50, limit=options.test_pairs, **size)
-    captioner = PairTransformer(backbone_weights=weights, captions_per_pair=3, dropout=0.0, **learning(1e-3))
-    trainer = fitted(captioner, train, epochs)
-    trainer.test(captioner, test, verbose=False)
-    scores = {name: float(trainer.callback_metrics[f"test/{name}"]) for name in METRICS[:2]}
-    facts = [test.facts("test", said["id"], said["caption"]) for said in captioner.predictions]
-    return {**scores, **{name: 100 * statistics.fmean(bool(fact[name]) for fact in facts) for name in METRICS[2:]}}
+def right(store: RecordStore) -> dict[str, Any]:
+    """Share of the kept records whose caption says what was pasted, word for word."""
+    said = expected = 0
+    for record in store:
+        if record.dropped is None:
+            first, second = (f"a {noun}" if noun else None for noun in record.facts["nouns"])
+            known = f"{first} was removed" if second is None else f"{second} was added"
+            known = known if None in (first, second) else f"{first} was replaced by {second}"
+            said, expected = said + (record.facts["summary"] == known), expected + 1
+    return {"captions right": said / max(expected, 1)}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--root", required=True, help="folder of DeepPCB")
-    parser.add_argument("--pairs", type=int, default=300, help="real pairs to train on")
-    parser.add_argument("--produced", type=int, default=900)
-    parser.add_argument("--epochs", type=int, nargs=2, default=[6, 14], metavar=("PRODUCED", "REAL"))
-    parser.add_argument("--size", type=int, default=128)
-    parser.add_argument("--test_pairs", type=int, default=250)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    from _harness import report
-
-    warnings.filterwarnings("ignore")
-    began = time.monotonic()
-    found: dict[str, list[dict[str, float]]] = {"real": [], "produced": [], "longer": []}
-    epochs = options.epochs[1]
-    about: dict[str, Any] = {}
-    with tempfile.TemporaryDirectory() as made:
-        folder = Path(made)
-        store = produce(options.root, folder, options.produced, options.size, seed=0)
-        about["kept"], about["dropped"] = store.counts()
-        about["production_s"] = round(time.monotonic() - began)
-        cells = Cells(store)
-        for seed in options.seeds:
-            start = time.process_time()
-            seed_everything(seed, verbose=False)
-            naming = ChangeNaming(classes=[len(NAMES) + 1], **learning(5e-3))
-            loader = DataLoader(cells, 16, shuffle=True)
-            fitted(naming, loader, options.epochs[0]).save_checkpoint(folder / "backbone.ckpt")
-            spent = time.process_time() - start
-            for name, weights in (("real", None), ("produced", str(folder / "backbone.ckpt"))):
-                start = time.process_time()
-                found[name].append(captioned(options, weights, epochs, seed))
-                print(f"seed {seed}, {name}, {time.process_time() - start:.0f} s: {found[name][-1]}", flush=True)
-            more = round(epochs * spent / (time.process_time() - start))
-            found["longer"].append({**captioned(options, None, epochs + more, seed), "epochs": epochs + more})
-            print(f"seed {seed}, longer: {found['longer'][-1]}", flush=True)
-            # after each seed, so that a run that is stopped leaves what it has
-            done = options.seeds[: len(found["real"])]
-            report(result(options, about, found, began), options.out, "lightning", seeds=done)
-
-
-def result(
-    options: argparse.Namespace, produced: dict[str, Any], found: dict[str, list[dict[str, float]]], began: float
-) -> dict[str, Any]:
-    return {
-        "question": "Does a backbone that learned on produced pairs help a captioner on few real ones?",
-        "real pairs": options.pairs,
-        "produced": produced,
-        "epochs": options.epochs,
-        "size": options.size,
-        "test pairs": options.test_pairs,
-        "scores": found,
-        "mean": {
-            name: {metric: statistics.fmean(run[metric] for run in scores) for metric in METRICS}
-            for name, scores in found.items()
-        },
-        "minutes": round((time.monotonic() - began) / 60, 1),
-    }
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", nargs="+", default=["300", "3000"], help="numbers of real pairs")
+    parser.add_argument("--produced", type=int, default=1000)
+    parser.add_argument("--scenes", type=int, default=500, help="pictures that are pasted into")
+    parser.add_argument("--named", type=int, default=2000, help="pairs of pictures that the backbone learns from")
+    parser.add_argument("--naming_epochs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--test_pairs", type=int, default=300)
+    arguments(parser, (1, 2, 3, 4, 5))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    names = wanted(given, ROWS)
+    worlds: dict[str, Study] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for world in given.world:
+            for seed in given.seeds:
+                print(f"{world} real pairs, seed {seed}", flush=True)
+                begin = time.process_time()
+                run = Run(given, (given.work or Path(folder)) / str(seed), seed, world)
+                found, about = run.rows(names)
+                study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
+                said = {name: captioned for name, (captioned, _) in found.items()}
+                study.add(seed, said, {name: {} for name in said}, **about, seconds=time.process_time() - begin)
+                keep(given, worlds, "lightning")
+    show(worlds)
 
 
 if __name__ == "__main__":
