@@ -3,9 +3,9 @@
     python benchmarks/merge_study.py parts/half-*.json --out results/preference_learning.json
 
 Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
-``mdp.py``) keep with ``--part``: every caption that was said. They may differ in seeds, worlds and rows, and in nothing
-else; commit and settings have to be the same, and a row that is in two parts (the captioner that others start from) has
-to say the same in both.
+``synthesis_training.py``, ``mdp.py``) keep with ``--part``: every caption that was said. They may differ in seeds,
+worlds and rows, and in nothing else; commit and settings have to be the same, and a row that is in two parts (the
+captioner that others start from) has to say the same in both.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Do produced captions help a captioner of real pairs, when they are mixed into its training? Two sizes of real data.
 
     python benchmarks/synthesis_training.py [--seeds 1 2 3 4 5] [--world 300 3000] [--out results/FILE.json]
-    python benchmarks/synthesis_training.py --world 300 --seeds 3 --part parts/produced-300-3.json   # and merge_study.py
+    python benchmarks/synthesis_training.py --world 300 --seeds 3 --only blind real --part parts/produced-300-3-a.json
 
 "Real" pairs are rendered CLEVR-Change pairs of 64 pixels, all of them changed, light and camera included. Produced ones
 are made of other scenes of that world, of which no label is used: rendered things are pasted, removed, replaced or
@@ -9,7 +9,7 @@ recoloured there, the pair goes through the filters of Img-Diff with the embedde
 captions that these slots write ("a red metal cube was removed"). A PairTransformer is trained on a backbone that names
 objects, the same for all rows and frozen: it stands in for a pretrained encoder.
 
-Rows, all of equally many steps of equally many pairs: ``blind`` learns real captions beside the pictures of other pairs;
+Rows, all of equally many steps of equally many pairs: ``blind`` learns real captions beside pictures of other pairs;
 ``real`` learns real pairs; in ``real+dealt`` half of every epoch are produced pictures with captions of other produced
 pairs, in ``real+produced`` with their own. What produced captions teach is the difference of the last two, what mixing
 gives in all that of ``real+produced`` and ``real``. All are tested on the same real pairs; the facts of their captions
@@ -210,11 +210,11 @@ def right(store: RecordStore) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", nargs="+", default=["300", "3000"], help="numbers of real pairs")
-    parser.add_argument("--produced", type=int, default=1000)
+    parser.add_argument("--produced", type=int, default=800)
     parser.add_argument("--scenes", type=int, default=500, help="pictures that are pasted into")
-    parser.add_argument("--named", type=int, default=2000, help="pairs of pictures that the backbone learns from")
+    parser.add_argument("--named", type=int, default=1500, help="pairs of pictures that the backbone learns from")
     parser.add_argument("--naming_epochs", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--test_pairs", type=int, default=300)
     arguments(parser, (1, 2, 3, 4, 5))
