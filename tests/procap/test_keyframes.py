@@ -137,7 +137,7 @@ def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
     assert torch.equal(six, frames[[0, 1, 2, 4, 5, 6]]), "it left out the frame that this measure trusts least"
     flat = {tuple(Keyframes(folder, 6, similarity="random").of(sample(seed=n)).flatten().tolist()) for n in range(60)}
     assert len(flat) == 7, "any frame may be left out"
-    Keyframes(folder, 2, similarity={"constant": 0.7}).of(sample())
+    Keyframes(folder, 2, similarity={"constant": 0.7, "own": 0.3}).of(sample())
     with pytest.raises(PairError, match="no similarity 'other'"):
         Keyframes(folder, 2, similarity="other").of(sample())
 

@@ -26,9 +26,8 @@ MERGED: dict[str, tuple[str, dict[str, str]]] = {
     "paper/m3diff": ("paper/m3diff", {"model": "llava_onevision", "ablation": "full"}),
     "paper/m3diff_internvl3": ("paper/m3diff", {"model": "internvl3", "ablation": "full"}),
     "paper/m3diff_qwen2_5_vl": ("paper/m3diff", {"model": "qwen2_5_vl", "ablation": "full"}),
-    **{
-        f"paper/{name}_{data}": (f"paper/{name}", {"dataset": data}) for name in ("clip4idc", "procap") for data in DATA
-    },
+    **{f"paper/clip4idc_{data}": ("paper/clip4idc", {"dataset": data, "clip_weights": "float32"}) for data in DATA[:2]},
+    **{f"paper/procap_{data}": ("paper/procap", {"dataset": data}) for data in DATA},
     **{f"paper/namc_{phase}": ("paper/namc", {"phase": phase}) for phase in ("pretrain", "finetune")},
     **{
         f"paper/{method}_{data}": ("paper/adpo", {"method": method, "dataset": data})
@@ -46,6 +45,7 @@ CHANGED = {
     "paper/namc_finetune": "the same weights, and one caption of each pair",
     **{f"paper/{method}_{data}": "weights are sharded" for method in ("sft", "dpo", "adpo") for data in DATA},
     **{f"paper/procap_{data}": "frames by VFIformer" for data in (*DATA, "clevr_change_official")},
+    **{f"paper/clip4idc_{data}": "bicubic, and a step of one size on any machine" for data in DATA[:2]},
     "paper/m3diff": "train and validation splits and the weights of Table 9; a checkpoint every 200 steps",
     "paper/m3diff_internvl3": "the same",
     "paper/m3diff_qwen2_5_vl": "the same",

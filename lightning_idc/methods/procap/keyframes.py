@@ -62,11 +62,11 @@ def evenly_spaced(length: int, count: int) -> list[int]:
     return [round(place * (length + 1) / (count + 1)) - 1 for place in range(1, count + 1)]
 
 
-RANDOM = "random"
-"""Name of no similarity: every frame is as good as another."""
+RANDOM, OWN = "random", "own"
+"""Names of no similarity, by which every frame is as good as another, and of the one that came with the frames."""
 Similarities = str | dict[str, float] | None
 """Which similarity chooses frames: None, that which came with them; ``random``; a name of ``FrameSimilarity``; or
-several names with weights, of similarities that are each scaled to 0 to 1."""
+several names, ``own`` too, with weights, of similarities that are each scaled to 0 to 1."""
 
 
 class Keyframes:
@@ -97,8 +97,8 @@ class Keyframes:
     ) -> None:
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
         self.length, self.similarity, self.even = length, similarity, even
-        names = [] if similarity in (None, RANDOM) else [similarity] if isinstance(similarity, str) else similarity
-        self._kept: dict[str, GrowingStore] = {name: self.procedures.similarities(name) for name in names or ()}
+        names = [] if similarity in (None, RANDOM) else [similarity] if isinstance(similarity, str) else list(similarity)
+        self._kept: dict[str, GrowingStore] = {name: self.procedures.similarities(name) for name in names if name != OWN}
         if count and not len(self.procedures):
             raise PairError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
 
@@ -134,7 +134,7 @@ class Keyframes:
     def _similarities(self, name: str, own: Tensor | None) -> Tensor | None:
         if self.similarity is None:
             return own
-        found = {}
+        found = {} if own is None else {OWN: own}
         for kind, store in self._kept.items():
             if name not in store:
                 raise PairError(
