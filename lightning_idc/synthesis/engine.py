@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -277,11 +276,8 @@ class ShardJob:
         return path.is_file() and read_shard(path, store, REMEDY) is not None
 
     def _record(self, index: int) -> Record:
-        record = self.source.record(index)
-        if isinstance(self.source, RecordStore):
-            # what an earlier stage wrote is looked up there and not written again
-            record.inherit, record.images, record.origin = partial(self.source.lookup, index), {}, index
-        return record
+        # what an earlier stage wrote is looked up there and not written again
+        return self.source.linked(index) if isinstance(self.source, RecordStore) else self.source.record(index)
 
     def _seal(self, record: Record) -> None:
         record.seal(self.image_format, self.keep_dropped)

@@ -6,7 +6,7 @@ import io
 import json
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -23,7 +23,9 @@ REMEDY = (
     "path of the store"
 )
 _ROWS = 16
-"""Records per batch of a shard: a million pixels in one row must not be held a thousandfold."""
+"""Records with images per batch of a shard: a million pixels in one row must not be held a thousandfold."""
+_PLAIN = ("id", "facts", "history", "dropped", "origin")
+_encode = json.JSONEncoder(ensure_ascii=False).encode
 
 
 class RecordSource(Protocol):
@@ -81,9 +83,10 @@ def write_shard(folder: Path, number: int, records: Sequence[Record]) -> None:
     """
     import pyarrow as pa
 
+    rows = _ROWS if any(record.images or record.arrays for record in records) else max(1, len(records))
     batches = (
-        pa.RecordBatch.from_pylist([_plain(record) for record in records[start : start + _ROWS]], schema=_schema())
-        for start in range(0, len(records), _ROWS)
+        pa.RecordBatch.from_pylist([_plain(record) for record in records[start : start + rows]], schema=_schema())
+        for start in range(0, len(records), rows)
     )
     dropped = Counter(record.dropped["reason"] for record in records if record.dropped is not None)
     path, store = folder / f"{shard_name(number)}.arrow", read_manifest(folder, "records", REMEDY)["fingerprint"]
@@ -93,9 +96,9 @@ def write_shard(folder: Path, number: int, records: Sequence[Record]) -> None:
 def _plain(record: Record) -> dict[str, Any]:
     return {
         "id": record.id,
-        "facts": json.dumps(record.facts, ensure_ascii=False),
-        "history": json.dumps(record.history, ensure_ascii=False),
-        "dropped": None if record.dropped is None else json.dumps(record.dropped, ensure_ascii=False),
+        "facts": _encode(record.facts),
+        "history": _encode(record.history),
+        "dropped": None if record.dropped is None else _encode(record.dropped),
         "origin": record.origin,
         "images": [{"name": name, "image": {"bytes": data, "path": None}} for name, data in record.images.items()],
         "arrays": [{"name": name, "values": _pack(values)} for name, values in record.arrays.items()],
@@ -144,13 +147,18 @@ class RecordStore(Store):
     def record(self, index: int) -> Record:
         """One record; its images stay encoded until they are asked for."""
         shard, row = self.locate(index)
-        values = open_shard(shard).row(row)
-        facts, history, dropped = (json.loads(values[name] or "null") for name in ("facts", "history", "dropped"))
-        images = {item["name"]: item["image"]["bytes"] for item in values["images"]}
-        arrays = {item["name"]: _unpack(item["values"]) for item in values["arrays"]}
-        record = Record(values["id"], facts, history, dropped, images, arrays, index)
+        values = open_shard(shard).row(row, (*_PLAIN, "images", "arrays"))
+        record = _record_of(values, index)
+        record.images = {item["name"]: item["image"]["bytes"] for item in values["images"]}
         if values["origin"] is not None:
             record.inherit = partial(self._earlier, values["origin"])
+        return record
+
+    def linked(self, index: int) -> Record:
+        """One record for a later stage: its images are looked up here when they are asked for, and not before."""
+        shard, row = self.locate(index)
+        record = _record_of(open_shard(shard).row(row, (*_PLAIN, "arrays")), index)
+        record.inherit = partial(self.lookup, index)
         return record
 
     def lookup(self, index: int, name: str) -> bytes | None:
@@ -180,6 +188,12 @@ class RecordStore(Store):
         """Number of kept records, and of dropped ones by reason."""
         dropped = self.totals("dropped")
         return len(self) - dropped.total(), dict(dropped)
+
+
+def _record_of(values: Mapping[str, Any], index: int) -> Record:
+    facts, history, dropped = (json.loads(values[name] or "null") for name in ("facts", "history", "dropped"))
+    arrays = {item["name"]: _unpack(item["values"]) for item in values["arrays"]}
+    return Record(values["id"], facts, history, dropped, {}, arrays, index)
 
 
 def finished_shards(folder: Path, shards: int) -> list[Shard | None]:

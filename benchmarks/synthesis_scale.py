@@ -1,0 +1,170 @@
+"""What data making costs beside its models: time per record, memory and bytes read, with stages that do nothing.
+
+    python benchmarks/synthesis_scale.py --records 1000000 --out results/synthesis_scale.json
+
+Two text stages follow each other in one process, each with a store of its own. Then a stage makes pictures, and two more
+follow: one that reads texts only and one that reads a picture. Memory is what the process holds beyond its imports.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+import threading
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from lightning_idc.synthesis.records import Record
+
+
+class Captions:
+    """Records of a caption each, drawn from their number.
+
+    Args:
+        count: of records.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    @property
+    def fingerprint(self) -> str:
+        return f"captions {self.count}"
+
+    def __len__(self) -> int:
+        return self.count
+
+    def record(self, index: int) -> Record:
+        from lightning_idc.synthesis.records import Record
+
+        return Record(f"{index:08}", {"caption": f"dog {index} sits on chair {index % 977} beside a window"})
+
+
+def count_letters(record: Record) -> Record:
+    record.facts["letters"] = len(record.facts["caption"])
+    return record
+
+
+def add_picture(record: Record) -> Record:
+    noise = torch.Generator().manual_seed(int(record.id))
+    record.put("picture", torch.randint(256, (3, 64, 64), generator=noise, dtype=torch.uint8))
+    return record
+
+
+def read_picture(record: Record) -> Record:
+    record.facts["mean"] = float(record.image("picture").float().mean())
+    return record
+
+
+class Memory(threading.Thread):
+    """Largest resident memory of this process, in MB, looked at twenty times a second."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.peak, self.ended = self.now(), False
+
+    @staticmethod
+    def now() -> float:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+    def run(self) -> None:
+        while not self.ended:
+            self.peak = max(self.peak, self.now())
+            time.sleep(0.05)
+
+
+@contextmanager
+def bytes_hashed() -> Iterator[list[tuple[str, int]]]:
+    """Stores whose shards are read to be hashed meanwhile, with the bytes of each."""
+    from lightning_idc.core import shards
+
+    found: list[tuple[str, int]] = []
+    real = shards.file_digest
+
+    def count(path: Path, start: int = 0, end: int | None = None) -> str:
+        found.append((path.parent.name, (path.stat().st_size if end is None else end) - start))
+        return real(path, start, end)
+
+    shards.file_digest = count
+    try:
+        yield found
+    finally:
+        shards.file_digest = real
+
+
+def measure(stages: dict[str, Any], source: Any, root: Path, shard_size: int, memory: Memory) -> dict[str, Any]:
+    """Cost of each stage, the next one reading what the last one made."""
+    from lightning_idc.synthesis.launchers import run_in_process
+    from lightning_idc.synthesis.stages import MapStage
+
+    found: dict[str, Any] = {}
+    before = memory.now()
+    for name, (function, reads) in stages.items():
+        memory.peak = memory.now()
+        began, spent = time.perf_counter(), time.process_time()
+        with bytes_hashed() as hashed:
+            store = run_in_process(MapStage(function, reads), source, root / name, shard_size=shard_size)
+            again = time.perf_counter()
+            run_in_process(MapStage(function, reads), source, root / name, shard_size=shard_size)  # finished already
+        ended = time.perf_counter()
+        read: dict[str, int] = {}
+        for folder, size in hashed:
+            read[folder] = read.get(folder, 0) + size
+        found[name] = {
+            "ms_per_record": (again - began) / len(store) * 1e3,
+            "cpu_ms_per_record": (time.process_time() - spent) / len(store) * 1e3,
+            "resume_seconds": ended - again,
+            "memory_mb_beyond_imports": memory.peak - before,
+            "bytes_per_record": sum(path.stat().st_size for path in (root / name).glob("*.arrow")) / len(store),
+            "mb_hashed_by_store": {folder: size / 1e6 for folder, size in read.items()},
+        }
+        print(name, found[name], flush=True)
+        source = str(root / name)
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--records", type=int, default=100_000)
+    parser.add_argument("--pictures", type=int, default=10_000)
+    parser.add_argument("--shard-size", type=int, default=1024)
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    from _harness import report
+
+    from lightning_idc.synthesis.launchers import run_in_process
+    from lightning_idc.synthesis.stages import MapStage
+
+    letters = {"first": (count_letters, ()), "second": (count_letters, ())}
+    pictures = {"draw": (add_picture, ()), "texts": (count_letters, ()), "picture": (read_picture, ("picture",))}
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        run_in_process(MapStage(add_picture), Captions(3), root / "warm")  # imports what is imported late
+        memory = Memory()
+        imported = memory.now()
+        memory.start()
+        text = measure(letters, Captions(given.records), root, given.shard_size, memory)
+        image = measure(pictures, Captions(given.pictures), root, 128, memory)
+        memory.ended = True
+    result = {
+        "records": given.records,
+        "pictures": given.pictures,
+        "shard_size": given.shard_size,
+        "imports_mb": imported,
+        "text": text,
+        "images": image,
+    }
+    report(result, given.out, "pyarrow", seeds=[], quiet=True)
+
+
+if __name__ == "__main__":
+    main()
