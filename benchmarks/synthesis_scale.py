@@ -2,8 +2,9 @@
 
     python benchmarks/synthesis_scale.py --records 1000000 --out results/synthesis_scale.json
 
-Two text stages follow each other in one process, each with a store of its own. Then a stage makes pictures, and two more
-follow: one that reads texts only and one that reads a picture. Memory is what the process holds beyond its imports.
+Two text stages follow each other in one process, each with a store of its own. Then a stage makes pictures, and two
+more follow: one that reads texts only and one that reads a picture. Memory is what the process holds beyond its
+imports.
 """
 
 from __future__ import annotations

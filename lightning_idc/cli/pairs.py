@@ -68,8 +68,7 @@ def compare(
 
         out = formats.check_out(batch.out or Path("comparison.jsonl"))
         pairs = list_pairs([before, after])
-        captioner = options.open()
-        records = run_batch(captioner, pairs, batch, out, gate=True)
+        captioner, records = run_batch(options, pairs, batch, out, gate=True)
         formats.write_records(records, out)
         if reg is not None:
             formats.write_reg(records, before, after, reg)
@@ -114,7 +113,7 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
                 f"{len(lonely)} images have no partner of the same name on the other side: {', '.join(lonely[:5])}; "
                 "`lightning-idc compare` lists them as new and deleted"
             )
-        records = run_batch(options.open(), found, batch, out, gate=False)
+        _, records = run_batch(options, found, batch, out, gate=False)
         formats.write_records(records, out)
         finish(out)
     failed = [record for record in records if record["status"] == "failed"]

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -94,7 +94,7 @@ def may_fork(trainer: dict[str, Any], imported_only: bool) -> bool:
 
 def run_process(
     verb: str,
-    config: Path,
+    config: Path | Sequence[Path],
     result: Path,
     forked: bool,
     environment: Mapping[str, str] | None = None,
@@ -104,14 +104,14 @@ def run_process(
 
     Args:
         verb: of LightningCLI.
-        config: its file.
+        config: its file; several for stages that go on at the same time.
         result: where the stage says what it made.
         forked: share what is imported.
         environment: further variables.
         given_up: asked once a second whether the stage shall be stopped.
     """
     variables = {RESULT: str(result), PARENT: str(os.getpid()), **(environment or {})}
-    arguments = [verb, "--config", str(config)]
+    arguments = [verb, "--config", str(config)] if isinstance(config, Path) else [verb, *map(str, config)]
     handlers = {name: signal.getsignal(name) for name in _STOPPING}
     process: _Started | _Forked | None = None if forked else _Started(arguments, variables)
     with _stopping_is_an_interrupt():

@@ -18,12 +18,11 @@ from lightning_idc.cli.peers import Peers, variables
 from lightning_idc.cli.processes import may_fork, run_process
 from lightning_idc.cli.recipe import Recipe, Stage, resolve
 from lightning_idc.cli.records import digest_of, read_record, write_json
+from lightning_idc.cli.streams import OUTCOME, together
 from lightning_idc.errors import PairError
 from lightning_idc.files import atomic_write
 
 RUN, DONE = "run.json", "stage.json"
-OUTCOME = ".outcome.json"
-"""What the process of a stage leaves for this one; the folder is also that of its callbacks, with files of theirs."""
 
 
 @dataclass
@@ -107,7 +106,7 @@ class Run:
             else:
                 print(f"\n== {stage.name} ({stage.run}, stage {number} of {len(recipe.stages)})", flush=True)
                 started = time.monotonic()
-                status = self._run(stage, fits, key)
+                status = self._run_with_followers(recipe, number - 1, fits)
                 if status:
                     said = "stopped in" if status == 130 else "failed in"
                     resume = f"lightning-idc run {shlex.quote(str(recipe.path))} --resume {shlex.quote(shown)}"
@@ -150,15 +149,34 @@ class Run:
             result["best"] = str(best)
         return result
 
-    def _run(self, stage: Stage, fits: list[tuple[Stage, str]], key: str) -> int:
-        config = self._config(stage, fits)
+    def _run_with_followers(self, recipe: Recipe, at: int, fits: list[tuple[Stage, str]]) -> int:
+        """Run a stage, and those behind it that can begin before it has ended."""
+        stages = [recipe.stages[at]]
+        for stage in together(recipe.stages[at:])[1:] if self.peers is None else ():
+            if self._finished(stage, recipe.keys[stage.name]) is not None:
+                break
+            stages.append(stage)
+        files = [self._written(stage, fits) for stage in stages]
+        outcome = files[0].with_name(OUTCOME)
+        if len(stages) == 1:
+            trainer = yaml.safe_load(files[0].read_text(encoding="utf-8"))["trainer"]
+            status = self._run_everywhere(stages[0].run, files[0], outcome, trainer)
+        else:
+            print(f"with it: {', '.join(stage.name for stage in stages[1:])}", flush=True)
+            status = run_process("stream", files, outcome, False)
+        for stage in stages if not status else ():
+            status = status or self._record_end(stage, recipe.keys[stage.name])
+        return status
+
+    def _written(self, stage: Stage, fits: list[tuple[Stage, str]]) -> Path:
+        """File that a stage is run with."""
+        file = self.folder / stage.name / "stage.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, yaml.safe_dump(self._config(stage, fits), sort_keys=False, allow_unicode=True))
+        return file
+
+    def _record_end(self, stage: Stage, key: str) -> int:
         home = self.folder / stage.name
-        file = home / "stage.yaml"
-        home.mkdir(parents=True, exist_ok=True)
-        atomic_write(file, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
-        status = self._run_everywhere(stage.run, file, home / OUTCOME, config["trainer"])
-        if status:
-            return status
         if not (home / OUTCOME).is_file():
             return 1
         result = read_record(home / OUTCOME, ("best", "metrics"), "resume the run to make it anew")

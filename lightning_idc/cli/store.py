@@ -14,14 +14,15 @@ _HELP = """usage: lightning-idc store VERB ...
 
   verify FOLDER                              whether all stores at or below a folder are as they were written
   refilter FOLDER TARGET [--preset NAME]     records made with `filters: scores` under the thresholds of a preset
-  export FOLDER TARGET [--layout webdataset] records as files that other tools read
+  export FOLDER TARGET [--layout webdataset] records as files that other tools read; jsonl for data-juicer
+  push FOLDER OWNER/NAME                     records as a data set of the Hugging Face hub, with a card
 
 `lightning-idc store VERB --help` says more."""
 
 
 def run(given: list[str]) -> int:
     """The verb `store`; 1 where something is damaged."""
-    verbs: dict[str, Callable[..., int]] = {"verify": verify, "refilter": refilter, "export": export}
+    verbs: dict[str, Callable[..., int]] = {"verify": verify, "refilter": refilter, "export": export, "push": push}
     rest = given[1:]
     if not rest or rest[0] not in verbs:
         asked = rest[:1] in (["-h"], ["--help"])
@@ -70,14 +71,14 @@ def refilter(folder: Path, target: Path, preset: str = "paper") -> int:
 
 
 def export(
-    folder: Path, target: str, layout: Literal["parquet", "webdataset"] = "parquet", dropped: bool = False
+    folder: Path, target: str, layout: Literal["parquet", "webdataset", "jsonl"] = "parquet", dropped: bool = False
 ) -> int:
     """Write records as files that other tools read.
 
     Args:
         folder: store of records.
         target: new folder, local or a URL of fsspec such as s3://bucket/name.
-        layout: parquet with a typed column per fact, or tar files of WebDataset.
+        layout: parquet with a typed column per fact, tar files of WebDataset, or lines of data-juicer.
         dropped: also records that a filter dropped.
     """
     from lightning_idc.synthesis.export import export_records
@@ -85,4 +86,19 @@ def export(
 
     written = export_records(RecordStore(folder.expanduser()), target, layout, dropped=dropped)
     print(f"{len(written)} files in {target}")
+    return 0
+
+
+def push(folder: Path, repo: str, private: bool = True) -> int:
+    """Upload the kept records as a data set of the Hugging Face hub, with a card that says how they were made.
+
+    Args:
+        folder: store of records.
+        repo: OWNER/NAME.
+        private: whether a new data set is.
+    """
+    from lightning_idc.synthesis.hub import push_records
+    from lightning_idc.synthesis.store import RecordStore
+
+    print(push_records(RecordStore(folder.expanduser()), repo, private))
     return 0

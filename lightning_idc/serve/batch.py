@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +22,13 @@ from lightning_idc.core.types import PairSample
 from lightning_idc.errors import ConfigError, DataError, IDCError
 from lightning_idc.files import atomic_write
 from lightning_idc.serve.answers import Answer, answer_pairs
+from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
+from lightning_idc.synthesis.actors import ActorPool, connected
+
+_RETRIES = 3
+"""Of a batch whose actor died."""
 
 
 class FilePairs(Dataset[tuple[FilePair, PairSample | str | None]]):
@@ -54,20 +60,24 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | str | None]]):
 
 
 def run_batch(
-    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: bool
-) -> list[dict[str, Any]]:
-    """Answer pairs, and keep each answer beside ``out`` as soon as it is there; records in the order of the pairs.
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, out: Path, gate: bool
+) -> tuple[PairCaptioner, list[dict[str, Any]]]:
+    """Answer pairs, and keep each answer beside ``out`` as soon as it is there.
 
     Args:
-        captioner: that answers.
+        model: that answers.
         pairs: of files.
         options: of the run.
         out: what ``.part`` is appended to for the answers of an unfinished run.
         gate: take pairs of which no pixel differs for unchanged, without describing them.
 
+    Returns:
+        The captioner, and records in the order of the pairs.
+
     Raises:
         DataError: an unfinished run of another captioner, or of other pairs, lies there.
     """
+    captioner = model.open()
     part = out.with_name(f"{out.name}.part")
     ids = [pair.id for pair in pairs]
     key = prediction_key(captioner, [*ids, str((gate, options.where, list(options.ignore)))])
@@ -78,11 +88,14 @@ def run_batch(
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
         if not part.stat().st_size:
             _append(file, [{"prediction": key}])
-        for records in answered(captioner, [pair for pair in pairs if pair.id not in done], options, gate):
+        left = [pair for pair in pairs if pair.id not in done]
+        on_ray = options.engine == "ray"
+        found = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
+        for records in found:
             _append(file, records)
             done.update({record["id"]: record for record in records})
             advance(len(records))
-    return [done[name] for name in ids]
+    return captioner, [done[name] for name in ids]
 
 
 def answered(
@@ -106,6 +119,42 @@ def answered(
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
         yield list(_records(captioner, batch, options.where))
+
+
+def answered_on_ray(
+    model: ModelOptions, pairs: Sequence[FilePair], options: BatchOptions, gate: bool
+) -> Iterator[list[dict[str, Any]]]:
+    """The same batches as of `answered`, by actors of Ray, as they are done; a batch whose actor dies is dealt again.
+
+    Args:
+        model: that each actor opens.
+        pairs: of files.
+        options: of the run.
+        gate: see `answered`.
+
+    Raises:
+        ConfigError: Ray is not installed, or a number is out of range.
+    """
+    if options.batch_size < 1 or options.actors < 1:
+        raise ConfigError(f"--batch-size is {options.batch_size} and --actors {options.actors}; expected at least 1")
+    size, ray = options.batch_size, connected(None)
+    kind = ray.remote(num_cpus=1, num_gpus=options.gpus)(_Answerer)
+    batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]
+    create = partial(kind.remote, model, options, gate)
+    return ActorPool(ray, create, options.actors, _RETRIES, "batch", batches.__getitem__).results(range(len(batches)))
+
+
+class _Answerer:
+    """Answers batches in a process of Ray's."""
+
+    def __init__(self, model: ModelOptions, options: BatchOptions, gate: bool) -> None:
+        self.model, self.options, self.gate = model, options, gate
+
+    def prepare(self) -> None:
+        self.captioner = self.model.open()
+
+    def work(self, pairs: Sequence[FilePair]) -> list[dict[str, Any]]:
+        return [record for batch in answered(self.captioner, pairs, self.options, self.gate) for record in batch]
 
 
 def finish(out: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,9 @@ class BatchOptions:
         where: also say where each change lies, with boxes in pixels; costs up to 128 further looks at each pair.
         ignore: what does not count: X1,Y1,X2,Y2 in pixels, an image that is bright there, or a folder of such images
             by the names of the pairs.
+        engine: ray deals the batches to actors, on this machine or on a cluster.
+        actors: of Ray, each with a captioner of its own.
+        gpus: of each of Ray's actors; a fraction lets several share one.
     """
 
     out: Path | None = None
@@ -25,3 +29,6 @@ class BatchOptions:
     workers: int = 0
     where: bool = False
     ignore: Sequence[str] = ()
+    engine: Literal["process", "ray"] = "process"
+    actors: int = 2
+    gpus: float = 0

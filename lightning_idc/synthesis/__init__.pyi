@@ -1,6 +1,7 @@
 from lightning_idc.synthesis.audit import Audit as Audit
 from lightning_idc.synthesis.duplicates import Deduplicate as Deduplicate
 from lightning_idc.synthesis.duplicates import ImageHashes as ImageHashes
+from lightning_idc.synthesis.juicer import JsonLines as JsonLines
 from lightning_idc.synthesis.launchers import ArrayTask as ArrayTask
 from lightning_idc.synthesis.launchers import Complete as Complete
 from lightning_idc.synthesis.launchers import InProcess as InProcess

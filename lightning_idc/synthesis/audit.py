@@ -11,7 +11,7 @@ from typing import Any
 from lightning_idc.core.text import plain
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
-from lightning_idc.synthesis.engine import rate
+from lightning_idc.synthesis.progress import rate
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore

@@ -9,17 +9,19 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from lightning_idc.core.shards import adopt_shard, read_shard, remove_shard
+from lightning_idc.core.shards import adopt_shard, remove_shard
 from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
 from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import remove_partials
+from lightning_idc.files import fingerprint, remove_partials
 from lightning_idc.synthesis.claims import claimed, forget_claims
-from lightning_idc.synthesis.isolation import FAILED, IsolatedStage, failures, told
+from lightning_idc.synthesis.isolation import IsolatedStage, told
+from lightning_idc.synthesis.progress import Progress, note_shard, rate
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
 from lightning_idc.synthesis.reading import read_ahead
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped, Record, counted
@@ -28,15 +30,15 @@ from lightning_idc.synthesis.store import (
     REMEDY,
     RecordSource,
     RecordStore,
+    UnfinishedStore,
+    described_shard,
     finished_shards,
     has_grown_from,
+    lineage_of,
     remove_damaged,
     write_shard,
 )
 
-PROGRESS = "progress.jsonl"
-_PROGRESS_EVERY = 30
-"""Seconds between lines about progress."""
 _POLL = 0.2
 """Seconds between looks for shards that other processes make."""
 
@@ -78,13 +80,14 @@ class ShardJob:
                 f"keep_dropped is {keep_dropped!r} and image_format {image_format!r}; expected all, thumbnails or "
                 "none, and png, jpeg or webp"
             )
-        self._given = source
+        # the same for processes with another current folder
+        self._given = str(Path(source).resolve()) if isinstance(source, str) else source
         self._source: RecordSource | None = None
         self.target = Path(target)
         self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit
         self.keep_dropped, self.image_format, self.max_failures = keep_dropped, image_format, max_failures
-        self._began: tuple[float, int] | None = None
-        self._shown = time.monotonic()
+        self.streamed = False
+        self._progress = Progress()
 
     def __getstate__(self) -> dict[str, Any]:
         # a worker opens a store of its own
@@ -93,18 +96,27 @@ class ShardJob:
     @property
     def source(self) -> RecordSource:
         """Where the records come from; opened when first asked for, since an earlier stage may have to make it."""
-        if self._source is None:
+        if self._source is None and self.streamed and self.source_folder is not None:
+            self._source = UnfinishedStore(self.source_folder)
+        elif self._source is None:
             self._source = RecordStore(self._given) if isinstance(self._given, str) else self._given
             if not len(self._source):
                 raise DataError(f"the source {self._given!r} has no records, so there is nothing to make")
         return self._source
+
+    @property
+    def source_folder(self) -> Path | None:
+        """Folder of the store that is the source; None where the source is none."""
+        return Path(self._given) if isinstance(self._given, str) else None
 
     def __len__(self) -> int:
         return len(self.source) if self.limit is None else min(self.limit, len(self.source))
 
     @property
     def shards(self) -> int:
-        """Number of shards that the target will have."""
+        """Number of shards that the target will have, or that can be made while the source is being made."""
+        if isinstance(self.source, UnfinishedStore) and not self.source.complete and len(self) != self.limit:
+            return len(self) // self.shard_size
         return -(-len(self) // self.shard_size)
 
     def pending(self) -> list[int]:
@@ -133,30 +145,45 @@ class ShardJob:
         others = [path for path in self.target.iterdir() if not path.name.startswith(MANIFEST)]
         if others and not (self.target / MANIFEST).exists():  # another process may have begun it just now
             raise ConfigError(f"{self.target} is not empty and holds no store; name another target")
-        self._write_manifest(identity)
+        self._write_manifest(stage, identity)
+
+    def settle(self, stage: BasePipelineStage) -> None:
+        """Begin anew with a source that was being made and is finished; what was made of it stays."""
+        self.streamed, self._source = False, None
+        self.begin(stage)
 
     def _extended(self, stage: BasePipelineStage, identity: dict[str, Any]) -> bool:
         """Go on with a target whose source has grown since: its whole shards stay, the last one is made again."""
         found = read_manifest(self.target, "records", REMEDY)
         known = found["identity"]
-        same = all(known.get(key) == identity[key] for key in ("stage", "settings", "shard_size"))
-        if not same or identity["records"] <= known["records"] or not stage.incremental:
+        if any(known.get(key) != identity[key] for key in ("stage", "settings", "shard_size")):
+            return False
+        if known["records"] is None:  # it was made while its source was
+            if identity["records"] is None or known["source"] != lineage_of(self.source):
+                return False
+            self._adopt(found)
+            self._write_manifest(stage, identity, adopts=found["fingerprint"])
+            return True
+        if identity["records"] is None or identity["records"] <= known["records"] or not stage.incremental:
             return False
         if not has_grown_from(self.source, known["source"], known["records"]):
             return False
+        self._adopt(found)
         grown = found.get("grown", [])
         if found.get("complete"):  # later stages may have been made from what it was
             before = RecordStore(self.target)
             grown = [*grown, {"fingerprint": before.fingerprint, "rows": len(before)}]
-        for number in range(found["shards"]):
-            path = self.target / f"{shard_name(number)}.arrow"
-            if (number + 1) * self.shard_size <= known["records"]:
-                adopt_shard(path, found["fingerprint"], fingerprint_of(identity))
-            else:
-                remove_shard(path)
-        self._write_manifest(identity, grown=grown)
+        for number in range(known["records"] // self.shard_size, found["shards"]):
+            remove_shard(self.target / f"{shard_name(number)}.arrow")
+        self._write_manifest(stage, identity, grown=grown, adopts=found["fingerprint"])
         print(f"{self.target}: {identity['records'] - known['records']} records more than before", flush=True)
         return True
+
+    def _adopt(self, found: Mapping[str, Any]) -> None:
+        """Let the shards of what the target was before belong to what it is."""
+        if found.get("adopts"):
+            for path in self.target.glob("shard-*.arrow"):
+                adopt_shard(path, found["adopts"], found["fingerprint"])
 
     def _compare(self, identity: dict[str, Any]) -> None:
         found = read_manifest(self.target, "records", REMEDY)
@@ -191,26 +218,36 @@ class ShardJob:
         Raises:
             PairError: more than ``max_failures`` records failed, or all of a shard did.
         """
-        if self._finished(number):
+        if self.finished(number):
             return False
         with claimed(self.target, number) as mine:
-            if not mine or self._finished(number):
+            if not mine or self.finished(number):
                 return False
             began = time.monotonic()
             records: list[Record] = []
             work = IsolatedStage(stage, self._record, self._seal, self.batch_size)
-            end = min((number + 1) * self.shard_size, len(self))
+            end = self._end(number)
             with torch.inference_mode():
                 for indices, batch in read_ahead(
                     range(number * self.shard_size, end), self.batch_size, self._record, stage.reads, self.num_workers
                 ):
                     records += work.transform(indices, batch)
             self.batch_size = work.batch_size  # smaller where memory ran out
-            self._check_failures(stage, number, records)
-            write_shard(self.target, number, records)
-            self._note(number, len(records), time.monotonic() - began)
-        self._show_progress()
+            work.check_not_all(number, records)
+            self._check_failures(stage, work.failed)
+            write_shard(self.target, number, records, len(work.failed))
+            note_shard(self.target, number, len(records), time.monotonic() - began)
+        self._progress.show(self)
         return True
+
+    def _end(self, number: int) -> int:
+        """Record of the source after the last one of a shard."""
+        end = (number + 1) * self.shard_size
+        if isinstance(self.source, UnfinishedStore) and end > len(self.source):
+            self.source.refresh()
+        if number >= self.shards:
+            raise DataError(f"{self.target}: shard {number} cannot be made of {len(self)} records of the source")
+        return min(end, len(self))
 
     def make_pending(self, stage: BasePipelineStage, wait: bool = True) -> None:
         """Make what nobody has made, taking over from processes that died.
@@ -222,7 +259,7 @@ class ShardJob:
         pending = self.pending()
         while pending:
             made = [self.make_shard(stage, number) for number in pending]
-            pending = [number for number in pending if not self._finished(number)]
+            pending = [number for number in pending if not self.finished(number)]
             if pending and not any(made):
                 if not wait:
                     return
@@ -232,10 +269,11 @@ class ShardJob:
         """Mark the target as finished if all shards are there, and say whether they are."""
         if self.pending():
             return False
-        if not read_manifest(self.target, "records", REMEDY).get("complete"):
-            grown = read_manifest(self.target, "records", REMEDY).get("grown", [])
-            provenance = stored_provenance(self.target)
-            self._write_manifest(self.identity(stage), complete=True, provenance=provenance, grown=grown)
+        found = read_manifest(self.target, "records", REMEDY)
+        if not found.get("complete"):
+            self._adopt(found)
+            provenance, grown = stored_provenance(self.target), found.get("grown", [])
+            self._write_manifest(stage, self.identity(stage), complete=True, provenance=provenance, grown=grown)
         forget_claims(self.target)
         return True
 
@@ -252,7 +290,7 @@ class ShardJob:
         return True
 
     def identity(self, stage: BasePipelineStage) -> dict[str, Any]:
-        """All that decides the records of the target."""
+        """All that decides the records of the target; without their number where the source is being made."""
         settings = {**stage.settings(), "seed": stage.seed}
         if self.keep_dropped != "all" or self.image_format != "png":
             settings["images"] = {"format": self.image_format, "keep_dropped": self.keep_dropped}
@@ -260,20 +298,24 @@ class ShardJob:
             "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
             "settings": json.loads(json.dumps(settings)),
             "source": self.source.fingerprint,
-            "records": len(self),
+            "records": None if isinstance(self.source, UnfinishedStore) else len(self),
             "shard_size": self.shard_size,
         }
 
-    def _write_manifest(self, identity: dict[str, Any], complete: bool = False, **extra: Any) -> None:
-        earlier = self.source.folder if isinstance(self.source, RecordStore) else None
+    def _write_manifest(
+        self, stage: BasePipelineStage, identity: dict[str, Any], complete: bool = False, **extra: Any
+    ) -> None:
+        earlier = self.source_folder
         # relative, so that all folders of a run may be moved together
-        source = None if earlier is None else os.path.relpath(earlier.resolve(), self.target.resolve())
-        write_manifest(self.target, identity, self.shards, source=source, complete=complete, **extra)
+        source = None if earlier is None else os.path.relpath(earlier, self.target.resolve())
+        made_by = [identity[key] for key in ("stage", "settings", "shard_size")]
+        lineage = fingerprint([*made_by, lineage_of(self.source), self.limit])
+        shards = None if identity["records"] is None else self.shards
+        write_manifest(self.target, identity, shards, source=source, complete=complete, lineage=lineage, **extra)
 
-    def _finished(self, number: int) -> bool:
-        path = self.target / f"{shard_name(number)}.arrow"
-        store = read_manifest(self.target, "records", REMEDY)["fingerprint"]
-        return path.is_file() and read_shard(path, store, REMEDY) is not None
+    def finished(self, number: int) -> bool:
+        """Whether a shard is there."""
+        return described_shard(self.target, number, read_manifest(self.target, "records", REMEDY)) is not None
 
     def _record(self, index: int) -> Record:
         # what an earlier stage wrote is looked up there and not written again
@@ -282,48 +324,16 @@ class ShardJob:
     def _seal(self, record: Record) -> None:
         record.seal(self.image_format, self.keep_dropped)
 
-    def _check_failures(self, stage: BasePipelineStage, number: int, records: list[Record]) -> None:
-        failed = failures(stage, number, records)
+    def _check_failures(self, stage: BasePipelineStage, failed: list[Record]) -> None:
         if not failed:
             return
-        earlier = self.source.counts()[1].get(FAILED, 0) if isinstance(self.source, RecordStore) else 0
         done = (shard for shard in finished_shards(self.target, self.shards) if shard is not None)
-        count = len(failed) + sum(shard.about["dropped"].get(FAILED, 0) for shard in done) - earlier
+        count = len(failed) + sum(shard.about.get("failed", 0) for shard in done)
         if count > self.max_failures:
             raise DataError(
                 f"{count} records failed in {stage.name}, of which {self.max_failures} are allowed (max_failures); "
                 f"{told(failed)}"
             )
-
-    def _show_progress(self) -> None:
-        """Say how far the store is, twice a minute at most; shards that other processes made count, too."""
-        now = time.monotonic()
-        self._began = self._began or (now, len(self.pending()) + 1)
-        if now - self._shown < _PROGRESS_EVERY:
-            return
-        self._shown, left = now, len(self.pending())
-        done = self._began[1] - left
-        if left and done:
-            minutes = (now - self._began[0]) / done * left / 60
-            print(f"{self.target}: {self.shards - left} of {self.shards} shards, {minutes:.0f} min left", flush=True)
-
-    def _note(self, number: int, records: int, seconds: float) -> None:
-        entry = {"shard": number, "records": records, "seconds": round(seconds, 3), "process": os.getpid()}
-        # one short write at the end of a file is not torn apart by other processes
-        with (self.target / PROGRESS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-def rate(folder: Path) -> str:
-    """Time of all processes that made a store, and records of its source per second of it."""
-    try:
-        lines = (folder / PROGRESS).read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return "time unknown"
-    made = [json.loads(line) for line in lines]
-    seconds = sum(entry["seconds"] for entry in made)
-    records = sum(entry["records"] for entry in made)
-    return f"{seconds:.0f} s of work, {records / max(seconds, 1e-9):.3g} records per second"
 
 
 def make_shard(

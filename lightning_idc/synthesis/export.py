@@ -1,4 +1,4 @@
-"""Records for other tools: Parquet with typed columns, or WebDataset's tar files, to any place that fsspec knows."""
+"""Records for other tools: Parquet, WebDataset's tar files or data-juicer's JSON lines, to any place of fsspec."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.synthesis.juicer import sample_of
 from lightning_idc.synthesis.store import RecordStore
 
-Layout = Literal["parquet", "webdataset"]
+Layout = Literal["parquet", "webdataset", "jsonl"]
 _SUFFIXES = {b"\x89PNG": "png", b"\xff\xd8\xff": "jpg", b"RIFF": "webp"}
 
 
@@ -30,7 +31,7 @@ def export_records(
         target: folder, local or a URL of fsspec such as ``s3://bucket/name``; existing files are not replaced.
         layout: ``parquet``: a column per fact with its own type and one per image (bytes and path, as Hugging Face
             datasets stores them); ``webdataset``: tar files with ``NUMBER.before.png``, ``NUMBER.after.png`` and
-            ``NUMBER.json``.
+            ``NUMBER.json``; ``jsonl``: data-juicer's format, with the pictures in ``images``.
         images: names of the pictures.
         dropped: also records that a filter dropped, with the reason in the column ``dropped``.
         rows: records per file.
@@ -58,13 +59,17 @@ def export_records(
         raise DataError(f"{store.folder} holds no record that was kept; export dropped ones with dropped=True")
     parts = [chosen[start : start + rows] for start in range(0, len(chosen), rows)]
     schema = _schema(store, parts, images) if layout == "parquet" else None
-    suffix, written = {"parquet": "parquet", "webdataset": "tar"}[layout], []
+    suffix, written = {"parquet": "parquet", "webdataset": "tar", "jsonl": "jsonl"}[layout], []
+    if layout == "jsonl":
+        files.makedirs(f"{folder}/images", exist_ok=True)
     for number, part in enumerate(parts):
         path = f"{folder}/{number:05d}-of-{len(parts):05d}.{suffix}"
         # a file is there as a whole or not at all
         with files.transaction, files.open(path, "wb") as stream:
             if layout == "parquet":
                 _write_parquet(stream, _rows(store, part, images), schema)
+            elif layout == "jsonl":
+                stream.write("".join(_lines(store, part, images, files, folder)).encode())
             else:
                 _write_tar(stream, store, part, images)
         written.append(path)
@@ -82,12 +87,18 @@ def _rows(store: RecordStore, part: Sequence[int], images: Sequence[str]) -> Ite
 
 def _plain(store: RecordStore, number: int) -> dict[str, Any]:
     """A record without its pictures, which are not read."""
+    facts, scores, reason = _known(store, number)
+    named = {f"score_{name}": value for name, value in scores.items()}
+    return {"id": store.column("id")[number], "dropped": reason, **facts, **named}
+
+
+def _known(store: RecordStore, number: int) -> tuple[dict[str, Any], dict[str, float], str | None]:
+    """Facts of a record, its scores, and the reason where it was dropped."""
     facts, history, dropped = (
         json.loads(store.column(name)[number] or "null") for name in ("facts", "history", "dropped")
     )
-    scores = {f"score_{name}": value for step in history for name, value in step.get("scores", {}).items()}
-    reason = None if dropped is None else dropped["reason"]
-    return {"id": store.column("id")[number], "dropped": reason, **facts, **scores}
+    scores = {name: value for step in history for name, value in step.get("scores", {}).items()}
+    return facts, scores, None if dropped is None else dropped["reason"]
 
 
 def _files(store: RecordStore, number: int, images: Sequence[str]) -> Iterator[tuple[str, bytes]]:
@@ -110,7 +121,7 @@ def _schema(store: RecordStore, parts: Sequence[Sequence[int]], images: Sequence
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise DataError(
             f"a fact of {store.folder} has values of different types, so it cannot be a column ({error}); "
-            "export it as webdataset"
+            "export it as webdataset or jsonl"
         ) from error
     features = Features.from_arrow_schema(found[0])
     return Features({**features, **{name: Image() for name in images}}).arrow_schema
@@ -132,6 +143,16 @@ def _write_tar(stream: Any, store: RecordStore, part: Sequence[int], images: Seq
                 _add(archive, f"{number:08d}.{name}.{suffix_of(data)}", data)
             text = json.dumps(_plain(store, number), ensure_ascii=False)
             _add(archive, f"{number:08d}.json", text.encode())
+
+
+def _lines(store: RecordStore, part: Sequence[int], images: Sequence[str], files: Any, folder: str) -> Iterator[str]:
+    for number in part:
+        paths = []
+        for name, data in _files(store, number, images):
+            paths.append(f"images/{number:08d}.{name}.{suffix_of(data)}")
+            files.pipe_file(f"{folder}/{paths[-1]}", data)
+        facts, scores, _ = _known(store, number)
+        yield json.dumps(sample_of(facts, store.column("id")[number], scores, paths), ensure_ascii=False) + "\n"
 
 
 def _add(archive: tarfile.TarFile, name: str, data: bytes) -> None:

@@ -34,6 +34,7 @@ class IsolatedStage:
         batch_size: int,
     ) -> None:
         self.stage, self.read, self.seal, self.batch_size = stage, read, seal, batch_size
+        self.failed: list[Record] = []
 
     def transform(self, positions: list[int], records: list[Record]) -> list[Record]:
         """Results of a batch, in order.
@@ -74,26 +75,23 @@ class IsolatedStage:
         print(f"{name}: record {record.id} failed and is dropped: {message}", file=sys.stderr, flush=True)
         record.dropped = {"stage": name, "reason": FAILED, "value": message, "limit": "no error"}
         self.seal(record)
+        self.failed.append(record)
         return record
 
+    def check_not_all(self, number: int, records: Sequence[Record]) -> None:
+        """Refuse a shard of which every record failed that was not dropped before.
 
-def failures(stage: BasePipelineStage, number: int, records: Sequence[Record]) -> list[Record]:
-    """Records of a shard that this stage failed on.
+        Args:
+            number: of the shard.
+            records: of the shard.
 
-    Args:
-        stage: that made them.
-        number: of the shard.
-        records: of the shard.
-
-    Raises:
-        DataError: they are all that it took, so that the stage or its settings are the cause.
-    """
-    names = names_of(stage)
-    taken = [record for record in records if record.dropped is None or record.dropped["stage"] in names]
-    failed = [record for record in taken if record.dropped is not None and record.dropped["reason"] == FAILED]
-    if len(failed) == len(taken) > 1:
-        raise DataError(f"all {len(taken)} records of shard {number} failed in {stage.name}; {told(failed)}")
-    return failed
+        Raises:
+            DataError: they all did, so that the stage or its settings are the cause.
+        """
+        names, count = names_of(self.stage), len(self.failed)
+        taken = [record for record in records if record.dropped is None or record.dropped["stage"] in names]
+        if count == len(taken) > 1:
+            raise DataError(f"all {count} records of shard {number} failed in {self.stage.name}; {told(self.failed)}")
 
 
 def told(failed: Sequence[Record]) -> str:

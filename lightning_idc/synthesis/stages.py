@@ -60,9 +60,14 @@ class BasePipelineStage(LightningModule, ABC):
         return {}
 
     @property
+    def streams(self) -> bool:
+        """Whether a shard can be made of its records alone, before all of the source is there."""
+        return type(self).prepare is BasePipelineStage.prepare
+
+    @property
     def incremental(self) -> bool:
         """Whether records that are appended to the source change nothing about those that were there before."""
-        return type(self).prepare is BasePipelineStage.prepare
+        return self.streams
 
     def requirements(self) -> list[str]:
         """Problems that would stop this stage, known before any model is read; see `preflight`."""
@@ -224,6 +229,10 @@ class Sequential(BasePipelineStage):
     def parts(self) -> list[BasePipelineStage]:
         """The stages, as what they are."""
         return [part for part in self.stages if isinstance(part, BasePipelineStage)]
+
+    @property
+    def streams(self) -> bool:
+        return all(part.streams for part in self.parts)
 
     @property
     def incremental(self) -> bool:

@@ -63,6 +63,12 @@ def has_grown_from(source: RecordSource, fingerprint: str, records: int) -> bool
     return isinstance(source, AppendableSource) and source.prefix_fingerprint(records) == fingerprint
 
 
+def lineage_of(source: RecordSource) -> str:
+    """Fingerprint of what makes the records of a source, back to where they begin; known before they are made."""
+    known = source.manifest.get("lineage") if isinstance(source, RecordStore) else None
+    return known or source.fingerprint
+
+
 @cache
 def _schema() -> Any:
     from datasets import Features, Image, Value
@@ -73,13 +79,14 @@ def _schema() -> Any:
     return Features({**texts, "origin": Value("int64"), "images": images, "arrays": arrays}).arrow_schema
 
 
-def write_shard(folder: Path, number: int, records: Sequence[Record]) -> None:
+def write_shard(folder: Path, number: int, records: Sequence[Record], failed: int = 0) -> None:
     """Write a shard and its digest, each as a whole or not at all.
 
     Args:
         folder: of the store, with its manifest.
         number: of the shard; an older one in its place is replaced.
         records: in order.
+        failed: how many of them were dropped since the stage raised an error.
     """
     import pyarrow as pa
 
@@ -90,7 +97,7 @@ def write_shard(folder: Path, number: int, records: Sequence[Record]) -> None:
     )
     dropped = Counter(record.dropped["reason"] for record in records if record.dropped is not None)
     path, store = folder / f"{shard_name(number)}.arrow", read_manifest(folder, "records", REMEDY)["fingerprint"]
-    write_rows(path, store, batches, _schema(), about={"dropped": dict(dropped)})
+    write_rows(path, store, batches, _schema(), about={"dropped": dict(dropped), "failed": failed})
 
 
 def _plain(record: Record) -> dict[str, Any]:
@@ -135,8 +142,11 @@ class RecordStore(Store):
     def parent(self) -> RecordStore | None:
         """Store that the records were made from, which holds their earlier images; None for the first one."""
         if self._parent is None and self.manifest["source"] is not None:
-            self._parent = RecordStore((self.folder / self.manifest["source"]).resolve())
+            self._parent = self._opened((self.folder / self.manifest["source"]).resolve())
         return self._parent
+
+    def _opened(self, folder: Path) -> RecordStore:
+        return RecordStore(folder)
 
     def check(self) -> None:
         """See `Store`; the stores that the records were made from are checked, too."""
@@ -190,6 +200,48 @@ class RecordStore(Store):
         return len(self) - dropped.total(), dict(dropped)
 
 
+class UnfinishedStore(RecordStore):
+    """A store that is being made: its shards up to the first one that is not there yet, and more at each `refresh`.
+
+    Args:
+        folder: with a manifest.
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self._parent = None
+        Store.__init__(self, folder, "records", REMEDY)
+
+    @property
+    def complete(self) -> bool:
+        """Whether it was finished when it was last looked at."""
+        return bool(self.manifest.get("complete"))
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what makes it, since its bytes are not all there."""
+        return str(self.manifest["lineage"])
+
+    def refresh(self) -> None:
+        """See the shards that were made since."""
+        self.manifest = read_manifest(self.folder, self.what, self.remedy)
+        self._set_shards([*self.shards, *self._described()])
+
+    def locate(self, index: int) -> tuple[Shard, int]:
+        """See `Store`; a row that is not known yet is looked for on the disk."""
+        if index >= len(self):
+            self.refresh()
+        return super().locate(index)
+
+    def _described(self) -> list[Shard]:
+        found: list[Shard] = []
+        while (shard := described_shard(self.folder, len(self.shards) + len(found), self.manifest)) is not None:
+            found.append(shard)
+        return found
+
+    def _opened(self, folder: Path) -> RecordStore:
+        return UnfinishedStore(folder)
+
+
 def _record_of(values: Mapping[str, Any], index: int) -> Record:
     facts, history, dropped = (json.loads(values[name] or "null") for name in ("facts", "history", "dropped"))
     arrays = {item["name"]: _unpack(item["values"]) for item in values["arrays"]}
@@ -198,9 +250,23 @@ def _record_of(values: Mapping[str, Any], index: int) -> Record:
 
 def finished_shards(folder: Path, shards: int) -> list[Shard | None]:
     """Descriptions of the shards of a store that was begun; None for each that is still to be made."""
-    store = read_manifest(folder, "records", REMEDY)["fingerprint"]
-    paths = [folder / f"{shard_name(number)}.arrow" for number in range(shards)]
-    return [read_shard(path, store, REMEDY) if path.is_file() else None for path in paths]
+    manifest = read_manifest(folder, "records", REMEDY)
+    return [described_shard(folder, number, manifest) for number in range(shards)]
+
+
+def described_shard(folder: Path, number: int, manifest: Mapping[str, Any]) -> Shard | None:
+    """Description of a shard of a store that was begun; None where it is still to be made.
+
+    Args:
+        folder: of the store.
+        number: of the shard.
+        manifest: of the store; while it ``adopts`` the shards of what it was before, those count, too.
+    """
+    path = folder / f"{shard_name(number)}.arrow"
+    if not path.is_file():
+        return None
+    known = [manifest["fingerprint"], *filter(None, [manifest.get("adopts")])]
+    return next((found for store in known if (found := read_shard(path, store, REMEDY)) is not None), None)
 
 
 def remove_damaged(folder: Path, shards: int) -> list[str]:

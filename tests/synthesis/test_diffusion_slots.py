@@ -2,48 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.tiny_models import make_sdxl_parts
 
 from lightning_idc.synthesis.slots.diffusion import DiffusionInpainter, PromptToPrompt, align
 
 
 @pytest.fixture(scope="module")
 def parts(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    from diffusers import AutoencoderKL, EulerDiscreteScheduler, UNet2DConditionModel
-    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
-
-    folder = tmp_path_factory.mktemp("tokens")
-    letters = [chr(code) for code in range(97, 123)]
-    vocabulary = [*letters, *(letter + "</w>" for letter in letters), "<|startoftext|>", "<|endoftext|>"]
-    (folder / "vocab.json").write_text(json.dumps({token: number for number, token in enumerate(vocabulary)}))
-    (folder / "merges.txt").write_text("#version: 0.2\n")
-    words = CLIPTokenizer.from_pretrained(folder, model_max_length=77)
-    torch.manual_seed(0)
-    config = CLIPTextConfig(
-        vocab_size=len(vocabulary), hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2,
-        projection_dim=16, bos_token_id=52, eos_token_id=53, pad_token_id=53,
-    )  # fmt: skip
-    unet = UNet2DConditionModel(
-        block_out_channels=(16, 32), layers_per_block=1, sample_size=8, in_channels=4, out_channels=4,
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"), up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4), use_linear_projection=True, addition_embed_type="text_time",
-        addition_time_embed_dim=8, transformer_layers_per_block=(1, 1),
-        projection_class_embeddings_input_dim=6 * 8 + 16, cross_attention_dim=32, norm_num_groups=8,
-    )  # fmt: skip
-    vae = AutoencoderKL(
-        block_out_channels=[8, 8], in_channels=3, out_channels=3, latent_channels=4, norm_num_groups=4,
-        down_block_types=["DownEncoderBlock2D"] * 2, up_block_types=["UpDecoderBlock2D"] * 2, sample_size=16,
-    )  # fmt: skip
-    return {
-        "text_encoder": CLIPTextModel(config), "text_encoder_2": CLIPTextModelWithProjection(config),
-        "tokenizer": words, "tokenizer_2": words, "unet": unet, "vae": vae,
-        "scheduler": EulerDiscreteScheduler(),
-    }  # fmt: skip
+    return make_sdxl_parts(tmp_path_factory.mktemp("tokens"))
 
 
 def painter(parts: dict[str, Any], **options: Any) -> PromptToPrompt:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -22,9 +23,10 @@ from lightning_idc.cli import main
 from lightning_idc.cli.run import _with_engine
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import DataError
-from lightning_idc.synthesis.engine import ShardJob, make_shard, rate
+from lightning_idc.synthesis.engine import ShardJob, make_shard
 from lightning_idc.synthesis.launchers import ArrayTask, Complete, run_in_process, run_share
 from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.progress import PROGRESS, rate
 from lightning_idc.synthesis.records import THUMBNAIL, Record
 from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.sources import Sentences
@@ -82,6 +84,30 @@ def test_a_worker_killed_in_mid_shard_loses_nothing(tmp_path: Path) -> None:
     store = run_in_process(Shade(pause=0.02), Numbers(60), tmp_path / "a", **SIZES)
     run(Shade(pause=0.02), Numbers(60), tmp_path / "b", **SIZES)
     assert everything(store) == everything(RecordStore(tmp_path / "b"))
+
+
+def test_ten_workers_killed_at_random_lose_and_double_nothing(tmp_path: Path) -> None:
+    draw, context = random.Random(5), multiprocessing.get_context("fork")
+
+    def started() -> multiprocessing.process.BaseProcess:
+        worker = context.Process(target=_at_work, args=(tmp_path / "a", draw.randrange(10)))
+        worker.start()
+        return worker
+
+    workers = [started() for _ in range(3)]
+    for _ in range(10):
+        time.sleep(draw.uniform(0.02, 0.15))
+        place = draw.randrange(3)
+        workers[place].kill()
+        workers[place].join()
+        workers[place] = started()
+    for worker in workers:
+        worker.join()
+    store = run_in_process(Shade(pause=0.02), Numbers(60), tmp_path / "a", **SIZES)
+    made = [path.name.split("-")[1] for path in tmp_path.glob("made-*")]
+    noted = [json.loads(line)["shard"] for line in (tmp_path / "a" / PROGRESS).read_text().splitlines()]
+    assert len(made) == len(set(made)) and len(noted) == len(set(noted)) >= 9, "no shard twice"
+    assert everything(store) == everything(run(Shade(), Numbers(60), tmp_path / "b", **SIZES))
 
 
 def test_tasks_of_an_array_share_the_shards_and_one_completes(tmp_path: Path) -> None:
@@ -252,7 +278,7 @@ def test_time_and_progress_of_every_shard_are_kept(tmp_path: Path) -> None:
 def test_progress_names_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("lightning_idc.synthesis.engine._PROGRESS_EVERY", 0)
+    monkeypatch.setattr("lightning_idc.synthesis.progress._EVERY", 0)
     run_in_process(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
     assert f"{tmp_path / 'a'}: 2 of 3 shards, 0 min left" in capsys.readouterr().out
 

@@ -66,7 +66,7 @@ def test_all_problems_of_all_stages_are_told_together(tmp_path: Path) -> None:
 
 
 def test_a_model_without_a_chat_template_is_refused_beforehand(tmp_path: Path) -> None:
-    from test_pretrained_slots import tokenizer
+    from helpers.tiny_models import tokenizer
     from transformers import LlamaConfig
 
     tokenizer().save_pretrained(tmp_path / "bare")
@@ -77,7 +77,7 @@ def test_a_model_without_a_chat_template_is_refused_beforehand(tmp_path: Path) -
 
 
 def test_weights_that_do_not_fit_are_told(tmp_path: Path) -> None:
-    from test_pretrained_slots import tokenizer
+    from helpers.tiny_models import tokenizer
     from transformers import LlamaConfig
 
     folder = tmp_path / "large-vicuna"

@@ -8,6 +8,7 @@ from typing import Any
 import lightning.pytorch  # noqa: F401 - sets environment variables, which must not happen within a test
 import pytest
 import torch
+from helpers.tiny_models import WORDS, make_blip, make_clip, make_llama, make_llava, make_sam, tokenizer
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.img_diff.questions import PromptedTeller
@@ -20,23 +21,6 @@ from lightning_idc.synthesis.slots.chat import (
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher, ClipImages, ClipTexts, DinoImages, Pretrained, as_pil
 from lightning_idc.synthesis.slots.sam import SamSegmenter
 
-WORDS = [
-    "<pad>",
-    "<unk>",
-    "<bos>",
-    "<eos>",
-    "<image>",
-    "a",
-    "red",
-    "blue",
-    "cat",
-    "dog",
-    "on",
-    "the",
-    "mat",
-    ".",
-    "yes",
-]
 TEXTS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat ."]
 
 
@@ -46,34 +30,9 @@ def pictures() -> list[torch.Tensor]:
     return [torch.randint(256, (3, 20 + 4 * n, 24), generator=generator, dtype=torch.uint8) for n in range(3)]
 
 
-def tokenizer(**special: Any) -> Any:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-    from tokenizers.pre_tokenizers import WhitespaceSplit
-    from tokenizers.processors import TemplateProcessing
-    from transformers import PreTrainedTokenizerFast
-
-    core = Tokenizer(WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="<unk>"))
-    core.pre_tokenizer = WhitespaceSplit()
-    core.post_processor = TemplateProcessing(single="<bos> $A <eos>", special_tokens=[("<bos>", 2), ("<eos>", 3)])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=core, pad_token="<pad>", unk_token="<unk>", bos_token="<bos>", eos_token="<eos>", **special
-    )
-
-
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from transformers import CLIPConfig, CLIPImageProcessor, CLIPModel
-
-    torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**size, "vocab_size": len(WORDS), "max_position_embeddings": 77, "eos_token_id": 3, "bos_token_id": 2}
-    vision = {**size, "image_size": 16, "patch_size": 8}
-    folder = tmp_path_factory.mktemp("clip")
-    CLIPModel(CLIPConfig(text_config=text, vision_config=vision, projection_dim=8)).save_pretrained(folder)
-    CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return str(folder)
+    return str(make_clip(tmp_path_factory.mktemp("clip")))
 
 
 def test_clip_encodes_pictures_and_texts_the_same_in_any_batch(clip: str, pictures: list[torch.Tensor]) -> None:
@@ -120,17 +79,7 @@ def test_dino_encodes(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
 
 
 def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
-    from transformers import BlipConfig, BlipForImageTextRetrieval, BlipImageProcessor, BlipProcessor
-
-    torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    text = {**size, "encoder_hidden_size": 16, "vocab_size": len(WORDS), "max_position_embeddings": 64}
-    config = BlipConfig(
-        text_config=text, vision_config={**size, "image_size": 16, "patch_size": 8}, image_text_hidden_size=8
-    )
-    BlipForImageTextRetrieval(config).save_pretrained(tmp_path)
-    images = BlipImageProcessor(size={"height": 16, "width": 16})
-    BlipProcessor(images, tokenizer()).save_pretrained(tmp_path)
+    make_blip(tmp_path)
     for score in ("cosine", "probability"):
         slot = BlipMatcher(str(tmp_path), score=score)  # type: ignore[arg-type]
         slot.load()
@@ -142,19 +91,9 @@ def test_blip_matches_by_cosine_or_probability(tmp_path: Path, pictures: list[to
 
 
 def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch.Tensor]) -> None:
-    from transformers import MaskGenerationPipeline, SamConfig, SamImageProcessor, SamModel
+    from transformers import MaskGenerationPipeline
 
-    torch.manual_seed(0)
-    vision = {
-        "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 32, "patch_size": 8,
-        "output_channels": 8, "global_attn_indexes": [0], "window_size": 2, "num_pos_feats": 4, "mlp_dim": 16,
-    }  # fmt: skip
-    decoder = {"hidden_size": 8, "mlp_dim": 16, "num_hidden_layers": 1, "num_attention_heads": 2,
-               "iou_head_hidden_dim": 8, "iou_head_depth": 2}  # fmt: skip
-    prompt = {"hidden_size": 8, "image_size": 32, "patch_size": 8, "mask_input_channels": 4}
-    config = SamConfig(vision_config=vision, mask_decoder_config=decoder, prompt_encoder_config=prompt)
-    SamModel(config).save_pretrained(tmp_path)
-    SamImageProcessor(size={"longest_edge": 32}, pad_size={"height": 32, "width": 32}).save_pretrained(tmp_path)
+    make_sam(tmp_path)
     slot = SamSegmenter(str(tmp_path), confidence=-1e9, stability=-1.0, overlap=0.7, points=6, points_at_once=20)
     slot.load()
     twins = [picture.flip(2) for picture in pictures]
@@ -228,38 +167,7 @@ def test_like_sizes_share_a_batch_and_answers_come_back_in_order() -> None:
 
 @pytest.fixture(scope="module")
 def llava(tmp_path_factory: pytest.TempPathFactory) -> str:
-    from transformers import (
-        CLIPImageProcessor,
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-        LlavaProcessor,
-    )
-
-    torch.manual_seed(0)
-    size = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**size, image_size=16, patch_size=8),
-        text_config=LlamaConfig(**size, vocab_size=len(WORDS), bos_token_id=2, eos_token_id=3, pad_token_id=0),
-        image_token_index=WORDS.index("<image>"),
-        vision_feature_layer=-1,
-    )
-    folder = tmp_path_factory.mktemp("llava")
-    LlavaForConditionalGeneration(config).save_pretrained(folder)
-    template = (
-        "{% for m in messages %}{% for c in m['content'] %}"
-        "{% if c['type'] == 'image' %} <image> {% else %}{{ c['text'] }}{% endif %}{% endfor %}{% endfor %}"
-    )
-    LlavaProcessor(
-        CLIPImageProcessor(size={"shortest_edge": 16}, crop_size={"height": 16, "width": 16}),
-        tokenizer(extra_special_tokens={"image_token": "<image>"}),
-        patch_size=8,
-        vision_feature_select_strategy="default",
-        num_additional_image_tokens=1,
-        chat_template=template,
-    ).save_pretrained(folder)
-    return str(folder)
+    return str(make_llava(tmp_path_factory.mktemp("llava")))
 
 
 def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, pictures: list[torch.Tensor]) -> None:
@@ -293,17 +201,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
-        bos_token_id=2, eos_token_id=3, pad_token_id=0,
-    )  # fmt: skip
-    folder = tmp_path_factory.mktemp("llama")
-    LlamaForCausalLM(config).save_pretrained(folder)
-    tokenizer().save_pretrained(folder)
-    return folder
+    return make_llama(tmp_path_factory.mktemp("llama"))
 
 
 def test_a_model_without_a_template_is_never_asked_bare(llama: Path, tmp_path: Path) -> None:

@@ -1,0 +1,146 @@
+"""data-juicer's JSON Lines: text and picture paths per line, with its own fields for what was found about them."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from array import array
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import Any
+
+from lightning_idc.errors import DataError, DatasetNotFoundError
+from lightning_idc.files import digest_of_all
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import AppendableSource
+
+META, STATS = "__dj__meta__", "__dj__stats__"
+IMAGE, END = "<__dj__image>", "<|__dj__eoc|>"
+_PATHS = ("image_path1", "image_path2")
+_BOXES = ("bbox_tag", "region_caption1", "region_caption2", "bbox_difference_captions")
+
+
+class JsonLines(AppendableSource):
+    """Samples of a file as data-juicer reads and writes it; lines may be appended later.
+
+    The text becomes the fact ``caption``; ``caption1`` and ``caption2`` become ``captions``. One picture is called
+    ``image``, two are ``before`` and ``after``; other values become facts of their names, and what data-juicer found
+    about regions becomes ``areas``. Pictures are known by their paths: one that changes is not noticed.
+
+    Args:
+        path: of the file, local or a URL of fsspec; paths of pictures are relative to its folder.
+
+    Raises:
+        DatasetNotFoundError: the file cannot be opened.
+        DataError: it has no sample.
+    """
+
+    def __init__(self, path: str) -> None:
+        import fsspec
+
+        self._files, self._path = fsspec.core.url_to_fs(path)
+        self._starts = array("q", [0])
+        try:
+            with self._files.open(self._path, "rb") as file:
+                for line in file:
+                    self._starts.append(self._starts[-1] + len(line))
+        except OSError as error:
+            raise DatasetNotFoundError(f"{path!r} cannot be read ({error}); expected a file of JSON lines") from error
+        if len(self._starts) < 2:
+            raise DataError(f"{path!r} has no line; expected a sample of data-juicer in each")
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return self.prefix_fingerprint(len(self))
+
+    def prefix_fingerprint(self, records: int) -> str:
+        return digest_of_all(iter([self._read(0, records).rstrip(b"\n")]))
+
+    def __len__(self) -> int:
+        return len(self._starts) - 1
+
+    def record(self, index: int) -> Record:
+        try:
+            sample = json.loads(self._read(index, index + 1))
+            images = sample.get("images") or [sample[name] for name in _PATHS if sample.get(name)]
+            if len(images) > 2:
+                raise ValueError(f"it has {len(images)} pictures, which are no pair")
+            facts = _facts(sample)
+        except (ValueError, TypeError, AttributeError, KeyError) as error:
+            raise DataError(
+                f"{self._path}, line {index + 1} is no sample of data-juicer ({error}); expected an object with text, "
+                "images or caption1 and caption2"
+            ) from error
+        names = ["image"] if len(images) == 1 else ["before", "after"]
+        record = Record(str(sample.get("id") or f"{index:08}"), facts)
+        record.images = {name: self._picture(image) for name, image in zip(names, images, strict=False)}
+        return record
+
+    def _read(self, first: int, end: int) -> bytes:
+        with self._files.open(self._path, "rb") as file:
+            file.seek(self._starts[first])
+            return bytes(file.read(self._starts[end] - self._starts[first]))
+
+    def _picture(self, path: str) -> bytes:
+        whole = posixpath.join(posixpath.dirname(self._path), path)
+        try:
+            return bytes(self._files.cat_file(whole))
+        except OSError:
+            return b""  # drops the record where a stage asks for it, and no other
+
+
+def _facts(sample: Mapping[str, Any]) -> dict[str, Any]:
+    own = ("id", "text", "images", "caption1", "caption2", META, STATS, *_PATHS)
+    facts = {**{key: value for key, value in sample.items() if key not in own}, **(sample.get(META) or {})}
+    if sample.get(STATS):
+        facts["stats"] = sample[STATS]
+    if sample.get("text"):
+        facts.setdefault("caption", sample["text"].replace(IMAGE, "").replace(END, "").strip())
+    if "caption1" in sample and "caption2" in sample:
+        facts.setdefault("captions", [sample["caption1"], sample["caption2"]])
+    if facts.get(_BOXES[0]) is not None:
+        found = list(_areas(facts))
+        facts = {key: value for key, value in facts.items() if key not in _BOXES}
+        facts.setdefault("areas", found)
+    return facts
+
+
+def _areas(meta: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Areas of boxes that are given by centre and size; a box of zeros stands for none."""
+    for number, (x, y, width, height) in enumerate(meta[_BOXES[0]]):
+        if width * height == 0:
+            continue
+        area: dict[str, Any] = {"box": [x - width / 2, y - height / 2, x + width / 2, y + height / 2], "dropped": None}
+        first, second, told = (meta.get(name) for name in _BOXES[1:])
+        if first and second:
+            area["captions"] = [first[number], second[number]]
+        if told:
+            area["difference"] = told[number]
+        yield area
+
+
+def sample_of(facts: Mapping[str, Any], id: str, scores: Mapping[str, float], images: list[str]) -> dict[str, Any]:
+    """A record as data-juicer reads it: its Img-Diff operators find paths, captions and boxes under their names.
+
+    Args:
+        facts: of the record.
+        id: of the record.
+        scores: that its stages measured.
+        images: paths of its pictures, in order.
+    """
+    captions = facts.get("captions") or []
+    text = facts.get("summary") or facts.get("caption") or " ".join(map(str, captions))
+    sample: dict[str, Any] = {"id": id, "text": f"{IMAGE * len(images)} {text} {END}".strip(), "images": images}
+    if len(images) == 2:
+        sample.update(zip(_PATHS, images, strict=True))
+    if len(captions) == 2:
+        sample["caption1"], sample["caption2"] = captions
+    kept = [area for area in facts.get("areas") or [] if area.get("dropped") is None]
+    boxes = {}
+    if kept:
+        corners = [area["box"] for area in kept]
+        values = [[(a + c) / 2, (b + d) / 2, c - a, d - b] for a, b, c, d in corners]
+        pairs = [area.get("captions") or ["", ""] for area in kept]
+        told = [area.get("difference", "") for area in kept]
+        boxes = dict(zip(_BOXES, (values, *map(list, zip(*pairs, strict=True)), told), strict=True))
+    return {**sample, META: {**facts, **boxes}, STATS: dict(scores)}

@@ -1,0 +1,76 @@
+"""The paper's recipe from captions to its release, with models of random weights and few open files."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.processes import TESTS
+from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam, make_sdxl_parts
+
+from lightning_idc.core.store import faults, stores_below
+from lightning_idc.data import ImgDiff
+from lightning_idc.synthesis.store import RecordStore
+
+RECIPE = TESTS.parent / "recipes" / "paper" / "img_diff.yaml"
+CAPTIONS = ["a red cat on the mat .", "a dog", "the blue dog on a red mat .", "a cat on a dog .", "the red mat"]
+
+
+def with_small_models(folder: Path) -> str:
+    """The recipe with the models of a folder; nothing that they say is good enough for the paper's thresholds."""
+    from diffusers import StableDiffusionXLPipeline
+
+    folder.mkdir()
+    StableDiffusionXLPipeline(**make_sdxl_parts(folder)).save_pretrained(folder / "sdxl")
+    make_llama(folder / "vicuna")
+    made = {
+        "lmsys/vicuna-13b-v1.5": folder / "vicuna",
+        "stabilityai/stable-diffusion-xl-base-1.0, steps: 50": f"{folder / 'sdxl'}, steps: 2, size: 16",
+        "openai/clip-vit-base-patch32": make_clip(folder / "clip"),
+        "facebook/sam-vit-huge, confidence: 0.05": f"{make_sam(folder / 'sam')}, confidence: -9.0, stability: -1.0, "
+        "points: 3",
+        "Salesforce/blip-itm-large-coco": make_blip(folder / "blip"),
+        "llava-hf/llava-v1.6-vicuna-13b-hf": make_llava(folder / "llava"),
+        "filters: paper": "filters: scores",
+    }
+    text = RECIPE.read_text(encoding="utf-8")
+    for name, small in made.items():
+        assert name in text, name
+        text = text.replace(name, str(small))
+    return text
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+@pytest.mark.timeout(500)
+def test_the_recipe_runs_from_captions_to_release_with_1024_open_files(tmp_path: Path) -> None:
+    (tmp_path / "recipe.yaml").write_text(with_small_models(tmp_path / "models"))
+    (tmp_path / "captions.txt").write_text("\n".join(CAPTIONS * 2))
+    out, limit = tmp_path / "run", (1024, resource.getrlimit(resource.RLIMIT_NOFILE)[1])
+    given = ["--trainer.accelerator", "cpu", "--stages.edit.data.source.texts", str(tmp_path / "captions.txt")]
+    done = subprocess.run(
+        [sys.executable, "-m", "lightning_idc", "run", "recipe.yaml", "--run_dir", str(out), *given],
+        env={**os.environ, "PYTHONPATH": str(TESTS.parent), "OMP_NUM_THREADS": "1"},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    stores = {path.parent.name: RecordStore(path) for path in stores_below(out)}
+    assert list(stores) == ["areas", "captions", "differences", "edit", "released", "similar"]
+    assert not [problem for store in stores.values() for problem in faults(store.folder)]
+    assert all(len(store) == len(CAPTIONS) * 2 and "error" not in store.counts()[1] for store in stores.values())
+    kept = [record for record in stores["differences"] if record.dropped is None]
+    boxes = [area for record in kept for area in record.facts["areas"] if area["dropped"] is None]
+    assert kept and boxes and all(area["difference"] and len(area["captions"]) == 2 for area in boxes)
+    (about,) = stores["areas"].manifest["provenance"]
+    assert {name: len(model["weights"]) for name, model in about["models"].items()} == {
+        "segmenter": 64, "encoder": 64, "matcher": 64
+    }  # fmt: skip
+    read = ImgDiff(out / "release", official=False, shares=(1.0, 0.0, 0.0)).pairs_of("train")
+    assert len(read) == len(boxes) and (out / "audit.html").stat().st_size > 1000

@@ -1,0 +1,51 @@
+"""predict with Ray's actors writes the file that plain predict writes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from lightning_idc.cli import main
+from lightning_idc.errors import ConfigError
+
+ray = pytest.importorskip("ray", reason="the extra ray is not installed")
+
+
+@pytest.fixture
+def _stopped() -> Iterator[None]:
+    before = dict(os.environ)
+    yield
+    ray.shutdown()
+    os.environ.clear()  # Ray leaves variables of its own
+    os.environ.update(before)
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+@pytest.mark.usefixtures("_stopped")
+def test_the_file_is_that_of_plain_predict(
+    model: Path, draw: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for number in range(7):
+        draw(f"pairs/before/{number}.png", seed=number)
+        draw(f"pairs/after/{number}.png", seed=number, square=(4 * number % 24, 8))
+    (tmp_path / "pairs" / "after" / "3.png").write_bytes(b"no picture")
+    plain, dealt = tmp_path / "plain.jsonl", tmp_path / "dealt.jsonl"
+    given = ["predict", str(tmp_path / "pairs"), "--model", str(model), "--batch-size", "2"]
+    assert main([*given, "--out", str(plain)]) == 2
+    assert main([*given, "--out", str(dealt), "--engine", "ray", "--actors", "2"]) == 2
+    assert capsys.readouterr().out.count("7 pairs: ") == 2
+    assert dealt.read_bytes() == plain.read_bytes() and len(plain.read_text().splitlines()) == 7
+    with pytest.raises(ConfigError, match="--actors 0"):
+        list(_answers(model))
+
+
+def _answers(model: Path) -> Iterator[object]:
+    from lightning_idc.serve.batch import answered_on_ray
+    from lightning_idc.serve.opening import ModelOptions
+    from lightning_idc.serve.options import BatchOptions
+
+    yield from answered_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), gate=False)

@@ -1,0 +1,135 @@
+"""Records leave for data-juicer and the hub, and come back."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from helpers.toy_stages import pair_of
+
+from lightning_idc.cli import main
+from lightning_idc.errors import DataError, DatasetNotFoundError
+from lightning_idc.synthesis.duplicates import Deduplicate
+from lightning_idc.synthesis.export import export_records
+from lightning_idc.synthesis.juicer import JsonLines
+from lightning_idc.synthesis.launchers import run_in_process
+from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.store import RecordStore
+
+AREAS = [
+    {"box": [2.0, 4.0, 12.0, 24.0], "captions": ["a dog", "a cat"], "difference": "It became a cat.", "dropped": None},
+    {"box": [1.0, 1.0, 2.0, 2.0], "captions": ["a", "a"], "dropped": {"reason": "captions too similar"}},
+]  # fmt: skip
+
+
+class Described:
+    """Three pairs with captions and areas; the last is a copy of the first."""
+
+    fingerprint = "described"
+
+    def __len__(self) -> int:
+        return 3
+
+    def record(self, index: int) -> Record:
+        record = Record(f"d{index}", {"captions": ["a dog sits", f"a cat sits {index % 2}"], "areas": AREAS})
+        record.decoded = pair_of(10, 200 + index).decoded
+        record.unsaved = {"before", "after"}
+        return record
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> RecordStore:
+    return run_in_process(Deduplicate(("captions",)), Described(), tmp_path / "store")  # type: ignore[arg-type]
+
+
+def test_data_juicer_gets_its_own_fields_and_what_it_writes_is_read(store: RecordStore) -> None:
+    target = "memory://juicer/out"
+    (path,) = export_records(store, target, "jsonl")
+    with fsspec.filesystem("memory").open(path) as file:
+        samples = [json.loads(line) for line in file.read().decode().splitlines()]
+    assert [sample["id"] for sample in samples] == ["d0", "d1"]
+    first = samples[0]
+    assert first["images"] == [first["image_path1"], first["image_path2"]] == [
+        "images/00000000.before.png", "images/00000000.after.png"
+    ]  # fmt: skip
+    assert first["text"].startswith("<__dj__image><__dj__image> ") and first["text"].endswith(" <|__dj__eoc|>")
+    assert (first["caption1"], first["caption2"]) == ("a dog sits", "a cat sits 0")
+    meta = first["__dj__meta__"]
+    assert meta["bbox_tag"] == [[7.0, 14.0, 10.0, 20.0]], "centre and size, of the areas that were kept"
+    assert meta["region_caption1"] == ["a dog"] and meta["bbox_difference_captions"] == ["It became a cat."]
+    source = JsonLines(f"memory:/{path}")
+    assert len(source) == 2
+    for index in range(2):
+        ours, theirs = source.record(index), store.record(index)
+        assert {name: ours.facts[name] for name in theirs.facts} == theirs.facts
+        assert ours.images == theirs.images and ours.id == theirs.id
+
+
+def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
+    empty = {"bbox_tag": [[0, 0, 0, 0]], "region_caption1": [""], "region_caption2": [""]}
+    lines = [
+        {"images": ["a.png"], "text": "<__dj__image> A bus. <|__dj__eoc|>", "__dj__stats__": {"image_width": [8]}},
+        {"image_path1": "a.png", "image_path2": "gone.png", "caption1": "x", "caption2": "y", "__dj__meta__": empty},
+    ]
+    (tmp_path / "a.png").write_bytes(b"\x89PNG")
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    source = JsonLines(str(file))
+    first, second = source.record(0), source.record(1)
+    assert first.id == "00000000" and first.facts == {"caption": "A bus.", "stats": {"image_width": [8]}}
+    assert first.images == {"image": b"\x89PNG"}
+    assert second.facts == {"captions": ["x", "y"], "areas": []} and set(second.images) == {"before", "after"}
+    known, before = source.fingerprint, source.prefix_fingerprint(1)
+    with file.open("a") as more:
+        more.write(json.dumps(lines[0]))
+    grown = JsonLines(str(file))
+    assert grown.prefix_fingerprint(2) == known != grown.fingerprint and grown.prefix_fingerprint(1) == before
+    file.write_text('{"images": 3}\nnothing\n')
+    for index, line in enumerate(("line 1", "line 2")):
+        with pytest.raises(DataError, match=f"{line} is no sample"):
+            JsonLines(str(file)).record(index)
+    with pytest.raises(DatasetNotFoundError, match="cannot be read"):
+        JsonLines(str(tmp_path / "none.jsonl"))
+    (tmp_path / "empty.jsonl").touch()
+    with pytest.raises(DataError, match="has no line"):
+        JsonLines(str(tmp_path / "empty.jsonl"))
+
+
+class LocalHub:
+    """What `push_records` asks of the hub, in a folder."""
+
+    place: Path
+
+    def create_repo(self, repo_id: str, repo_type: str, private: bool, exist_ok: bool) -> None:
+        assert exist_ok and repo_type == "dataset"
+        (self.place / repo_id).mkdir(parents=True)
+        (self.place / repo_id / ".private").write_text(str(private))
+
+    def upload_folder(self, repo_id: str, repo_type: str, folder_path: str, commit_message: str) -> str:
+        assert commit_message and repo_type == "dataset"
+        shutil.copytree(folder_path, self.place / repo_id, dirs_exist_ok=True)
+        return f"https://hub/datasets/{repo_id}"
+
+
+def test_what_is_pushed_is_read_by_its_card(
+    store: RecordStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import huggingface_hub
+    from datasets import load_dataset
+
+    monkeypatch.setattr(LocalHub, "place", tmp_path / "hub", raising=False)
+    monkeypatch.setattr(huggingface_hub, "HfApi", LocalHub)
+    assert main(["store", "push", str(store.folder), "me/pairs"]) == 0
+    assert "https://hub/datasets/me/pairs" in capsys.readouterr().out
+    pushed = tmp_path / "hub" / "me" / "pairs"
+    assert (pushed / ".private").read_text() == "True"
+    card = huggingface_hub.DatasetCard.load(pushed / "README.md")
+    assert "| kept | 2 |" in card.text and "| duplicate | 1 |" in card.text and "| Deduplicate |" in card.text
+    assert str(tmp_path) not in card.content, "no path of this machine leaves it"
+    rows: Any = load_dataset(str(pushed), split="train", cache_dir=str(tmp_path / "cache"))  # by the card's data_files
+    assert rows["id"][:] == ["d0", "d1"] and rows[0]["areas"][0]["box"] == AREAS[0]["box"]
+    assert rows[0]["before"].size == (40, 40)
