@@ -102,3 +102,19 @@ def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path
     html = (tmp_path / "audit.html").read_text(encoding="utf-8")
     assert [pair["pictures"] for pair in data_of(html)["pairs"]] == [1, 1, 1]
     assert list(map(len, pictures_of(html))) == [1, 1, 1]
+
+
+def test_failures_and_the_time_of_each_stage_are_shown(tmp_path: Path) -> None:
+    def fails(record: Record) -> Record:
+        if record.facts["number"] == 2:
+            raise ValueError("no such colour")
+        return make(record)
+
+    run(MapStage(fails), Numbers(5), tmp_path / "draw" / "records")
+    run(Audit(str(tmp_path / "audit.html")), str(tmp_path / "draw" / "records"), tmp_path / "audit" / "records")
+    html = (tmp_path / "audit.html").read_text(encoding="utf-8")
+    (failed,) = [pair for pair in data_of(html)["pairs"] if pair["reason"] == "error"]
+    assert failed["details"] == "found ValueError: no such colour, asked no error"
+    assert re.search(r'<th scope="row">error</th><td>1</td>', html)
+    for stage in (r"MapStage \(draw\)", r"Audit \(audit\)"):
+        assert re.search(stage + r"</\w+>\s*<\w+>[\d.]+ s of work, \S+ records per second", html), stage
