@@ -14,8 +14,9 @@ things. It goes on until it names masked patches of things of pairs it never saw
 the better of the two images does, and at most so many epochs; where it does not, the rows with EPM are refused. Left
 out for the sake of time: a trunk that has seen images and texts (CLIP's), with which the authors' code begins each arm.
 
-    python benchmarks/procap_learning.py --seeds 3 --work work/3 --prepare                 # what the rows begin with
-    python benchmarks/procap_learning.py --seeds 3 --work work/3 --only none IPC --part FILE      # and merge_study.py
+    python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
+    python benchmarks/procap_learning.py --work WORK --prepare first --seeds 3 --only EPM+IPC
+    python benchmarks/procap_learning.py --work WORK --seeds 3 --only none IPC --part FILE         # and merge_study.py
     python benchmarks/procap_learning.py --pairs 24 --test_pairs 8 --epochs 1 1 1 --seeds 1     # tries the script
 """
 
@@ -270,7 +271,9 @@ def main() -> None:
         metavar=("TOKENIZER", "FIRST", "SECOND"),
         help="of each stage",
     )
-    parser.add_argument("--prepare", action="store_true", help="make what the rows begin with in --work, and no row")
+    parser.add_argument(
+        "--prepare", choices=("tokenizer", "first"), help="make the tokenizer, or first stages, in --work, and no row"
+    )
     parser.add_argument("--queries", type=int, default=1, help="k")
     parser.add_argument("--device", default="cpu")
     arguments(parser, (1, 2, 3))
@@ -284,9 +287,10 @@ def main() -> None:
         begin = time.process_time()
         runs.make_procedures()
         if options.prepare:
+            modelled = [row for row in wanted(options, list(ARMS)) if ARMS[row][0] and options.prepare == "first"]
             for seed in options.seeds:
-                for queries in sorted({ARMS[row][1] * options.queries for row in wanted(options, list(ARMS))}):
-                    runs.first_stage(seed, queries)
+                for row in modelled:
+                    runs.first_stage(seed, options.queries if ARMS[row][1] else 0)
             return
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS))}
         for seed in options.seeds:

@@ -97,8 +97,10 @@ class Keyframes:
     ) -> None:
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
         self.length, self.similarity, self.even = length, similarity, even
-        names = [] if similarity in (None, RANDOM) else [similarity] if isinstance(similarity, str) else list(similarity)
-        self._kept: dict[str, GrowingStore] = {name: self.procedures.similarities(name) for name in names if name != OWN}
+        named = [similarity] if isinstance(similarity, str) else list(similarity or ())
+        self._kept: dict[str, GrowingStore] = {
+            name: self.procedures.similarities(name) for name in named if name not in (RANDOM, OWN)
+        }
         if count and not len(self.procedures):
             raise PairError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
 
