@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import json
 import warnings
@@ -21,6 +22,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.core.checking import check
 from lightning_idc.data.io import files as files_module
+from lightning_idc.data.io import pair_folders, tables
 from lightning_idc.data.io.tables import read_table
 
 ALL_TRAIN = (1.0, 0.0, 0.0)
@@ -439,6 +441,76 @@ def test_many_pairs_are_small_and_shared_with_workers(tmp_path: Path) -> None:
     source = FolderPairs(tmp_path, shares=ALL_TRAIN).pairs_of("train")
     assert len(pickle.dumps(source)) < 150 * len(source)
     assert source.captions(29_999) == ["the cube number 29999 has moved"] and source.ids[12_345] == "pair 12345"
+
+
+# ---- many rows at once ------------------------------------------------------------------------------------------
+
+
+def _same_as_row_by_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What a folder gives, column by column and row by row, which must be the same, errors included."""
+
+    def read() -> Any:
+        try:
+            source = FolderPairs(root, shares=ALL_TRAIN).pairs_of("train")
+            return [dataclasses.astuple(source.records[place]) for place in range(len(source))]
+        except PairError as error:
+            return str(error)
+
+    at_once = read()
+    with monkeypatch.context() as patch:
+        patch.setattr(pair_folders, "_add_columns", lambda *arguments: False)
+        assert read() == at_once
+    return at_once
+
+
+@pytest.mark.parametrize("spoilt", ["", "  ", "../a.png", "b\\a.png", "/a.png", "x" * 300, "sub/", "a.png\0"])
+@pytest.mark.parametrize("size", [4, 8192])
+def test_columns_and_rows_of_a_csv_are_read_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str, size: int
+) -> None:
+    (tmp_path / "sub").mkdir()
+    for name in ("a.png", "sub/b.png"):
+        (tmp_path / name).touch()
+    monkeypatch.setattr(tables, "CHUNK", size)
+    rows = [[f" pair {i}", "a.png", "sub/b.png ", f"caption  {i}, é", "train", "a" if i % 2 else ""] for i in range(9)]
+    columns = ["id", "before", "after", "caption", "split", "change_type"]
+    _write(tmp_path, columns, rows)
+    whole = _same_as_row_by_row(tmp_path, monkeypatch)
+    assert len(whole) == 9 and whole[3][4] == ["caption 3, é"] and whole[3][1].endswith("line 5")
+    for column in range(len(columns)):
+        other = [*rows[6][:column], spoilt, *rows[6][column + 1 :]]
+        _write(tmp_path, columns, [*rows[:6], other, *rows[7:]])
+        _same_as_row_by_row(tmp_path, monkeypatch)
+
+
+def _write(root: Path, columns: list[str], rows: list[list[str]]) -> None:
+    with open(root / "pairs.csv", "w", newline="", encoding="utf-8") as file:
+        csv.writer(file).writerows([columns, *rows])
+
+
+def test_many_captions_of_a_csv_are_read_alike(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.png").touch()
+    monkeypatch.setattr(tables, "CHUNK", 3)
+    for columns, captions in (
+        (["captions"], ['["one  two", "three"]']),
+        (["captions"], ["[ a door"]),
+        (["caption_1", "caption_2"], ["one", ""]),
+        (["caption", "captions"], ["one", "two"]),
+        (["captions"], ["[no list]"]),
+        (["captions"], ['["cut']),
+    ):
+        rows = [["a.png", "a.png", str(i % 7), *captions] for i in range(10)]  # rows of one pair stand apart
+        _write(tmp_path, ["before", "after", "id", *columns], rows)
+        _same_as_row_by_row(tmp_path, monkeypatch)
+
+
+def test_rows_before_a_broken_line_are_judged_first(tmp_path: Path) -> None:
+    (tmp_path / "pairs.csv").write_text('before,after,caption\na.png,,x\na.png,a.png,"left open\n')
+    with pytest.raises(PairError, match=r"line 2: after is empty"):
+        FolderPairs(tmp_path).pairs_of("train")
+    (tmp_path / "pairs.csv").write_text("before,after,caption\na.png,,x\na.png,a.png,x,y\n")
+    with pytest.raises(PairError, match=r"line 2: after is empty"):
+        FolderPairs(tmp_path).pairs_of("train")
 
 
 # ---- whatever a file holds, only PairError comes out ----------------------------------------------------------

@@ -153,6 +153,23 @@ class Root:
             raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         return folder, name
 
+    def plain(self, relatives: Sequence[str]) -> bool:
+        """Whether :meth:`parts` surely takes all the paths as they are, found without asking for each."""
+        text = "/".join(relatives)
+        if "\\" in text or "\0" in text or any(relative[:1] == "/" for relative in relatives):
+            return False
+        parts = [relative.rpartition("/") for relative in relatives]
+        names = {name for _, _, name in parts}
+        if not names.isdisjoint(("", ".", "..")) or max(map(len, names)) > _SURELY_FITS:
+            return False
+        firsts = {folder: relative for (folder, _, _), relative in zip(parts, relatives, strict=True)}
+        try:
+            for folder in firsts.keys() - self._folders.keys():
+                self.parts(firsts[folder], "")
+        except PairError:
+            return False
+        return True
+
     def absent(self, paths: Iterable[Path]) -> list[Path]:
         """Those of the paths where no file is; every folder is listed once.
 

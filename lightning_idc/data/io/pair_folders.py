@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -12,7 +12,16 @@ from lightning_idc.core.image_files import ENDINGS
 from lightning_idc.core.text import printable
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.record_table import RecordTable, RecordTableBuilder, concatenate
-from lightning_idc.data.io.tables import KINDS, Row, is_caption_column, require, short, stream_table
+from lightning_idc.data.io.tables import (
+    KINDS,
+    Chunk,
+    Row,
+    is_caption_column,
+    require,
+    short,
+    stream_chunks,
+    stream_table,
+)
 from lightning_idc.errors import DataError
 
 SPLITS = ("train", "val", "test", "predict")
@@ -60,17 +69,54 @@ def read_tables(root: Root, tables: Sequence[tuple[Path, str | None]]) -> Folder
         elif no_captions is None:
             no_captions = require(columns, "captions", path, _OR)
         builder = RecordTableBuilder(root, names)
-        has_id, has_type, has_split = (name in columns for name in ("id", "change_type", "split"))
-        file = str(path)
-        for row in rows:
-            before, after = _path(row, "before", root), _path(row, "after", root)
-            name = (row.text("id") if has_id else None) or _id_of(before, after)
-            named = split or (_split(row) if has_split else None)
-            kind = row.text("change_type") if has_type else None
-            builder.add(name, before, after, row.captions(), named, kind, file, row.line)
+        if path.suffix.lower() == ".csv":
+            for chunk in stream_chunks(path):
+                if not _add_columns(builder, chunk, split):
+                    _add_rows(builder, chunk.rows(), columns, split, str(path))
+        else:
+            _add_rows(builder, rows, columns, split, str(path))
         found.append(builder.finish())
     # a table without captions beside one with them, as for predict, has empty captions
     return FolderContents(concatenate(found), None if captioned else no_captions)
+
+
+def _add_rows(
+    builder: RecordTableBuilder, rows: Iterable[Row], columns: Sequence[str], split: str | None, file: str
+) -> None:
+    """Add rows one by one, whatever they hold; what is wrong with one is said with its line."""
+    has_id, has_type, has_split = (name in columns for name in ("id", "change_type", "split"))
+    for row in rows:
+        before, after = (_path(row, side, builder.root) for side in SIDES)
+        name = (row.text("id") if has_id else None) or _id_of(before, after)
+        named = split or (_split(row) if has_split else None)
+        kind = row.text("change_type") if has_type else None
+        builder.add(name, before, after, row.captions(), named, kind, file, row.line)
+
+
+def _add_columns(builder: RecordTableBuilder, chunk: Chunk, split: str | None) -> bool:
+    """Add the rows of a chunk at once, unless one of them is to be judged by itself."""
+    before, after = (chunk.column(side) for side in SIDES)
+    if before is None or after is None or not builder.root.plain(before) or not builder.root.plain(after):
+        return False
+    labels: list[Sequence[str | None]] = []
+    for name in ("id", "split", "change_type"):
+        texts = chunk.column(name) if name in chunk.names else [""] * len(chunk.lines)
+        if texts is None:
+            return False
+        labels.append(texts)
+    ids, splits, kinds = labels
+    known = {text: SAME.get(text.lower(), text.lower()) or None for text in set(splits) if text is not None}
+    if not split and not {*known.values()} <= {None, *SPLITS}:
+        return False
+    return builder.add_all(
+        [id or _id_of(*paths) for id, *paths in zip(ids, before, after, strict=True)],
+        (before, after),
+        chunk.captions,
+        [split] * len(ids) if split else [known[text] for text in splits],  # type: ignore[index]
+        [kind or None for kind in kinds],
+        str(chunk.file),
+        chunk.lines,
+    )
 
 
 def _path(row: Row, side: str, root: Root) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
@@ -62,11 +62,21 @@ class TextColumn:
 
     def flush(self) -> None:
         """Move the pending strings to Arrow."""
+        self._move(self.pending)
+        self.pending.clear()
+
+    def extend(self, texts: Sequence[str]) -> None:
+        """Add many strings."""
+        self.pending += texts
+        while len(self.pending) >= _CHUNK:
+            self._move(self.pending[:_CHUNK])
+            del self.pending[:_CHUNK]
+
+    def _move(self, texts: list[str]) -> None:
         import pyarrow
 
-        self._chunks.append(pyarrow.array(self.pending, pyarrow.large_string()))
-        self._flushed += len(self.pending)
-        self.pending.clear()
+        self._chunks.append(pyarrow.array(texts, pyarrow.large_string()))
+        self._flushed += len(texts)
 
     def __getitem__(self, index: int) -> str:
         if index >= self._flushed:
@@ -277,6 +287,46 @@ class RecordTableBuilder:
         else:
             self._compare(place, id, before, after, (split, change_type), f"{file}, line {line}")
         self._caption(place, captions)
+
+    def add_all(
+        self,
+        ids: Sequence[str],
+        sides: tuple[Sequence[str], Sequence[str]],
+        captions: Callable[[], Sequence[Sequence[str]]],
+        splits: Sequence[str | None],
+        change_types: Sequence[str | None],
+        file: str,
+        lines: Sequence[int],
+    ) -> bool:
+        """Add many pairs as :meth:`add` does, unless an id is there already or stands among them twice.
+
+        Args:
+            ids: of the pairs.
+            sides: paths of the images before and after.
+            captions: gives those of each pair; called only where the pairs are added.
+            splits: of the pairs.
+            change_types: of the pairs.
+            file: that names them all.
+            lines: of it.
+
+        Returns:
+            Whether they were added.
+        """
+        first = len(self._places)
+        fresh = dict(zip(ids, range(first, first + len(ids)), strict=True))
+        if len(fresh) < len(ids) or not self._places.keys().isdisjoint(fresh):
+            return False
+        texts = captions()
+        self._places |= fresh
+        for column, values in zip((self._ids, self._before, self._after), (ids, *sides), strict=True):
+            column.extend(values)
+        for codes, names in zip(self._codes, (splits, change_types, [file] * len(ids)), strict=False):
+            known = {name: self._code(name) for name in dict.fromkeys(names)}
+            codes.extend(known[name] for name in names)
+        self._codes[3].extend(lines)
+        self._owners.extend(place for place, own in enumerate(texts, first) for _ in own)
+        self._texts.extend([text for own in texts for text in own])
+        return True
 
     def _compare(
         self, place: int, id: str, before: str, after: str, labels: tuple[str | None, str | None], where: str
