@@ -451,7 +451,7 @@ def _same_as_row_by_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def read() -> Any:
         try:
-            source = FolderPairs(root, shares=ALL_TRAIN).pairs_of("train")
+            source: Any = FolderPairs(root, shares=ALL_TRAIN).pairs_of("train")
             return [dataclasses.astuple(source.records[place]) for place in range(len(source))]
         except PairError as error:
             return str(error)

@@ -176,16 +176,19 @@ class FolderPairs(PairDataModule):
         if not self._by_split:
             import pyarrow
 
-            tables = self._tables()
-            contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
-            records, self._no_captions = contents.records, contents.no_captions
-            codes = {records.names.index(split): home for home, split in enumerate(SPLITS) if split in records.names}
-            homes = np.array([codes.get(code, -1) for code in records.split_codes().tolist()], np.int8)
-            for place in np.flatnonzero(homes < 0).tolist():
-                homes[place] = SPLITS.index(split_by_hash(records.ids[place], self.shares))
-            self._by_split = {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+            self._by_split = self._dealt()
             pyarrow.default_memory_pool().release_unused()  # what reading took; it is several times what stays
         return self._by_split
+
+    def _dealt(self) -> dict[str, RecordTable]:
+        tables = self._tables()
+        contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
+        records, self._no_captions = contents.records, contents.no_captions
+        codes = {records.names.index(split): home for home, split in enumerate(SPLITS) if split in records.names}
+        homes = np.array([codes.get(code, -1) for code in records.split_codes().tolist()], np.int8)
+        for place in np.flatnonzero(homes < 0).tolist():
+            homes[place] = SPLITS.index(split_by_hash(records.ids[place], self.shares))
+        return {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
         """Tables with the split that each holds; None for two folders."""
