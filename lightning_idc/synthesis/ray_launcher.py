@@ -174,7 +174,13 @@ class _Line:
             if self.earlier.pool is None or not self.stage.streams or not _may_stream(self.job.target):
                 return False
             self.job.streamed = True
-        self.job.begin(self.stage)
+        try:
+            self.job.begin(self.stage)
+        except ConfigError:
+            if not self.job.streamed or _may_stream(self.job.target):
+                raise
+            self.job.streamed = False  # another launcher, which knows the whole source, settled it just now
+            return False
         self.pool = self.launcher.pool(self.ray, self.stage, self.job)
         if not self.job.streamed:
             self._deal(self.job.pending())

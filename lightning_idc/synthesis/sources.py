@@ -95,7 +95,7 @@ class Sentences(AppendableSource):
     """Captions, one record each with the fact ``caption``; more may be appended later.
 
     Args:
-        texts: the captions, or the path of a text file with one per line.
+        texts: the captions, or the path of a text file with one per line, local or a URL of fsspec.
 
     Raises:
         PairError: there is no such file, or nothing in it.
@@ -103,9 +103,12 @@ class Sentences(AppendableSource):
 
     def __init__(self, texts: str | Sequence[str]) -> None:
         if isinstance(texts, str):
+            import fsspec
+
             try:
-                texts = Path(texts).expanduser().read_text(encoding="utf-8").splitlines()
-            except (OSError, UnicodeDecodeError) as error:
+                with fsspec.open(texts, encoding="utf-8", mode="r") as file:
+                    texts = file.read().splitlines()
+            except (OSError, ValueError, ImportError) as error:
                 raise PairError(f"the captions {texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]
         if not self.texts:

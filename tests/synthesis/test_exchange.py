@@ -12,12 +12,13 @@ import pytest
 from helpers.toy_stages import pair_of
 
 from lightning_idc.cli import main
-from lightning_idc.errors import DataError, DatasetNotFoundError
+from lightning_idc.errors import DataError, DatasetNotFoundError, PairError
 from lightning_idc.synthesis.duplicates import Deduplicate
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.juicer import JsonLines
 from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.store import RecordStore
 
 AREAS = [
@@ -133,3 +134,12 @@ def test_what_is_pushed_is_read_by_its_card(
     rows: Any = load_dataset(str(pushed), split="train", cache_dir=str(tmp_path / "cache"))  # by the card's data_files
     assert rows["id"][:] == ["d0", "d1"] and rows[0]["areas"][0]["box"] == AREAS[0]["box"]
     assert rows[0]["before"].size == (40, 40)
+
+
+def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:
+    with fsspec.open("memory://captions.txt", "w") as file:
+        file.write("a dog\n\na cat\n")
+    assert Sentences("memory://captions.txt").texts == ["a dog", "a cat"]
+    for missing in ("memory://none.txt", str(tmp_path / "none.txt"), "nowhere://x"):
+        with pytest.raises(PairError, match="cannot be read"):
+            Sentences(missing)

@@ -119,6 +119,9 @@ def test_a_stream_that_was_stopped_is_finished_by_another_launcher(tmp_path: Pat
     following.begin(Shade(seed=1))
     following.open(stage := Shade(seed=1))
     assert following.shards == 14 // 5, "of the 14 records before the shard that is missing"
+    limited = ShardJob(str(first), tmp_path / "limited", shard_size=5, limit=12)
+    limited.streamed = True
+    assert limited.shards == 3, "a limit that is reached needs no more of the source"
     assert [following.make_shard(stage, number) for number in following.pending()] == [True, True]
     with pytest.raises(DataError, match="shard 2 cannot be made of 14 records"):
         following.make_shard(stage, 2)
