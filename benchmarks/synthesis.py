@@ -273,9 +273,12 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
         }
 
 
-def _digests(folder: Path) -> dict[str, str]:
+def _digests(folder: Path) -> dict[str, list[str]]:
     files = sorted(folder.glob("*/shard-*.json"))
-    return {str(path.relative_to(folder)): json.loads(path.read_text())["digest"] for path in files}
+    return {
+        str(path.relative_to(folder)): [json.loads(line)["digest"] for line in path.read_text().splitlines()]
+        for path in files
+    }
 
 
 def made(folder: Path) -> None:

@@ -102,7 +102,8 @@ def state_of(root: Path) -> dict[str, Any]:
         lines = (root / name / "progress.jsonl").read_text().splitlines()
         noted = [json.loads(line)["shard"] for line in lines]
         found[name] = {
-            "digests": [json.loads(path.read_text())["digest"] for path in sides],
+            "shards": len(sides),
+            "digests": [json.loads(line)["digest"] for path in sides for line in path.read_text().splitlines()],
             "made twice": len(noted) - len(set(noted)),
         }
     return found
@@ -142,7 +143,7 @@ def main() -> None:
     result = {
         "kills": len(killed),
         "exit_statuses": [program.returncode for program in programs],
-        "shards": {name: len(found["digests"]) for name, found in shared.items()},
+        "shards": {name: found["shards"] for name, found in shared.items()},
         "same_bytes_as_one_process": {name: shared[name]["digests"] == alone[name]["digests"] for name in alone},
         "made_twice": {name: found["made twice"] for name, found in shared.items()},
         "seconds": spent,

@@ -155,6 +155,7 @@ def write_shard(
     schema: Any = None,
     keys: Sequence[str] = (),
     about: Mapping[str, Any] | None = None,
+    lazy: str | None = None,
 ) -> Shard:
     """Write a shard and its description, each as a whole or not at all; an older one in its place is replaced.
 
@@ -165,18 +166,23 @@ def write_shard(
         schema: of the batches; that of the first one when None.
         keys: names of the rows.
         about: plain values kept in the description; it may be filled while the batches are drawn.
+        lazy: the last column, where its bytes are hashed when it is first read and not when the shard is opened.
     """
     made: list[Segment] = []
 
     def write(partial: Path) -> None:
         with partial.open("wb") as file:
-            made.append(_write_segment(file, batches, schema, 0))
+            if lazy is None:
+                made.append(_write_segment(file, batches, schema, 0))
+            else:
+                made.extend(_write_apart(file, batches, schema, lazy))
 
     path.with_suffix(".json").unlink(missing_ok=True)
     atomic_write(path, write)
-    segment = replace(made[0], keys=tuple(keys), about=dict(about or {}))
-    atomic_write(path.with_suffix(".json"), _line(path, store, segment, growing=False))
-    return Shard(path, (segment,))
+    made[0] = replace(made[0], keys=tuple(keys), about=dict(about or {}))
+    lines = (_line(path, store, segment, growing=False) for segment in made)
+    atomic_write(path.with_suffix(".json"), b"".join(lines))
+    return Shard(path, tuple(made))
 
 
 def adopt_shard(path: Path, store: str, successor: str) -> None:
@@ -231,6 +237,32 @@ def _write_segment(file: BinaryIO, batches: Iterable[Any], schema: Any, start: i
     return Segment(start, start + size, rows, found.hexdigest())
 
 
+def _write_apart(file: BinaryIO, batches: Iterable[Any], schema: Any, lazy: str) -> list[Segment]:
+    """As `_write_segment`, but for each batch its last column in a segment of its own."""
+    import pyarrow as pa
+
+    found: list[Segment] = []
+
+    def put(parts: Iterable[Any], rows: int, **about: str) -> None:
+        start, hashed = (found[-1].end if found else 0), hashlib.blake2b(digest_size=DIGEST_BYTES)
+        for part in parts:
+            hashed.update(part)
+            file.write(part)
+        found.append(Segment(start, file.tell(), rows, hashed.hexdigest(), about=about))
+
+    head = schema.serialize()
+    for batch in batches:
+        message = batch.serialize()
+        column = pa.ipc.read_record_batch(message, schema).column(lazy)
+        # its buffers are the last ones of the message
+        starts = (buffer.address for buffer in column.buffers() if buffer is not None and buffer.size)
+        cut = min(starts) - message.address
+        put([head, message.slice(0, cut)], batch.num_rows)
+        put([message.slice(cut)], 0, lazy=lazy)
+        head = b""
+    return found
+
+
 def _line(path: Path, store: str, segment: Segment, growing: bool) -> bytes:
     said = {
         "shard": path.stem,
@@ -260,12 +292,13 @@ def is_suspect(shard: Shard) -> bool:
     return cut or stat.st_mtime_ns > side.st_mtime_ns
 
 
-def check_shard(shard: Shard, again: bool = False) -> None:
+def check_shard(shard: Shard, again: bool = False, lazy: bool = True) -> None:
     """Hash what this process has not hashed yet of a shard.
 
     Args:
         shard: to check.
         again: hash everything, whatever was hashed before.
+        lazy: also a column that is hashed when it is read.
 
     Raises:
         StoreError: the file is missing, cut short, or its bytes are not those that were written.
@@ -281,7 +314,7 @@ def check_shard(shard: Shard, again: bool = False) -> None:
     if known is None or known[0] != _stamp(stat) or again:
         known = _hashed[str(path)] = _stamp(stat), set()
     for segment in shard.segments:
-        if (segment.start, segment.digest) in known[1]:
+        if (segment.start, segment.digest) in known[1] or (segment.about.get("lazy") and not lazy):
             continue
         try:
             found = file_digest(path, segment.start, segment.end)
@@ -306,15 +339,19 @@ class OpenShard:
 
     Args:
         batches: of the stream.
+        shard: that they are of.
     """
 
-    def __init__(self, batches: Sequence[Any]) -> None:
-        self.batches = batches
+    def __init__(self, batches: Sequence[Any], shard: Shard) -> None:
+        self.batches, self.shard = batches, shard
+        # hashed when it is read
+        self._lazy = next((segment.about["lazy"] for segment in shard.segments if "lazy" in segment.about), None)
         self.starts = [0, *accumulate(batch.num_rows for batch in batches)]
         self._tensors: dict[str, list[Any] | None] = {}
 
     def value(self, name: str, row: int) -> Any:
         """Cell of a row: a read-only view of the map for a tensor, a plain value for anything else."""
+        self._verify(name)
         batch = bisect.bisect_right(self.starts, row) - 1
         try:
             views = self._tensors[name]
@@ -326,14 +363,22 @@ class OpenShard:
 
     def row(self, row: int, names: Sequence[str]) -> dict[str, Any]:
         """Cells of a row by column as plain values; nothing of the other columns is read."""
+        for name in names:
+            self._verify(name)
         number = bisect.bisect_right(self.starts, row) - 1
         batch, place = self.batches[number], row - self.starts[number]
         return {name: batch.column(name)[place].as_py() for name in names}
 
     def cell(self, name: str, row: int) -> Any:
         """Cell of a row as Arrow has it, of which nothing is copied yet."""
+        self._verify(name)
         batch = bisect.bisect_right(self.starts, row) - 1
         return self.batches[batch].column(name)[row - self.starts[batch]]
+
+    def _verify(self, name: str) -> None:
+        if name == self._lazy:
+            check_shard(self.shard)
+            self._lazy = None
 
     def _views(self, name: str) -> list[Any] | None:
         """Per batch the rows of a column, where that copies nothing."""
@@ -354,10 +399,10 @@ def open_shard(shard: Shard) -> OpenShard:
     """
     import pyarrow as pa
 
-    check_shard(shard)
+    check_shard(shard, lazy=False)
     try:
         with pa.memory_map(str(shard.path)) as file:
-            return OpenShard(list(pa.ipc.open_stream(file.read_buffer(shard.end))))
+            return OpenShard(list(pa.ipc.open_stream(file.read_buffer(shard.end))), shard)
     except (OSError, pa.ArrowException) as error:
         raise StoreError(
             f"{shard.path} cannot be mapped into memory ({error}); its bytes are those that were written, so look at "

@@ -171,6 +171,7 @@ class Store:
     def batches(self) -> Iterator[Any]:
         """All rows as Arrow's record batches."""
         for shard in self.shards:
+            check_shard(shard)
             yield from open_shard(shard).batches
 
     def locate(self, index: int) -> tuple[Shard, int]:

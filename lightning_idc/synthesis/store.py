@@ -76,7 +76,7 @@ def _schema() -> Any:
     images = [{"name": Value("string"), "image": Image(decode=False)}]
     arrays = [{"name": Value("string"), "values": Value("binary")}]
     texts = {name: Value("string") for name in ("id", "facts", "history", "dropped")}
-    return Features({**texts, "origin": Value("int64"), "images": images, "arrays": arrays}).arrow_schema
+    return Features({**texts, "origin": Value("int64"), "arrays": arrays, "images": images}).arrow_schema
 
 
 def write_shard(folder: Path, number: int, records: Sequence[Record], failed: int = 0) -> None:
@@ -97,7 +97,8 @@ def write_shard(folder: Path, number: int, records: Sequence[Record], failed: in
     )
     dropped = Counter(record.dropped["reason"] for record in records if record.dropped is not None)
     path, store = folder / f"{shard_name(number)}.arrow", read_manifest(folder, "records", REMEDY)["fingerprint"]
-    write_rows(path, store, batches, _schema(), about={"dropped": dict(dropped), "failed": failed})
+    lazy = "images" if any(record.images for record in records) else None
+    write_rows(path, store, batches, _schema(), about={"dropped": dict(dropped), "failed": failed}, lazy=lazy)
 
 
 def _plain(record: Record) -> dict[str, Any]:

@@ -154,13 +154,51 @@ def test_a_stage_reads_no_bytes_of_stores_whose_pictures_it_does_not_use(tmp_pat
     assert len(hashed) == len(set(hashed)) == 6, "each shard of the source once"
 
 
+def test_a_stage_that_reads_texts_reads_no_picture_of_its_source(tmp_path: Path) -> None:
+    class Large(Numbers):
+        def record(self, index: int) -> Record:
+            record = super().record(index)
+            noise = torch.Generator().manual_seed(index)
+            record.put("picture", torch.randint(256, (3, 64, 64), generator=noise, dtype=torch.uint8))
+            return record
+
+    run(Shade(), Large(40), tmp_path / "a", shard_size=20)
+    pictures = sum(path.stat().st_size for path in (tmp_path / "a").glob("*.arrow"))
+    sizes: list[int] = []
+    with count_hashed(sizes) as hashed:
+        run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "b", shard_size=20)
+    assert hashed and sum(sizes) < pictures / 20
+    flip(tmp_path / "a" / "shard-00001.arrow", 0.5)
+    run(MapStage(number_plus, seed=1), str(tmp_path / "a"), tmp_path / "c", shard_size=20)
+    store = RecordStore(tmp_path / "c")
+    shards.open_shard.cache_clear()
+    shards._hashed.clear()
+    with pytest.raises(shards.StoreError, match=r"a/shard-00001\.arrow is damaged"):
+        [record.image("picture") for record in store if record.dropped is None]
+
+
+def flip(path: Path, share: float) -> None:
+    """Change a byte of a file at a share of its length, and nothing that its folder says of it."""
+    stat, data = path.stat(), bytearray(path.read_bytes())
+    data[int(share * len(data))] ^= 1
+    path.write_bytes(data)
+    os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
 @contextmanager
-def count_hashed() -> Iterator[list[Path]]:
-    """Files that are hashed meanwhile."""
+def count_hashed(sizes: list[int] | None = None) -> Iterator[list[Path]]:
+    """Files that are hashed meanwhile, and the bytes of each."""
     hashed: list[Path] = []
     real = shards.file_digest
+
+    def count(path: Path, start: int = 0, end: int = 0) -> str:
+        hashed.append(path)
+        if sizes is not None:
+            sizes.append(end - start)
+        return real(path, start, end)
+
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "file_digest", lambda path, *span: (hashed.append(path), real(path, *span))[1])
+        patch.setattr(shards, "file_digest", count)
         yield hashed
 
 
