@@ -1,9 +1,11 @@
-"""Is the same pair described alike whatever size its files have?
+"""Is the same pair described alike whatever size and borders its files have?
 
     python benchmarks/sizes.py [--model clevr] [--pairs 100] [--out results/sizes.json]
 
-Rendered test pairs as files of the captioner's own size and 2, 4 and 8 times as large (by Lanczos). Counted are
-pairs that get the same caption as at their own size, and the same answer to whether anything changed.
+Rendered test pairs as files of the captioner's own size and 2, 4 and 8 times as large (by Lanczos), and twice as large
+on a canvas of another aspect: 16:9 in black with the picture in its middle, 3:4 in white with the picture at the top,
+and the first one again as JPEG. Counted are pairs that get the same caption as at their own size, and the same answer to
+whether anything changed.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import argparse
 import tempfile
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,28 @@ from lightning_idc import load
 from lightning_idc.data import SyntheticPairs
 
 FACTORS = (1, 2, 4, 8)
+PADDED = {"16:9 black": (16 / 9, "black", 0.5), "3:4 white": (3 / 4, "white", 0.0), "16:9 JPEG": (16 / 9, "black", 0.5)}
+"""Aspect, colour, and which share of the border stands before the picture."""
+
+
+def scaled(picture: Image.Image, factor: int) -> Image.Image:
+    return picture.resize((picture.width * factor, picture.height * factor), Image.Resampling.LANCZOS)
+
+
+def padded(picture: Image.Image, aspect: float, colour: str, before: float) -> Image.Image:
+    """A picture on a canvas of another aspect."""
+    size = max(picture.width, round(picture.height * aspect)), max(picture.height, round(picture.width / aspect))
+    canvas = Image.new("RGB", size, colour)
+    canvas.paste(picture, (round((size[0] - picture.width) * before), round((size[1] - picture.height) * before)))
+    return canvas
+
+
+def forms(picture: Image.Image) -> Iterator[tuple[str, Image.Image, str]]:
+    """Name, picture and ending of every kind of file."""
+    for factor in FACTORS:
+        yield f"x{factor}", scaled(picture, factor), "png"
+    for name, how in PADDED.items():
+        yield name, padded(scaled(picture, 2), *how), "jpg" if name.endswith("JPEG") else "png"
 
 
 def main() -> None:
@@ -33,31 +58,32 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # that files are far larger than the training is what is tested
     captioner, source = load(options.model), SyntheticPairs().pairs_of("test")
-    said: dict[int, list[Any]] = {factor: [] for factor in FACTORS}
+    said: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for index in range(options.pairs):
             sample = source.load(index)
-            for factor in FACTORS:
-                files = []
-                for side, image in (("before", sample.before), ("after", sample.after)):
-                    picture = Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
-                    size = (picture.width * factor, picture.height * factor)
-                    files.append(Path(folder, f"{side}.png"))
-                    picture.resize(size, Image.Resampling.LANCZOS).save(files[-1])
-                said[factor].append(captioner.describe(*files))
-    own = said[1]
+            sides = [
+                forms(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()))
+                for image in (sample.before, sample.after)
+            ]
+            for (name, before, ending), (_, after, _) in zip(*sides, strict=True):
+                files = [Path(folder, f"{side}.{ending}") for side in ("before", "after")]
+                for file, picture in zip(files, (before, after), strict=True):
+                    picture.save(file, **({"quality": 92} if ending == "jpg" else {}))
+                said.setdefault(name, []).append(captioner.describe(*files))
+    own = said["x1"]
     result = {
         "model": options.model,
         "pairs": options.pairs,
         **{
-            f"x{factor}": {
-                "same_caption": sum(one.text == other.text for one, other in zip(own, said[factor], strict=True)),
+            name: {
+                "same_caption": sum(one.text == other.text for one, other in zip(own, found, strict=True)),
                 "same_change": sum(
                     (one.change_score >= 0.5) == (other.change_score >= 0.5)
-                    for one, other in zip(own, said[factor], strict=True)
+                    for one, other in zip(own, found, strict=True)
                 ),
             }
-            for factor in FACTORS
+            for name, found in said.items()
         },
     }
     report(result, options.out, "pillow", seeds=[0])

@@ -102,6 +102,19 @@ def test_commands_of_the_documentation_are_there() -> None:
     assert seen > 40
 
 
+def test_every_page_can_be_reached_from_the_navigation() -> None:
+    """One page per method, task and shipped captioner; what is left out of the navigation nobody finds."""
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text(encoding="utf-8"))["nav"]
+
+    def places(entry: object) -> set[str]:
+        if isinstance(entry, str):
+            return {entry}
+        return set().union(*map(places, entry.values() if isinstance(entry, dict) else entry))  # type: ignore[call-overload]
+
+    assert places(nav) == {*site().sources().values(), "support.md", "api/index.md"}
+    assert {f"methods/{path.parent.name}.md" for path in ROOT.glob("lightning_idc/methods/*/README.md")} <= places(nav)
+
+
 def test_links_between_files_lead_somewhere() -> None:
     """In the repository; on the site they are checked when it is built."""
     for source, text in written().items():

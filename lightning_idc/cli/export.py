@@ -45,7 +45,10 @@ def export(
 
             folder = write_repository(captioner, out, push or f"OWNER/{out.name}", layout)
             if push is not None:
-                print(upload(folder, push))
+                try:
+                    print(upload(folder, push))
+                except ConfigError as error:
+                    raise ConfigError(f"{error}; the files are in {str(folder)!r}") from error
         else:
             from lightning_idc.serve.export import write_graphs
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from lightning_idc.core.bars import content
 from lightning_idc.core.images import Interpolation, open_pair, resize, warn_of_sizes
 from lightning_idc.core.types import PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
@@ -77,7 +78,8 @@ class InputSpec:
             options: of reading, in place of those that the captioner was trained with.
 
         Returns:
-            The pair; ``meta["sizes"]`` holds height and width of both images as they were.
+            The pair; ``meta["sizes"]`` holds height and width of both images as they were, ``meta["window"]`` where in
+            them the pair lies if bars were cut off, x1 y1 x2 y2 as shares.
 
         Raises:
             DataError: an image cannot be read, or the number of channels is not the captioner's.
@@ -92,8 +94,22 @@ class InputSpec:
                 )
         sizes = [(int(image.shape[1]), int(image.shape[2])) for image in (first, second)]
         warn_of_sizes(sizes[0], sizes[1], self.size)
-        self._warn_of_distance(sizes[0])
-        return PairSample(id, self._scaled(first, sizes[0]), self._scaled(second, sizes[0]), meta={"sizes": sizes})
+        meta: dict[str, Any] = {"sizes": sizes}
+        if self.size is not None and sizes[0] == sizes[1]:
+            rows, columns = content(first, second, self.size)
+            (height, width), inner = sizes[0], first[:, rows, columns]
+            if inner.shape != first.shape:
+                first, second = inner, second[:, rows, columns]
+                ends = columns.start / width, rows.start / height, columns.stop / width, rows.stop / height
+                meta["window"] = ends
+                warnings.warn(
+                    f"borders of one colour are cut off: of {width}x{height} pixels {inner.shape[2]}x{inner.shape[1]} "
+                    "are described",
+                    stacklevel=3,
+                )
+        own = (int(first.shape[1]), int(first.shape[2]))
+        self._warn_of_distance(own)
+        return PairSample(id, self._scaled(first, own), self._scaled(second, own), meta=meta)
 
     def scaled(self, sample: PairSample) -> PairSample:
         """A pair at the size of the training."""

@@ -41,6 +41,29 @@ class Where:
     boxes: list[Box]
     peak: tuple[float, float] | None
 
+    def within(self, window: Box) -> Where:
+        """The same in larger images, of which the pair is a window.
+
+        Args:
+            window: x1 y1 x2 y2 as shares of the larger images.
+        """
+        left, top, right, bottom = window
+
+        def moved(x: float, y: float) -> tuple[float, float]:
+            return left + x * (right - left), top + y * (bottom - top)
+
+        rows, columns = (
+            count / share for count, share in zip(self.map.shape, (bottom - top, right - left), strict=True)
+        )
+        sides = [columns * left, columns * (1 - right), rows * top, rows * (1 - bottom)]
+        whole = F.pad(self.map, [round(side) for side in sides])
+        shown = [min(side, _SHOWN) for side in whole.shape]
+        return Where(
+            F.adaptive_max_pool2d(whole[None], shown)[0],
+            [(*moved(x1, y1), *moved(x2, y2)) for x1, y1, x2, y2 in self.boxes],
+            None if self.peak is None else moved(*self.peak),
+        )
+
 
 @torch.no_grad()
 def locate(

@@ -16,8 +16,15 @@ import lightning_idc
 from lightning_idc.cli import main
 from lightning_idc.core.input_spec import InputSpec
 from lightning_idc.errors import CheckpointError, ConfigError, DataError
+from lightning_idc.serve.answers import Answer, answer_pairs
 
 Draw = Callable[..., Path]
+
+
+def answered(model: Path, before: Path, after: Path) -> Answer:
+    captioner = lightning_idc.load(model, device="cpu")
+    (answer,) = answer_pairs(captioner, [captioner.input_spec.read(before, after)])
+    return answer
 
 
 def test_an_answer_as_json_as_text_and_as_a_picture(
@@ -76,6 +83,60 @@ def test_the_user_is_told_where_images_differ_from_each_other_or_from_the_traini
     assert f"note: {note}" in capsys.readouterr().err.replace("the images are 64x32 pixels and the captioner was "
         "trained on 32x32: they are ", "").replace("the images are 12x12 pixels and the captioner was trained on "
         "32x32: they are ", "")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("size", "place", "colour", "ending"),
+    [
+        ((64, 32), (16, 0), "black", "png"),
+        ((57, 32), (25, 0), "white", "png"),
+        ((32, 50), (0, 0), "gray", "png"),
+        ((64, 32), (16, 0), "black", "webp"),
+    ],
+)
+def test_borders_that_bring_a_picture_to_another_aspect_change_nothing(
+    model: Path, draw: Draw, tmp_path: Path, size: tuple[int, int], place: tuple[int, int], colour: str, ending: str
+) -> None:
+    pair = [draw("a.png"), draw("b.png", square=(16, 8))]
+    expected = answered(model, *pair)
+    padded = []
+    for path in pair:
+        canvas = Image.new("RGB", size, colour)
+        with Image.open(path) as image:
+            canvas.paste(image, place)
+        padded.append(tmp_path / f"padded_{path.stem}.{ending}")
+        canvas.save(padded[-1], **({"lossless": True} if ending == "webp" else {}))
+    with pytest.warns(UserWarning, match=f"borders of one colour are cut off: of {size[0]}x{size[1]} pixels 32x32"):
+        found = answered(model, *padded)
+    assert (found.caption, found.log_prob, found.change_score) == (
+        expected.caption, expected.log_prob, expected.change_score,
+    )  # fmt: skip
+    left, top = place
+    assert found.size == size and expected.boxes
+    assert found.boxes == [[x1 + left, y1 + top, x2 + left, y2 + top] for x1, y1, x2, y2 in expected.boxes]
+    assert found.map is not None and len(found.map) <= 32 and len(found.map[0]) <= 32
+    marked = [
+        (x / len(found.map[0]), y / len(found.map)) for y, row in enumerate(found.map) for x, v in enumerate(row) if v
+    ]
+    assert marked and all(left / size[0] <= x <= (left + 32) / size[0] for x, _ in marked)
+    assert all(top / size[1] <= y <= (top + 32) / size[1] for _, y in marked)
+
+
+def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
+    spec = InputSpec(size=(32, 32))
+    before = torch.zeros(3, 32, 64, dtype=torch.uint8)
+    after = before.clone()
+    after[:, 4:8, 2:6] = 200  # in what would be the border
+    with pytest.warns(UserWarning, match="of 64x32 pixels 32x32 are described"):
+        window = spec.read(before, after).meta["window"]
+    assert window == (2 / 64, 0.0, 34 / 64, 1.0), "as much on each side as it allows"
+    after[:, 4:8, 40:44] = 200
+    with pytest.warns(UserWarning, match="of 64x32 pixels 42x32 are described"), pytest.warns(match="another aspect"):
+        assert spec.read(before, after).meta["window"] == (2 / 64, 0.0, 44 / 64, 1.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        square = torch.zeros(3, 64, 64, dtype=torch.uint8)
+        assert "window" not in spec.read(square, square).meta, "of the trained aspect nothing is cut"
 
 
 def test_the_value_range_of_the_training_is_that_of_every_file(

@@ -118,12 +118,22 @@ def upload(folder: Path, repo: str, private: bool = True, message: str = "Upload
         repo: ``OWNER/NAME``.
         private: whether a new repository is.
         message: of the commit.
+
+    Raises:
+        ConfigError: the hub does not answer, or refuses.
     """
     from huggingface_hub import HfApi
 
-    api = HfApi()
-    api.create_repo(repo, private=private, exist_ok=True)
-    return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
+    try:
+        api = HfApi()
+        api.create_repo(repo, private=private, exist_ok=True)
+        return str(api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message))
+    except Exception as error:  # every version of the hub's client raises network errors of another library
+        reason = next(iter(str(error).strip().splitlines()), "")
+        raise ConfigError(
+            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
+            "`hf auth login`, and name a repository that you may write to"
+        ) from error
 
 
 def card_of(captioner: PairCaptioner, repo: str, layout: str, scores: Mapping[str, float] | None = None) -> str:

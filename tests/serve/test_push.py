@@ -1,0 +1,146 @@
+"""export hf --push: over HTTP to a hub on this machine, and back from it by the code of the card."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import huggingface_hub
+import pytest
+from huggingface_hub import constants
+
+import lightning_idc
+from lightning_idc.cli import main
+
+REPO = "me/spot"
+SHA = "0123456789abcdef0123456789abcdef01234567"
+
+
+class Hub(ThreadingHTTPServer):
+    """What of the hub's API a push and a download of one repository ask for."""
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), Answers)
+        self.files: dict[str, bytes] = {}
+        self.visibility: str | None = None
+        self.refuses = 0
+        self.tokens: set[str | None] = set()
+
+
+class Answers(BaseHTTPRequestHandler):
+    server: Hub
+
+    def log_message(self, *unused: Any) -> None:
+        """Nothing on the terminal."""
+
+    def answer(self, found: Any = None, status: int = 200, **headers: str) -> None:
+        body = found if isinstance(found, bytes) else json.dumps(found).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": str(len(body)), **headers}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        sent = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.tokens.add(self.headers["Authorization"])
+        if self.server.refuses:
+            self.answer({"error": "Forbidden: no write access"}, self.server.refuses)
+        elif self.path == "/api/validate-yaml":  # of the card
+            self.answer({"errors": [], "warnings": []})
+        elif self.path == "/api/repos/create":
+            asked = json.loads(sent)
+            assert (asked["organization"], asked["name"]) == tuple(REPO.split("/"))
+            self.server.visibility = asked.get("visibility") or ("private" if asked.get("private") else "public")
+            self.answer({"url": f"{constants.ENDPOINT}/{REPO}", "name": REPO, "id": REPO})
+        elif self.path.startswith(f"/api/models/{REPO}/preupload/"):
+            paths = [file["path"] for file in json.loads(sent)["files"]]
+            self.answer({"files": [{"path": path, "uploadMode": "regular", "shouldIgnore": False} for path in paths]})
+        elif self.path.startswith(f"/api/models/{REPO}/commit/"):
+            for line in map(json.loads, sent.splitlines()):
+                if line["key"] == "file":
+                    self.server.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            found = f"{constants.ENDPOINT}/{REPO}/commit/{SHA}"
+            self.answer({"commitUrl": found, "commitOid": SHA, "pullRequestUrl": None, "success": True})
+        else:
+            self.answer({"error": f"unknown {self.path}"}, 404)
+
+    def do_GET(self) -> None:
+        path = self.path.partition("?")[0]
+        name = path.removeprefix(f"/{REPO}/resolve/{SHA}/")
+        if path.startswith(f"/api/models/{REPO}"):
+            siblings = [{"rfilename": file} for file in self.server.files]
+            found = [{"type": "file", "path": f, "size": len(d), "oid": "0" * 40} for f, d in self.server.files.items()]
+            self.answer(found if "/tree/" in path else {"id": REPO, "sha": SHA, "siblings": siblings})
+        elif name in self.server.files:
+            content = self.server.files[name]
+            etag = hashlib.sha1(content).hexdigest()
+            self.answer(content, ETag=f'"{etag}"', X_Repo_Commit=SHA)
+        else:
+            self.answer({"error": f"unknown {self.path}"}, 404)
+
+    do_HEAD = do_GET
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Hub]:
+    server = Hub()
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    here = f"http://127.0.0.1:{server.server_address[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", here)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", here + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_TOKEN", "hf_of_nobody")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
+    hub: Hub, model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 0
+    assert f"{constants.ENDPOINT}/{REPO}" in capsys.readouterr().out
+    assert hub.visibility == "private" and hub.tokens == {"Bearer hf_of_nobody"}
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
+    assert hub.files == written and {"README.md", "config.json", "model.safetensors"} <= set(written)
+    card = hub.files["README.md"].decode()
+    assert huggingface_hub.ModelCard(card).data.pipeline_tag == "image-to-text" and str(tmp_path) not in card
+    # the code of the card, on another machine
+    (code,) = [part.removeprefix("python\n") for part in card.split("```")[1::2]]
+    pair = lightning_idc.sample_pair()
+    for name, path in zip(("before.png", "after.png"), pair, strict=True):
+        (tmp_path / name).write_bytes(path.read_bytes())
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "card", "exec"), {})
+    assert capsys.readouterr().out.strip() == lightning_idc.load(model, device="cpu").describe(*pair).text
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_hub_that_refuses_is_one_sentence_and_the_folder_stays(
+    status: int, hub: Hub, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hub.refuses = status
+    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and "hf auth login" in said and REPO in said and "Traceback" not in said
+    assert (tmp_path / "out" / "model.safetensors").is_file()
+
+
+def test_without_a_network_the_folder_is_written_and_that_is_said(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("error: ") and str(tmp_path / "out") in said and "Traceback" not in said
+    assert (tmp_path / "out" / "README.md").is_file()
