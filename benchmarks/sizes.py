@@ -4,8 +4,8 @@
 
 Rendered test pairs as files of the captioner's own size and 2, 4 and 8 times as large (by Lanczos), and twice as large
 on a canvas of another aspect: 16:9 in black with the picture in its middle, 3:4 in white with the picture at the top,
-and the first one again as JPEG. Counted are pairs that get the same caption as at their own size, and the same answer to
-whether anything changed.
+and the first one again as JPEG. Counted are pairs that get the same caption as at their own size, and the same answer
+to whether anything changed.
 """
 
 from __future__ import annotations

@@ -197,10 +197,11 @@ def support_page() -> str:
         "A yes has a test in the repository that fails without it; an empty cell was not tested.",
         "",
     ]
-    table = [f"| | {' | '.join(features)} |", f"|---|{':---:|' * len(features)}"]
+    # there are more features than methods, and a page is higher than wide
+    table = [f"| | {' | '.join(found)} |", f"|---|{':---:|' * len(found)}"]
     table += [
-        f"| {method} | {' | '.join('yes' if feature in tests else '' for feature in features)} |"
-        for method, tests in found.items()
+        f"| {feature} | {' | '.join('yes' if feature in tests else '' for tests in found.values())} |"
+        for feature in features
     ]
     lines = ["", "## The tests", ""]
     for method, tests in found.items():

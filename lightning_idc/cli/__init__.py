@@ -176,9 +176,11 @@ def import_modules(named: Sequence[str], where: str) -> None:
 
 
 def lightning(arguments: Sequence[str] | None = None) -> int:
-    """The `lightning` script: ours for `run RECIPE.yaml` and our verbs, otherwise lightning-sdk's where installed."""
+    """The `lightning` script: ours for `run RECIPE` and our verbs, otherwise lightning-sdk's where installed."""
+    from lightning_idc.cli.recipes import shipped
+
     given = list(sys.argv[1:] if arguments is None else arguments)
-    recipe = len(given) > 1 and given[0] == "run" and given[1].endswith((".yaml", ".yml"))
+    recipe = len(given) > 1 and given[0] == "run" and (given[1].endswith((".yaml", ".yml")) or given[1] in shipped())
     if recipe or not given or given[0] in (*(verb for verb in VERBS if verb != "run"), "-h", "--help", "--version"):
         return main(given)
     try:

@@ -30,6 +30,7 @@ from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
 from lightning_idc.core.arguments import accepted_arguments
+from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
@@ -264,6 +265,8 @@ class PairCLI(LightningCLI):
         super()._set_seed()
         with self._one_sentence():
             super().instantiate_classes()
+        if self.verb != "fit" and not self.config.get("ckpt_path"):
+            _refuse_untrained(self.model, self.verb)
 
     def _check_numbers(self) -> None:
         """Refuse what Lightning accepts and fails at, or passes over, in the middle of a run.
@@ -355,6 +358,21 @@ class PairCLI(LightningCLI):
                 if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:
                     saver.dirpath = str(Path(trainer.default_root_dir).resolve() / "checkpoints")
         return trainer
+
+
+def _refuse_untrained(model: LightningModule, verb: str) -> None:
+    """Refuse a network with random weights, whose captions look like those of a bad captioner.
+
+    Raises:
+        ConfigError: the model is a captioner that would make its words, and so its network, from the data at hand.
+    """
+    if not isinstance(model, PairCaptioner) or type(model).make_net is not PairCaptioner.make_net:
+        return
+    if model.init_from is None and model.hparams["vocabulary"] is None:
+        raise ConfigError(
+            f"{verb} needs weights, and the {type(model).__name__} has none yet: expected --ckpt_path FILE, the "
+            "checkpoint of a fit"
+        )
 
 
 def _place_of(error: BaseException) -> str:

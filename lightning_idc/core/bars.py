@@ -15,7 +15,7 @@ def content(before: Tensor, after: Tensor, size: tuple[int, int]) -> tuple[slice
     """Rows and columns of both images without bars, as many of which are cut off as the wanted aspect asks for.
 
     Only what is of one colour in both images is a bar, so that no change is lost. Bars on both sides are cut alike
-    where they allow it. Images of the wanted aspect keep their borders, whatever these show.
+    where they allow it and are of one colour; else the wider one goes first. Images of the wanted aspect keep their borders, whatever these show.
 
     Args:
         before: uint8 ``(C, H, W)``.
@@ -42,7 +42,10 @@ def _cut(pair: Tensor, wanted: int) -> slice:
     """Columns of ``(2, C, H, W)`` that stay when up to ``wanted`` of the bars are cut off."""
     first, last = _bar(pair), _bar(pair.flip(-1))
     wanted = min(wanted, first + last)
+    alike = bool(((pair[0, :, 0, 0] - pair[0, :, 0, -1]).abs() <= TOLERANCE).all())
     left = min(max(wanted // 2, wanted - last), first)
+    if not alike and max(first, last) >= wanted:  # the other side is a background, and no bar
+        left = wanted if first > last else 0
     return slice(left, pair.shape[-1] - (wanted - left))
 
 

@@ -168,6 +168,11 @@ def class_named(path: str, base: type) -> Any:
     for kind in reversed(known):
         if path == f"__main__.{kind.__qualname__}" and not kind.__module__.startswith("lightning_idc."):
             return kind
+    if module.split(".")[0] == "lightning_idc":
+        raise CheckpointError(
+            f"the checkpoint holds a {path}, which is not a {base.__qualname__}: expected that of a stage which trains "
+            "one, such as RUN/train/checkpoints/best.ckpt"
+        )
     raise CheckpointError(
         f"the checkpoint holds a {path}, which is not a {base.__qualname__} of this library; if it is yours, "
         f"import its module first: --import {'MODULE' if module == '__main__' else module.split('.')[0] or path}"

@@ -130,6 +130,8 @@ def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "
     Raises:
         ConfigError: the network cannot be exported.
     """
+    if kind == "onnx":
+        import onnxscript  # noqa: F401  torch's own words for its absence do not name the extra, and come late
     found = programs(captioner)
     folder.mkdir(parents=True, exist_ok=True)
     for name, program in found.items():
@@ -142,8 +144,6 @@ def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "
 
 
 def _write_onnx(program: ExportedProgram, target: Path) -> None:
-    import onnxscript  # noqa: F401  torch's own words for its absence do not name the extra
-
     outputs = ["memory"] if target.stem == "encoder" else ["log_probs", "past_after"]
     written = torch.onnx.export(program, output_names=outputs, verbose=False)
     if written is None:

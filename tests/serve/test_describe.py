@@ -137,6 +137,10 @@ def test_only_what_the_aspect_asks_for_is_cut_off_and_never_a_change() -> None:
         warnings.simplefilter("error")
         square = torch.zeros(3, 64, 64, dtype=torch.uint8)
         assert "window" not in spec.read(square, square).meta, "of the trained aspect nothing is cut"
+    before = torch.randint(0, 255, (3, 32, 64), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    before[:, :, :10], before[:, :, 32:] = 128, 255  # a background on the left, and a border on the right
+    with pytest.warns(UserWarning, match="of 64x32 pixels 32x32 are described"):
+        assert spec.read(before, before).meta["window"] == (0.0, 0.0, 0.5, 1.0)
 
 
 def test_the_value_range_of_the_training_is_that_of_every_file(
