@@ -12,6 +12,16 @@ from pathlib import Path
 
 LEAST_DISK = 2.0
 """GiB that rendered data and the checkpoints of a recipe may take."""
+HOLES = {
+    "torch": ("2.10", "CVE-2026-24747: a checkpoint runs code in spite of weights_only"),
+    "lightning": ("2.6.6", "CVE-2026-58659: hyper-parameters of a checkpoint name what is called"),
+    "jsonargparse": ("4.53", "values become objects of classes that they name"),
+    "pyarrow": ("14.0.1", "CVE-2023-47248: a Parquet or Arrow file runs code"),
+    "pillow": ("11.3", "CVE-2023-50447 and CVE-2025-48379: ImageMath runs code, a DDS file overflows a buffer"),
+    "jinja2": ("3.1.6", "CVE-2025-27516: the chat template of a model leaves its sandbox"),
+    "ray": ("2.52", "CVE-2025-62593: a web page runs code on the machine of a cluster"),
+}
+"""Packages, their first versions without a known way to run code, and that way."""
 
 
 def run(given: list[str]) -> int:
@@ -21,7 +31,7 @@ def run(given: list[str]) -> int:
 
     parser("doctor", "Look at this installation.").parse_args(given[1:])
     print(f"lightning_idc {__version__}, Python {platform.python_version()}, {platform.system()} {platform.machine()}")
-    problems = [*_packages(), *_devices(), *_scripts(), *_folders()]
+    problems = [*_packages(), *_holes(), *_devices(), *_scripts(), *_folders()]
     _extras()
     java = "found" if shutil.which("java") else "not found"
     _line("Java", f"{java}; needed only for SPICE and for LIGHTNING_IDC_METEOR=java")
@@ -58,6 +68,21 @@ def _packages() -> list[str]:
                 f"{need.name} {version} is installed and {need.specifier} is expected, since others were not tested or "
                 f"have known security holes: pip install '{need.name}{need.specifier}'"
             )
+    return problems
+
+
+def _holes() -> list[str]:
+    """Installed packages, those that others brought included, with a known way to run code."""
+    from packaging.version import Version
+
+    problems = []
+    for name, (fixed, how) in HOLES.items():
+        try:
+            version = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+        if Version(version) < Version(fixed):
+            problems.append(f"{name} {version} has a known security hole ({how}): pip install '{name}>={fixed}'")
     return problems
 
 

@@ -21,6 +21,7 @@ _BUILT_TOO_EARLY = (
     "put it under model.init_args (optimizer: ..., schedule: ...)"
 )
 
+_FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _ANOTHER_MODEL = ("Error(s) in loading state_dict", "loaded state dict")
 """How torch begins when weights, or the state of an optimizer, do not fit."""
 
@@ -51,6 +52,13 @@ def _fixable(error: BaseException) -> str | None:
     if isinstance(error, OSError) and error.errno == errno.ENOSPC:
         where = f"that of {error.filename!r}" if error.filename else f"perhaps that of {tempfile.gettempdir()!r}"
         return f"a disk is full ({where}); free some space there and start again: nothing half-written is used"
+    if isinstance(error, OSError) and error.errno in _FORBIDDEN and error.filename:
+        return (
+            f"{str(error.filename)!r} cannot be used ({error.strerror}); results go into the current folder: start in "
+            "one that can be written to, or name one with --trainer.default_root_dir (caches: LIGHTNING_IDC_CACHE)"
+        )
+    if isinstance(error, RuntimeError) and "Connection closed by peer" in text:
+        return "another process of this run has ended; what it printed says why"
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_ANOTHER_MODEL):
         return f"the checkpoint is of another model, or of other settings: {text[:500]}"
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):

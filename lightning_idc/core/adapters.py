@@ -46,6 +46,8 @@ class AdapterSet(nn.ModuleDict):
         """
         known = self.recorded
         for name, record in (records or {}).items():
+            if not {"class_path", "init_args"} <= set(record):
+                raise ConfigError(f"the adapter {name!r} is made from {record}; expected class_path and init_args")
             record = _of_today(record)
             if any(known.get(name, record)[key] != record[key] for key in ("class_path", "init_args")):
                 raise ConfigError(

@@ -9,7 +9,7 @@ import numpy as np
 from lightning_idc.errors import DataError
 
 MAX_PIXELS = 64_000_000
-"""Largest image that is decoded; 8-bit colour of this size takes about 0.6 GB in a worker while it is read."""
+"""Largest image that is decoded; 8-bit colour of this size takes about 1.1 GB in a worker while it is read."""
 MAX_BYTES = 2**30
 """Most that the stored values of an image may take."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +35,7 @@ def read_tiff(file: _File, name: str, options: ImageOptions) -> Raster:
     tifffile = _need("tifffile", name, "a TIFF that Pillow does not read without loss")
     try:
         with tifffile.TiffFile(file) as tiff:
-            pages = [page for page in tiff.pages if not int(page.subfiletype) & _REDUCED_OR_MASK]
+            pages = [page for page in _each_once(tiff.pages, name) if not int(page.subfiletype) & _REDUCED_OR_MASK]
             page = pages[choose_page(len(pages), options, name)]
             refuse_huge((page.imagewidth, page.imagelength), name)
             if page.nbytes > MAX_BYTES:
@@ -53,6 +54,16 @@ def read_tiff(file: _File, name: str, options: ImageOptions) -> Raster:
     nodata = None if values.dtype == np.uint8 else nodata
     values = fill_missing(_turned(values, orientation), nodata, options, name)
     return Raster(choose_bands(values, options, name, alpha), inverted)
+
+
+def _each_once(pages: Iterable[Any], name: str) -> Iterator[Any]:
+    """Pages of a TIFF; tifffile would follow a list whose end points to its start for ever."""
+    seen = set()
+    for page in pages:
+        if page.offset in seen:
+            raise DataError(f"{name} is damaged (its list of pages is a circle); fetch it again")
+        seen.add(page.offset)
+        yield page
 
 
 def _channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:

@@ -193,7 +193,10 @@ class BertVocabulary(Vocabulary):
         file = file / BERT_FILE if file.is_dir() else file
         if not file.is_file():
             raise PairError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
-        return cls(file.read_text(encoding="utf-8").splitlines())
+        try:
+            return cls(file.read_text(encoding="utf-8").splitlines())
+        except UnicodeDecodeError as error:
+            raise PairError(f"{str(file)!r}: byte {error.start} is not UTF-8; expected BERT's {BERT_FILE}") from None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a sentence between begin and end."""

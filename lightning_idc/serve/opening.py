@@ -144,5 +144,8 @@ def _image_options(given: Sequence[str]) -> dict[str, Any]:
         name, _, value = text.partition("=")
         if name not in known:
             raise ConfigError(f"--image {text!r}: expected NAME=VALUE; {nearest(name, known)}")
-        found[name] = yaml.safe_load(value)
+        try:
+            found[name] = yaml.safe_load(value)
+        except yaml.YAMLError as error:
+            raise ConfigError(f"--image {text!r} is not readable as YAML: {' '.join(str(error).split())}") from None
     return ImageOptions(**found).to_dict()

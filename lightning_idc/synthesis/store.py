@@ -120,7 +120,10 @@ def _pack(values: np.ndarray) -> bytes:
 
 
 def _unpack(data: bytes) -> np.ndarray:
-    return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+    try:
+        return np.asarray(np.load(io.BytesIO(data), allow_pickle=False))
+    except (ValueError, EOFError, OSError) as error:
+        raise StoreError(f"an array of a record cannot be read ({error}); {REMEDY}") from error
 
 
 class RecordStore(Store):
@@ -138,12 +141,17 @@ class RecordStore(Store):
             raise StoreError(f"{folder} was not finished; run its stage again, which continues where it stopped")
         super().__init__(folder, "records", REMEDY)
         self._parent: RecordStore | None = None
+        self._made: frozenset[Path] = frozenset({self.folder.resolve()})
 
     @property
     def parent(self) -> RecordStore | None:
         """Store that the records were made from, which holds their earlier images; None for the first one."""
         if self._parent is None and self.manifest["source"] is not None:
-            self._parent = self._opened((self.folder / self.manifest["source"]).resolve())
+            source = (self.folder / self.manifest["source"]).resolve()
+            if source in self._made:
+                raise StoreError(f"{self.folder} says that it was made from itself; {REMEDY}")
+            self._parent = self._opened(source)
+            self._parent._made |= self._made
         return self._parent
 
     def _opened(self, folder: Path) -> RecordStore:

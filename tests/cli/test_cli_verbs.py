@@ -127,6 +127,21 @@ def test_doctor_warns_of_versions_below_the_lower_bounds(
     assert said.startswith("problem: ") and "is expected" in said and "security" in said
 
 
+@pytest.mark.parametrize(
+    ("package", "version"), [("pyarrow", "14.0.0"), ("jinja2", "3.1.5"), ("lightning", "2.6.5"), ("ray", "2.51.1")]
+)
+def test_doctor_warns_of_versions_that_run_code(
+    package: str, version: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    import importlib.metadata
+
+    known = importlib.metadata.version
+    monkeypatch.setattr(importlib.metadata, "version", lambda name: version if name == package else known(name))
+    assert main(["doctor"]) == 1
+    said = [line for line in capsys.readouterr().out.splitlines() if f"{package} {version} has a known" in line]
+    assert len(said) == 1 and said[0].startswith("problem: ") and f"pip install '{package}>=" in said[0]
+
+
 def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     from PIL import Image
 

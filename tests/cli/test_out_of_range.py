@@ -47,6 +47,43 @@ VALUES = {
     "trainer.limit_train_batches -1": "limit_train_batches",
     "trainer.max_time never": "duration",
     **dict.fromkeys(("seed_everything -1", "seed_everything 99999999999"), "seed_everything"),
+    **dict.fromkeys(("model.heads 1e9", "model.heads 2.5", "model.heads x", "model.heads [1]"), "heads"),
+    **dict.fromkeys(("model.width .nan", "model.width .inf", "model.width 2.5"), "width"),
+    "model.width null": "PairTransformerNet cannot be made",
+    **dict.fromkeys(("model.encoder_layers -5", "model.encoder_layers 1.5"), "encoder_layers"),
+    **dict.fromkeys(("model.decoder_layers 2.5", "model.decoder_layers x"), "decoder_layers"),
+    **dict.fromkeys(("model.dropout 1.5", "model.dropout .inf", "model.dropout x", "model.dropout -.inf"), "dropout"),
+    **dict.fromkeys(("model.grid 2.5", "model.grid x", "model.grid -7"), "grid"),
+    **dict.fromkeys(("model.num_beams 1.5", "model.num_beams .nan"), "num_beams"),
+    **dict.fromkeys(("model.captions_per_pair 1.5", "model.captions_per_pair .nan"), "captions_per_pair"),
+    **dict.fromkeys(("model.max_length 1.5", "model.max_length .nan", "model.max_length -1"), "max_length"),
+    **dict.fromkeys(("model.min_word_count 0", "model.min_word_count -1", "model.min_word_count x"), "min_word_count"),
+    **dict.fromkeys(("model.image_size [1,2,3]", "model.image_size x", "model.image_size [0,8]"), "image_size"),
+    **dict.fromkeys(("model.learning_rates {language: -.inf}", "model.learning_rates {language: x}"), "learning_rates"),
+    **dict.fromkeys(("model.counts -1", "model.counts x", "model.in_channels 0", "model.in_channels -3"), ""),
+    **dict.fromkeys(("model.backbone nothing", "model.backbone ''", "model.backbone ../x"), "timm knows no model"),
+    **dict.fromkeys(("model.adapters {a: 1}", "model.adapters {a: {class_path: os.system}}"), "adapter"),
+    "model.optimizer nothing": "optimizer",
+    "model.optimizer os.system": "model",
+    **dict.fromkeys(("data.batch_size 1.5", "data.batch_size x", "data.batch_size .inf"), "batch_size"),
+    **dict.fromkeys(("data.num_workers -9", "data.num_workers 0.5"), "num_workers"),
+    **dict.fromkeys(("data.image_size [0,8]", "data.image_size x", "data.image_size 1.5"), "image_size"),
+    **dict.fromkeys(("data.limit 1.5", "data.limit x"), "limit"),
+    **dict.fromkeys(("data.shares [1,1,1]", "data.shares [2,-1,0]", "data.shares [1]", "data.shares x"), "shares"),
+    **dict.fromkeys(("data.on_bad maybe", "data.on_empty 5"), "on_"),
+    **dict.fromkeys(("data.interpolation cubic", "data.interpolation 3"), "interpolation"),
+    **dict.fromkeys(("data.page 1.5", "data.page x"), "page"),
+    **dict.fromkeys(("data.value_range [1,1]", "data.value_range [0]", "data.value_range [0,.nan]"), "value_range"),
+    **dict.fromkeys(("data.fill_nan .inf", "data.fill_nan x"), "fill_nan"),
+    **dict.fromkeys(("data.bands [0,-2]", "data.bands x"), "band"),
+    **dict.fromkeys(("data.root nowhere", "data.annotations nowhere.csv"), "nowhere"),
+    **dict.fromkeys(("trainer.max_epochs x", "trainer.max_epochs 1.5"), "max_epochs"),
+    **dict.fromkeys(("trainer.gradient_clip_val x", "trainer.gradient_clip_val -.inf"), "gradient_clip_val"),
+    "trainer.limit_val_batches -3": "limit_val_batches",
+    "trainer.num_nodes -2": "num_nodes",
+    "trainer.max_epoch 1": "max_epochs",
+    "model.nothing 1": "nothing",
+    "data.nothing 1": "nothing",
     "ckpt_path pairs/before/0.png": "is an image (PNG)",
     "ckpt_path https://example.org/best.ckpt": "an address of the network",
 }
@@ -86,6 +123,10 @@ def test_it_is_refused_with_one_sentence(
     (said,) = (line for line in capsys.readouterr().err.splitlines() if line.startswith("error: "))
     assert VALUES[given] in said and len(said) < 500
     assert not list(place.rglob("*.ckpt"))
+
+
+def test_the_list_has_its_size() -> None:
+    assert len(VALUES) >= 100
 
 
 def test_the_configuration_itself_trains(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -245,6 +245,27 @@ class Captioned(View):
         return whole and f"{whole}/{digest(str(self.places))}"
 
 
+def _refuse_addresses(folder: Path) -> None:
+    """Refuse a README that names files on the network, which `datasets` asks for before it says which files it names.
+
+    Raises:
+        DataError: there is an address.
+    """
+    from huggingface_hub import DatasetCard
+
+    if not (folder / "README.md").is_file():
+        return
+    named: list[Any] = [
+        DatasetCard.load(folder / "README.md", ignore_metadata_errors=True).data.to_dict().get("configs")
+    ]
+    while named:
+        value = named.pop()
+        if isinstance(value, str) and "://" in value:
+            raise DataError(f"the README of {str(folder)!r} names {value!r}; only files below the folder are read")
+        if isinstance(value, (list, dict)):
+            named.extend(value.values() if isinstance(value, dict) else value)
+
+
 def _refuse_files_outside(folder: Path, files: Mapping[str, Sequence[str]] | None) -> None:
     """Refuse what the README of a folder names outside of it.
 
@@ -279,6 +300,7 @@ def load_tables(path: str, config: str | None = None) -> Any:
             found = datasets.load_from_disk(str(local))
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
         if local.is_dir():
+            _refuse_addresses(local)
             _refuse_files_outside(local, datasets.load_dataset_builder(str(local), config).config.data_files)
         return datasets.load_dataset(str(local) if local.is_dir() else path, config)
     except PairError:
