@@ -136,22 +136,25 @@ class RecordStore(Store):
         StoreError: the folder holds no finished store.
     """
 
+    _below: frozenset[Path] = frozenset()
+    """Stores that were made from this one, as far as it was opened for them."""
+
     def __init__(self, folder: str | Path) -> None:
         if not read_manifest(Path(folder), "records", REMEDY).get("complete"):
             raise StoreError(f"{folder} was not finished; run its stage again, which continues where it stopped")
         super().__init__(folder, "records", REMEDY)
         self._parent: RecordStore | None = None
-        self._made: frozenset[Path] = frozenset({self.folder.resolve()})
 
     @property
     def parent(self) -> RecordStore | None:
         """Store that the records were made from, which holds their earlier images; None for the first one."""
         if self._parent is None and self.manifest["source"] is not None:
             source = (self.folder / self.manifest["source"]).resolve()
-            if source in self._made:
+            below = self._below | {self.folder.resolve()}
+            if source in below:
                 raise StoreError(f"{self.folder} says that it was made from itself; {REMEDY}")
             self._parent = self._opened(source)
-            self._parent._made |= self._made
+            self._parent._below = below
         return self._parent
 
     def _opened(self, folder: Path) -> RecordStore:
