@@ -124,8 +124,9 @@ class Run:
             source = SyntheticPairs(data_seed=1, **sizes, **self.rendered).source("train")
             begun = self.folder / "scenes.begun"
             begun.mkdir(exist_ok=True)
-            for number, pair in enumerate(source.images):
-                ImageFile.fromarray(np.array(pair[0]).transpose(1, 2, 0)).save(begun / f"{number}.png")
+            for number in range(len(source)):
+                picture = np.array(source.images[number][0]).transpose(1, 2, 0)
+                ImageFile.fromarray(picture).save(begun / f"{number}.png")
             begun.rename(folder)
         return folder
 

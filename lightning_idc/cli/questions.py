@@ -1,4 +1,4 @@
-"""questions: ask a vision-language captioner about pairs of images, and score answers as MMVP does."""
+"""questions: ask a vision-language captioner about pairs or single images; score answers as MMVP and SpatialEval do."""
 
 from __future__ import annotations
 
@@ -14,15 +14,17 @@ if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
     from lightning_idc.methods.vlm.asking import Asker
 
-_ABOUT = """Questions about pairs of images, two about each, with answers to choose from.
+_ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
   questions ask QUESTIONS --checkpoint FILE --out answers.jsonl     (or --model ID, a model as it is published)
   questions score ANSWERS
 
 QUESTIONS is a CSV or JSONL with the columns pair, question, answer, before, after (images below --root), or MMVP's
-Questions.csv beside its folder "MMVP Images". ANSWERS is what `ask` writes, or what MMVP's own script does. A pair
-counts if both of its questions are answered rightly; an answer that chooses nothing, or several things, is wrong and
-counted."""
+Questions.csv beside its folder "MMVP Images", or a Parquet file of SpatialEval (vqa or vtqa). MMVP asks about single
+pictures: --single does; without it the model sees both of the pair and is told which one is meant. ANSWERS is what
+`ask` writes, or what MMVP's own script does. A pair counts if both of its questions are answered rightly; --by-task
+scores each question for itself (SpatialEval). An answer that chooses nothing, or several things, is wrong and counted.
+"""
 
 
 def run(given: list[str]) -> int:
@@ -46,6 +48,10 @@ def run(given: list[str]) -> int:
     add("--attn", help="ask: implementation of attention of --model, for example flash_attention_2")
     add("--root", help="ask: folder of the images; without it that of the file")
     add("--contrast", action="store_true", help="ask: first let the model compare the images (CoCoT)")
+    add("--single", action="store_true", help="ask: show each question its own picture alone, as MMVP does")
+    add("--tasks", nargs="+", help="ask: only these tasks, for example spatialmap spatialreal")
+    add("--published-keys", action="store_true", help="keep MMVP's keys of rows 99, 100, 279 and 280, which are wrong")
+    add("--by-task", action="store_true", help="score: each question for itself, by task")
     add("--tokens", type=int, default=128, help="ask: most tokens of an answer (default: 128)")
     options = arguments.parse_args(given[1:])
     letters = options.letters.lower()
@@ -55,7 +61,7 @@ def run(given: list[str]) -> int:
 
 
 def _ask(options: argparse.Namespace) -> int:
-    from lightning_idc.data.benchmarks.questions import read_questions
+    from lightning_idc.data.benchmarks.questions import Picture, read_questions
 
     if options.out is None:
         raise ConfigError("questions ask writes its answers; name a file with --out answers.jsonl")
@@ -63,29 +69,38 @@ def _ask(options: argparse.Namespace) -> int:
         raise ConfigError("questions ask needs either --checkpoint FILE or --model ID")
     if options.tokens < 1:
         raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
-    by_images: dict[tuple[Path, Path], list[Question]] = {}
-    questions = read_questions(options.file, options.root)
+    by_images: dict[tuple[Picture, ...], list[Question]] = {}
+    questions = read_questions(options.file, options.root, options.single, options.published_keys)
+    if options.tasks:
+        questions = [question for question in questions if question.pair.partition(".")[0] in options.tasks]
+        if not questions:
+            raise ConfigError(f"--tasks {' '.join(options.tasks)}: no question of {options.file} is of these tasks")
     for question in questions:
-        by_images.setdefault((question.before, question.after), []).append(question)
+        by_images.setdefault(question.images, []).append(question)
     ask = _asker(options)
     target = Path(options.out)
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w", encoding="utf-8") as file:
-        for images, about in by_images.items():
-            for record in _answered(ask, images, about, options.contrast):
+        for about in by_images.values():
+            for record in _answered(ask, about, options.contrast):
                 file.write(json.dumps(record, ensure_ascii=False) + "\n")
             file.flush()
     print(f"{len(questions)} answers: {target}; now: lightning-idc questions score {target}")
     return 0
 
 
-def _answered(ask: Asker, images: tuple[Path, Path], about: list[Question], contrast: bool) -> list[dict[str, Any]]:
+def _answered(ask: Asker, about: list[Question], contrast: bool) -> list[dict[str, Any]]:
+    """Records of the answers to questions about the same images."""
     from lightning_idc.metrics.paired_accuracy import ask_with_contrast
 
+    images, compared = about[0].images, about[0].compared or about[0].images
     texts = [question.text for question in about]
-    differences, answers = ask_with_contrast(ask, images, texts) if contrast else (None, ask(images, texts))
+    if contrast and len(compared) < 2:
+        raise ConfigError("--contrast lets the model compare two images; these questions are about single ones")
+    differences, answers = ask_with_contrast(ask, images, texts, compared) if contrast else (None, ask(images, texts))
     records: list[dict[str, Any]] = [
         {"pair": question.pair, "question": question.text, "answer": question.answer, "said": said}
+        | ({"words": question.words} if question.words else {})
         for question, said in zip(about, answers, strict=True)
     ]
     return records if differences is None else [{**record, "differences": differences} for record in records]
@@ -115,17 +130,29 @@ def _asker(options: argparse.Namespace) -> Asker:
 
 def _score(options: argparse.Namespace, letters: str) -> int:
     from lightning_idc.files import save
-    from lightning_idc.metrics.paired_accuracy import paired_accuracy, read_answers
+    from lightning_idc.metrics.paired_accuracy import accuracy_by_task, paired_accuracy, read_answers
 
-    found = paired_accuracy(read_answers(options.file), letters)
-    text = json.dumps({"file": Path(options.file).name, "letters": letters, **found.as_dict()}, indent=1)
+    answers = read_answers(options.file, options.published_keys)
+    about: dict[str, Any] = {"file": Path(options.file).name, "letters": letters}
+    if options.by_task:
+        tasks = accuracy_by_task(answers, letters)
+        about["tasks"], unparsed = tasks, int(tasks["all"]["unparsed"])
+        lines = [f"{task}: {found['questions']:.1f} % of {found['counted']}" for task, found in tasks.items()]
+    else:
+        pairs = paired_accuracy(answers, letters)
+        about |= pairs.as_dict()
+        unparsed = pairs.unparsed
+        lines = [
+            f"pairs with both answers right: {pairs.pairs:.1f} % of {pairs.counted}",
+            f"questions answered rightly:    {pairs.questions:.1f} % of {2 * pairs.counted}",
+        ]
+    text = json.dumps(about, indent=1)
     if options.out and not save(Path(options.out), lambda path: path.write_text(text + "\n", encoding="utf-8")):
         return 1
     if options.json:
         print(text)
         return 0
-    print(f"pairs with both answers right: {found.pairs:.1f} % of {found.counted}")
-    print(f"questions answered rightly:    {found.questions:.1f} % of {2 * found.counted}")
-    if found.unparsed:
-        print(f"{found.unparsed} answers choose nothing, or several things; they count as wrong", file=sys.stderr)
+    print("\n".join(lines))
+    if unparsed:
+        print(f"{unparsed} answers choose nothing, or several things; they count as wrong", file=sys.stderr)
     return 0

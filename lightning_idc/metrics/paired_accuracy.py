@@ -1,4 +1,4 @@
-"""Questions on pairs of images: MMVP's accuracy (Tong et al. 2024), and asking for differences first (CoCoT)."""
+"""Questions on images: MMVP's accuracy (Tong et al. 2024), SpatialEval's, and asking for differences first (CoCoT)."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import Content, short
 
 Images = TypeVar("Images")
-CONTRAST = "Please identify the similarities and differences between these two images."
+CONTRAST = "Please identify the similarities and differences between these two images"
 """The first question of contrastive chain-of-thought, as Img-Diff's supplement words it (section 12)."""
+CORRECTED = {99: ("tusks", "b"), 100: ("tusks", "a"), 279: ("elderly", "b"), 280: ("elderly", "a")}
+"""Keys of MMVP that are exchanged within two pairs: row, a word of its question, the right letter.
+
+Issues 14 and 30 of the repository tsb0601/MMVP show it; the table of lmms-lab-eval/MMVP has them corrected.
+"""
 
 
 @dataclass(frozen=True)
@@ -25,11 +30,13 @@ class Answered:
         pair: that the question belongs to; two questions share it.
         answer: letter of the right choice.
         said: what the model wrote.
+        words: the right choice in words; "" where they are not told.
     """
 
     pair: str
     answer: str
     said: str
+    words: str = ""
 
 
 @dataclass(frozen=True)
@@ -83,18 +90,7 @@ def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> Paired
     Raises:
         PairError: a pair has another number of questions than two, a right answer is no letter, or there are none.
     """
-    right: dict[str, list[bool]] = {}
-    unparsed = 0
-    for question in answered:
-        if len(question.answer) != 1 or question.answer.lower() not in letters:
-            raise PairError(
-                f"pair {question.pair!r}: the right answer is {question.answer!r}; expected one of {letters}"
-            )
-        chosen = choice(question.said, letters)
-        unparsed += chosen is None
-        right.setdefault(question.pair, []).append(chosen == question.answer.lower())
-    if not right:
-        raise PairError("there are no questions to score")
+    right, unparsed = _marks(answered, letters, lambda question: question.pair)
     odd = [pair for pair, marks in right.items() if len(marks) != 2]
     if odd:
         raise PairError(f"{len(odd)} pairs do not have two questions each: {some(odd)}")
@@ -103,13 +99,81 @@ def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> Paired
     return PairedAccuracy(100 * sum(both) / len(both), 100 * sum(marks) / len(marks), unparsed, len(both))
 
 
+def accuracy_by_task(answered: Iterable[Answered], letters: str = "abcd") -> dict[str, dict[str, float | int]]:
+    """Share of right answers times 100 for each task, questions of single pictures, such as SpatialEval's.
+
+    An answer is right that chooses the right letter, or that is nothing but the right choice in words.
+
+    Args:
+        answered: their ``pair`` begins with the task, up to the first full stop.
+        letters: that may be chosen.
+
+    Raises:
+        PairError: a right answer is no letter, or there are none.
+
+    Example:
+        >>> accuracy_by_task([Answered("spatialmap.0.0", "a", "A. Northeast"), Answered("spatialmap.0.1", "b", "a")])
+        {'spatialmap': {'questions': 50.0, 'counted': 2}, 'all': {'questions': 50.0, 'counted': 2, 'unparsed': 0}}
+    """
+    right, unparsed = _marks(answered, letters, lambda question: question.pair.partition(".")[0])
+    every = [mark for marks in right.values() for mark in marks]
+    found: dict[str, dict[str, float | int]] = {
+        task: {"questions": 100 * sum(marks) / len(marks), "counted": len(marks)} for task, marks in right.items()
+    }
+    found["all"] = {"questions": 100 * sum(every) / len(every), "counted": len(every), "unparsed": unparsed}
+    return found
+
+
+def _marks(
+    answered: Iterable[Answered], letters: str, group: Callable[[Answered], str]
+) -> tuple[dict[str, list[bool]], int]:
+    """Which answers are right, by group, and how many choose nothing."""
+    right: dict[str, list[bool]] = {}
+    unparsed = 0
+    for question in answered:
+        if len(question.answer) != 1 or question.answer.lower() not in letters:
+            raise PairError(
+                f"pair {question.pair!r}: the right answer is {question.answer!r}; expected one of {letters}"
+            )
+        chosen = choice(question.said, letters)
+        in_words = bool(question.words) and _bare_words(question.said) == _bare_words(question.words)
+        unparsed += chosen is None and not in_words
+        right.setdefault(group(question), []).append(chosen == question.answer.lower() or (chosen is None and in_words))
+    if not right:
+        raise PairError("there are no questions to score")
+    return right, unparsed
+
+
+def _bare_words(text: str) -> str:
+    return " ".join(text.lower().strip(" .\n").split())
+
+
+def corrected_key(row: int, question: str, answer: str) -> str:
+    """Right answer to a question of MMVP: four of its published keys are wrong, see :data:`CORRECTED`.
+
+    Args:
+        row: of the question in MMVP's table, from 1.
+        question: that is asked there; a table in another order is left as it is.
+        answer: as published; one that was corrected already stays.
+
+    Example:
+        >>> corrected_key(279, "Is the elderly person standing or sitting in the picture?", "(a)")
+        '(b)'
+    """
+    word, letter = CORRECTED.get(row, ("", ""))
+    return f"({letter})" if word and word in question.lower() else answer
+
+
 def with_contrast(question: str, differences: str) -> str:
     """The second prompt of contrastive chain-of-thought: the question after what the model said of the images."""
     return f"{differences.strip()}\n\nBased on the similarities and differences above, answer the question.\n{question}"
 
 
 def ask_with_contrast(
-    ask: Callable[[Images, Sequence[str]], Sequence[str]], images: Images, questions: Sequence[str]
+    ask: Callable[[Images, Sequence[str]], Sequence[str]],
+    images: Images,
+    questions: Sequence[str],
+    compared: Images | None = None,
 ) -> tuple[str, list[str]]:
     """What a model says of the images when it is first asked to compare them, and its answers to the questions then.
 
@@ -117,16 +181,22 @@ def ask_with_contrast(
         ask: answers prompts about images.
         images: that the questions are about.
         questions: about the images.
+        compared: the two images that are compared first, where the questions are about one of them.
     """
-    (differences,) = ask(images, [CONTRAST])
+    (differences,) = ask(images if compared is None else compared, [CONTRAST])
     return differences, list(ask(images, [with_contrast(question, differences) for question in questions]))
 
 
-def read_answers(path: str | Path) -> list[Answered]:
+def read_answers(path: str | Path, published_keys: bool = False) -> list[Answered]:
     """Answers of a file of records, as JSON or JSONL.
 
     A record has ``pair``, ``answer`` and ``said``, or, as the script of MMVP writes it, ``question_id``, ``answer`` and
-    ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next.
+    ``response``: there the questions 1 and 2 are a pair, 3 and 4 the next, and its keys are corrected where its
+    ``prompt`` is known (:func:`corrected_key`).
+
+    Args:
+        path: of the file.
+        published_keys: whether MMVP's keys stay as they were published.
 
     Raises:
         PairError: the file holds no records, one of them lacks something, or a question comes twice.
@@ -146,11 +216,14 @@ def read_answers(path: str | Path) -> list[Answered]:
             if type(first) is not int or first < 1 or first in seen:
                 raise PairError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
             seen.add(first)
+            if not published_keys and isinstance(answer, str):
+                answer = corrected_key(first, str(given.get("prompt", "")), answer)
             first = str((first + 1) // 2)
         first = str(first) if type(first) is int else first
         if not all(isinstance(text, str) for text in (first, answer, said)):
             raise PairError(f"{where}: {', '.join(names)} must be texts")
-        found.append(Answered(first, bare(answer), said))
+        words = given.get("words", "")
+        found.append(Answered(first, bare(answer), said, words if isinstance(words, str) else ""))
     return found
 
 

@@ -1,76 +1,138 @@
-"""Questions about pairs of images, two about each, from a table of one's own or as MMVP lays them out."""
+"""Questions about pairs of images or single ones: from a table of one's own, of MMVP and of SpatialEval."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.tables import read_table, require
-from lightning_idc.errors import PairError
+from lightning_idc.data.io.tables import Row, read_table, require
+from lightning_idc.errors import ConfigError, DataError, PairError
+from lightning_idc.metrics.paired_accuracy import corrected_key
 
 COLUMNS = ("pair", "question", "answer", "before", "after")
+ALONE = ("pair", "question", "answer", "image")
 MMVP = ("Question", "Options", "Correct Answer")
 MMVP_FOLDER = "MMVP Images"
+SPATIAL = ("id", "text", "image", "oracle_answer", "oracle_option")
+SPATIAL_SUFFIX = (
+    " First, provide a concise answer in one sentence. Then, elaborate on the reasoning behind your answer in a "
+    "detailed, step-by-step explanation."
+)
+"""What SpatialEval asks behind each question, by its README."""
 SIDES = ("first", "second")
+Picture = Path | bytes
+"""File of an image, or its contents."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """One question about two images.
+    """One question about two images, or about one.
 
     Args:
-        pair: that the question belongs to; two questions share it.
+        pair: that the question belongs to; two questions of MMVP share it.
         text: the question with its options.
         answer: letter of the right one.
-        before: first image.
-        after: second image.
+        images: that it is asked about, one or two.
+        compared: both images of the pair, where it is asked about one of them.
+        words: the right answer in words; "" where it is not told.
     """
 
     pair: str
     text: str
     answer: str
-    before: Path
-    after: Path
+    images: tuple[Picture, ...]
+    compared: tuple[Picture, ...] = ()
+    words: str = ""
 
 
-def read_questions(path: str | Path, root: str | Path | None = None) -> list[Question]:
-    """Questions of a CSV or JSONL file, images by their paths below a folder.
+def read_questions(
+    path: str | Path, root: str | Path | None = None, single: bool = False, published_keys: bool = False
+) -> list[Question]:
+    """Questions of a CSV or JSONL file, images by their paths below a folder, or of SpatialEval's Parquet files.
 
-    A table of one's own has the columns pair, question, answer, before and after. MMVP's ``Questions.csv`` has
-    Question, Options and Correct Answer, its rows 1 and 2 are a pair, and row n asks about ``MMVP Images/n.jpg`` alone;
-    since a captioner of pairs always sees two images, it is shown both of the pair and told which one is meant.
+    A table of one's own has the columns pair, question, answer, before and after, or image for single pictures. MMVP's
+    ``Questions.csv`` has Question, Options and Correct Answer, its rows 1 and 2 are a pair, and row n asks about
+    ``MMVP Images/n.jpg`` alone: so with ``single``, as MMVP is published. A captioner that always sees two images is
+    shown both of the pair and told which one is meant. Four keys of MMVP are corrected, see
+    :func:`~lightning_idc.metrics.paired_accuracy.corrected_key`.
 
     Args:
         path: of the table.
         root: folder of the images; None for the table's own.
+        single: whether questions of MMVP are asked about their own picture alone.
+        published_keys: whether MMVP's keys stay as they were published.
 
     Raises:
         PairError: the table lacks something, an image is not there, or a path leaves the folder.
     """
     table = Path(path)
+    if table.suffix == ".parquet":
+        return list(_spatial(table))
     files = Root(table.parent if root is None else root)
     columns, rows = read_table(table)
-    mmvp = MMVP[0] in columns
-    for name in MMVP if mmvp else COLUMNS:
+    mmvp, alone = MMVP[0] in columns, ALONE[3] in columns
+    needed = MMVP if mmvp else ALONE if alone else COLUMNS
+    for name in needed:
         if name not in columns:
             raise PairError(require(columns, name, table, "of questions"))
+    if single and not (mmvp or alone):
+        raise ConfigError(
+            f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
+            "MMVP's Questions.csv"
+        )
     found: list[Question] = []
     for number, row in enumerate(rows, 1):
-        values = [row.text(name) or "" for name in (MMVP if mmvp else COLUMNS)]
+        values = [row.text(name) or "" for name in needed]
         if not all(values):
-            raise PairError(f"{row.where}: a column is empty; a question needs all of {', '.join(columns)}")
+            raise PairError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
         if mmvp:
-            question, options, answer = values
-            first = (number - 1) // 2 * 2 + 1
-            text = f"This is about the {SIDES[number - first]} image only. {question} {options}"
-            names = [f"{MMVP_FOLDER}/{first + side}.jpg" for side in (0, 1)]
-            pair = str((number + 1) // 2)
+            found.append(_of_mmvp(number, row, values, files, single, published_keys))
         else:
             pair, text, answer, *names = values
-        images = [files.file(name, row.where) for name in names]
-        found.append(Question(pair, text, answer, *images))
-    absent = files.absent(dict.fromkeys(image for asked in found for image in (asked.before, asked.after)))
+            found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+    shown = (image for asked in found for image in (*asked.images, *asked.compared))
+    absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
     if absent:
         raise PairError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
     return found
+
+
+def _of_mmvp(number: int, row: Row, values: list[str], files: Root, single: bool, published_keys: bool) -> Question:
+    question, options, answer = values
+    if not published_keys:
+        answer = corrected_key(number, question, answer)
+    first = (number - 1) // 2 * 2 + 1
+    both = tuple(files.file(f"{MMVP_FOLDER}/{first + side}.jpg", row.where) for side in (0, 1))
+    pair, text = str((number + 1) // 2), f"{question} {options}"
+    if single:
+        return Question(pair, text, answer, (both[number - first],), both)
+    return Question(pair, f"This is about the {SIDES[number - first]} image only. {text}", answer, both)
+
+
+def _spatial(path: Path) -> Iterator[Question]:
+    """Questions of a file of MilaWang/SpatialEval, each about the picture in its row."""
+    from pyarrow import ArrowInvalid
+    from pyarrow.parquet import ParquetFile
+
+    try:
+        file = ParquetFile(path)
+    except (ArrowInvalid, OSError) as error:
+        raise DataError(
+            f"{path} cannot be read as Parquet ({error}); expected a file of MilaWang/SpatialEval"
+        ) from error
+    names = file.schema_arrow.names
+    for name in SPATIAL:
+        if name not in names:
+            raise PairError(require(names, name, path, "of SpatialEval"))
+    for batch in file.iter_batches(64, columns=list(SPATIAL)):
+        for row in batch.to_pylist():
+            image = (row["image"] or {}).get("bytes")
+            if not image or not all(row[name] for name in SPATIAL[:2] + SPATIAL[4:]):
+                raise DataError(
+                    f"{path.name}: question {row['id']!r} lacks its text, picture or answer; of SpatialEval's three "
+                    "parts vqa and vtqa show pictures"
+                )
+            letter, words = str(row["oracle_option"]).strip(), str(row["oracle_answer"]).strip()
+            yield Question(row["id"], row["text"] + SPATIAL_SUFFIX, letter, (image,), words=words)

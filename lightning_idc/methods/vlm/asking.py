@@ -1,4 +1,4 @@
-"""Any question about any two images, put to a vision-language captioner."""
+"""Any question about any two images, or about one, put to a vision-language captioner."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from lightning_idc.core.images import as_tensor, resize
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES
 from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.sizes import fitting_size
+
+Picture = str | Path | bytes
+"""File of an image, or its contents."""
 
 
 @dataclass(frozen=True)
 class Asker:
-    """Answers questions about a pair, greedily.
+    """Answers questions about a pair or about a single picture, greedily.
 
     Args:
         captioner: that answers.
@@ -25,18 +32,25 @@ class Asker:
     most: int = 128
 
     @torch.inference_mode()
-    def __call__(self, images: tuple[str | Path, str | Path], questions: Sequence[str]) -> list[str]:
-        """Answers to questions; the images are encoded once for all of them.
+    def __call__(self, images: Sequence[Picture], questions: Sequence[str]) -> list[str]:
+        """Answers to questions; the images of a pair are encoded once for all of them.
 
         Args:
-            images: first and second, files.
+            images: first and second of a pair, or a single one.
             questions: about them; each is asked by itself.
 
         Raises:
             DataError: an image cannot be read.
+            ConfigError: the captioner cannot be shown a single picture.
         """
+        if len(images) == 1:
+            picture = as_tensor(images[0], "only")
+            return [self._about(picture, question) for question in questions]
         captioner = self.captioner.eval()
-        sample = captioner.fit(captioner.input_spec.read(*images))
+        before, after = images
+        sample = captioner.fit(captioner.input_spec.read(before, after))
+        # any prompt will do, since only the features of the images are taken
+        sample.meta["question"] = ""
         features = captioner.encode(captioner.collate([sample]).to(captioner.device))
         net = captioner.built_net
         answers = []
@@ -47,3 +61,33 @@ class Asker:
             behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types)
             answers.append(captioner.generate(behind, max_length=self.most)[0].text)
         return answers
+
+    def _about(self, picture: Tensor, question: str) -> str:
+        """Answer about one picture, by the stock model's own ``generate``."""
+        captioner = self.captioner.eval()
+        others = [name for name in captioner.adapters if name != "lora"]
+        if others:
+            raise ConfigError(
+                f"the captioner has the adapter {others[0]!r}, which compares two images; a single picture can be "
+                "asked about without it: disable it, or leave out --single"
+            )
+        net, vocabulary, options = captioner.built_net, captioner.built_vocabulary, captioner.hparams
+        height, width = picture.shape[1:]
+        size = fitting_size(height, width, options["min_pixels"], options["max_pixels"])
+        inputs = net.processor(
+            text=[net.family.prompt(net.processor, question, images=1)],
+            images=[[resize(picture, size, "bicubic")]],
+            return_tensors="pt",
+            **net.family.image_options,
+        ).to(captioner.device)
+        special = vocabulary.special
+        with net.precision():
+            out: Tensor = net.model.generate(
+                **inputs,
+                do_sample=False,
+                max_new_tokens=self.most,
+                eos_token_id=list(special.ends),
+                pad_token_id=special.pad,
+                suppress_tokens=list(special.never_said),
+            )
+        return vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())

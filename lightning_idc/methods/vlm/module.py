@@ -44,6 +44,8 @@ from lightning_idc.nn.backbones import load_backbone
 KEPT = "weights"
 """Names of the weights in a checkpoint, where ``model`` brings the others."""
 PROMPT = "What changed from the first image to the second?"
+QUESTION = "{question}"
+MOST_PROMPTS = 512  # that are kept as tokens
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
 
 
@@ -53,7 +55,7 @@ class VLMCaptioner(PairCaptioner):
     Args:
         model: folder or hub id of the model; None to make one from ``architecture``.
         architecture: transformers configuration of a random model, ``model_type`` included.
-        prompt: what is asked after the two images.
+        prompt: what is asked after the two images; ``{question}`` in it stands for the pair's own ``meta["question"]``.
         prompts: what is asked about pairs of the parts of a mixture, by ``meta["part"]``.
         scoring: how several answers are scored: ``packed``, ``cached`` or ``plain`` of ``scoring.py``; ``auto`` takes
             the first of them that gives what the stock model gives, found by a check when it is first needed.
@@ -253,13 +255,14 @@ class VLMCaptioner(PairCaptioner):
         The model's own processor scales and cuts the images here.
 
         Raises:
-            ConfigError: a prompt and its images are longer than the model's context.
+            ConfigError: a prompt and its images are longer than the model's context, or a pair has no question of its
+                own where the prompt asks it.
         """
         shown = [self.fit(sample) for sample in samples]
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
         batch = super().collate(padded(shown))
         by_part = self.hparams["prompts"] or {}
-        asked = [by_part.get(sample.meta.get("part", ""), self.hparams["prompt"]) for sample in samples]
+        asked = [with_question(by_part.get(s.meta.get("part", ""), self.hparams["prompt"]), s) for s in samples]
         batch.model_inputs = self.prompt_inputs(asked, sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
@@ -331,6 +334,8 @@ class VLMCaptioner(PairCaptioner):
                     f"{self.hparams['max_length']} that is more than the {room} of the model. Set `max_pixels`, or a "
                     "smaller max_length"
                 )
+            if len(self._prompts) >= MOST_PROMPTS:  # questions may be as many as pairs
+                self._prompts.clear()
             self._prompts[key] = {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
         return self._prompts[key]
 
@@ -429,6 +434,23 @@ class VLMCaptioner(PairCaptioner):
             net.processor.save_pretrained(folder)
         all_gather_object(None)
         return Path(folder)
+
+
+def with_question(prompt: str, sample: PairSample) -> str:
+    """The prompt with the question of the pair where it asks it.
+
+    Raises:
+        ConfigError: the pair has none.
+    """
+    if QUESTION not in prompt:
+        return prompt
+    question = sample.meta.get("question")
+    if not isinstance(question, str):
+        raise ConfigError(
+            f"the prompt {prompt!r} asks a pair's own question, and pair {sample.id!r} has none; its data module has "
+            'to give meta["question"], as ImgDiff does, or set another prompt'
+        )
+    return prompt.replace(QUESTION, question)
 
 
 def device_named(name: str | None) -> str | None:

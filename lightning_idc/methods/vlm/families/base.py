@@ -99,11 +99,12 @@ class Family:
             "included, and name its folder as `model`"
         )
 
-    def prompt(self, processor: Any, question: str) -> str:
-        """Text of a prompt: both images, then the question, in the model's own chat template where it has one."""
+    def prompt(self, processor: Any, question: str, images: int | None = None) -> str:
+        """Text of a prompt: the images of a pair, or as many as named, and the question, in the chat template."""
+        count = self.images_per_pair if images is None else images
         if not processor.chat_template:
-            return self.image_text * self.images_per_pair + f"\n{question}\n"
-        parts = [{"type": "image"}] * self.images_per_pair + [{"type": "text", "text": question}]
+            return self.image_text * count + f"\n{question}\n"
+        parts = [{"type": "image"}] * count + [{"type": "text", "text": question}]
         talk = [{"role": "user", "content": parts}]
         return processor.apply_chat_template(talk, add_generation_prompt=True, tokenize=False)
 

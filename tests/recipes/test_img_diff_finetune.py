@@ -1,0 +1,151 @@
+"""recipes/paper/img_diff_finetune.yaml end to end on a tiny model, with pairs that our own pipeline released."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.vlm_tiny import captioner, samples
+from PIL import Image
+
+import lightning_idc.cli.training
+from lightning_idc.cli import main, stages
+from lightning_idc.cli.recipe import choices, load
+from lightning_idc.data.benchmarks.img_diff import ImgDiff
+from lightning_idc.data.core.benchmark import Benchmark
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION
+from lightning_idc.methods.img_diff.release import Release
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.synthesis.launchers import run_in_process
+from lightning_idc.synthesis.records import Record
+
+RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_finetune.yaml"
+
+
+class Described:
+    """Described pairs, as the last stage of Img-Diff leaves them: one box each."""
+
+    fingerprint = "described"
+
+    def __len__(self) -> int:
+        return 60
+
+    def record(self, index: int) -> Record:
+        record = Record(f"{index:03d}", {"summary": "the square changed"}, [{"stage": "made"}])
+        ground = torch.randint(90, 120, (3, 48, 48), generator=torch.Generator().manual_seed(index), dtype=torch.uint8)
+        for side, channel in (("before", 0), ("after", 2)):
+            picture = ground.clone()
+            picture[:, 16:32, 16:32] = 0
+            picture[channel, 16:32, 16:32] = 250
+            record.put(side, picture)
+        area = {"box": [16, 16, 32, 32], "captions": ["a red square", "a blue square"], "dropped": None}
+        record.facts |= {"size": [48, 48], "areas": [{**area, "difference": "the red square turned blue"}]}
+        return record
+
+
+@pytest.fixture(scope="module")
+def here(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("img_diff_finetune")
+    run_in_process(Release(str(folder / "data" / "img_diff")), Described(), folder / "released")
+    others(folder / "data")
+    captioner("llava").save_model(folder / "stock")
+    return folder
+
+
+def others(data: Path) -> None:
+    """Pairs in the layouts of the data sets that Img-Diff is mixed with."""
+    picture = Described().record(0).image("before").permute(1, 2, 0).numpy()
+    for name in ("spot_the_diff/annotations", "spot_the_diff/resized_images", "image_editing_request/images"):
+        (data / name).mkdir(parents=True)
+    for split, edits in (("train", "train"), ("val", "valid"), ("test", "test")):
+        records: list[dict[str, Any]] = [{"img_id": "2", "sentences": ["a car left"]}]
+        (data / f"spot_the_diff/annotations/{split}.json").write_text(json.dumps(records))
+        records = [{"uid": split, "img0": "2.png", "img1": "2_2.png", "sents": ["make it blue"]}]
+        (data / f"image_editing_request/{edits}.json").write_text(json.dumps(records))
+    for name in ("2.png", "2_2.png"):
+        for folder in ("spot_the_diff/resized_images", "image_editing_request/images"):
+            Image.fromarray(picture).save(data / folder / name)
+
+
+def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
+    def run(verb: str, config: Path, result: Path, *unused: Any) -> int:
+        monkeypatch.setenv(lightning_idc.cli.training.RESULT, str(result))
+        return main([verb, "--config", str(config)])
+
+    return run
+
+
+@pytest.mark.dist
+@pytest.mark.timeout(300)
+def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
+    here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(stages, "run_process", run_here(monkeypatch))  # a process for each stage costs seconds
+    monkeypatch.setattr(Benchmark, "miscount", lambda self, split: None)  # stand-ins have other counts
+    shown: list[tuple[str, torch.Tensor]] = []
+    collate = VLMCaptioner.collate
+
+    def seen(self: VLMCaptioner, pairs: Any) -> Any:
+        batch = collate(self, pairs)
+        for number, pair in enumerate(pairs):
+            if pair.meta.get("question") is not None:
+                own = self.prompt_ids(RELEASED_QUESTION, *pair.before.shape[1:])
+                asked = batch.model_inputs["prompt_ids"][number][batch.model_inputs["prompt_mask"][number]]
+                assert asked.tolist() == own, "its own question is asked"
+                shown.append((pair.meta.get("part", "alone"), pair.before))
+        return batch
+
+    monkeypatch.setattr(VLMCaptioner, "collate", seen)
+    given = {
+        "matrix.data": "replacement",
+        "matrix.model": "llava_1_5_7b",
+        "matrix.weights": "lora",
+        "model.model": str(here / "stock"),
+        "model.max_length": "6",
+        "data.num_workers": "0",
+        "trainer.accelerator": "cpu",
+        "trainer.devices": "1",
+        "trainer.precision": "32-true",
+        "trainer.accumulate_grad_batches": "1",
+        "run_dir": str(here / "run"),
+    }
+    arguments = [part for name, value in given.items() for part in (f"--{name}", value)]
+    assert main(["run", str(RECIPE), *arguments]) == 0
+    assert {part for part, _ in shown} == {"replacement", "alone"}
+    for _, image in shown:
+        assert image[0, 12, 24] > 180 and image[1:, 12, 24].max() < 90, "the red box is in the picture"
+    counts = {}
+    for name in ("img_diff", "spot_the_diff", "image_editing_request"):
+        scores = json.loads((here / "run" / f"test_{name}" / "scores.json").read_text(encoding="utf-8"))
+        counts[name] = scores["pairs"]["all"]
+    expected = len(ImgDiff("data/img_diff").pairs_of("test"))
+    assert counts == {"img_diff": expected, "spot_the_diff": 1, "image_editing_request": 1} and expected > 0
+
+
+def test_every_entry_names_its_parts() -> None:
+    expected = {
+        "replacement": {"spot_the_diff", "image_editing_request", "replacement"},
+        "replacement_and_removal": {"spot_the_diff", "image_editing_request", "replacement", "removal"},
+        "without": {"spot_the_diff", "image_editing_request"},
+    }
+    for choice in choices(RECIPE, {}):
+        tune = next(stage.config for stage in load(RECIPE, choice).stages if stage.run == "fit")
+        assert set(tune["data"]["init_args"]["parts"]) == expected[choice["data"]]
+        prompts = tune["model"]["init_args"]["prompts"]
+        assert set(prompts) >= expected[choice["data"]]
+        assert prompts["replacement"] == prompts["removal"] == "{question}"
+
+
+def test_a_pair_without_a_question_is_refused() -> None:
+    model = captioner("llava", prompt="{question}")
+    with pytest.raises(ConfigError, match="asks a pair's own question, and pair 'p0' has none"):
+        model.collate(samples(1))
+    (pair,) = samples(1)
+    pair.meta["question"] = "what is gone?"
+    asked = model.collate([pair]).model_inputs["prompt_ids"]
+    assert asked.tolist() == [model.prompt_ids("what is gone?", 48, 48)]
