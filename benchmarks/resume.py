@@ -26,15 +26,15 @@ from PIL import Image
 SIDE = 64
 
 
-def draw(folder: Path, pairs: int) -> list[str]:
+def draw(folder: Path, pairs: int, side: int = SIDE) -> list[str]:
     """Pairs of random pixels, in the second one with a white square; their names."""
     draws, names = np.random.default_rng(0), [f"{number:06d}" for number in range(pairs)]
-    for side in ("before", "after"):
-        (folder / side).mkdir()
+    for name in ("before", "after"):
+        (folder / name).mkdir()
     for name in names:
-        pixels = draws.integers(0, 200, (SIDE, SIDE, 3), np.uint8)
+        pixels = draws.integers(0, 200, (side, side, 3), np.uint8)
         Image.fromarray(pixels).save(folder / "before" / f"{name}.png")
-        y, x = draws.integers(0, SIDE - 16, 2)
+        y, x = draws.integers(0, side - 16, 2)
         pixels[y : y + 16, x : x + 16] = 255
         Image.fromarray(pixels).save(folder / "after" / f"{name}.png")
     return names

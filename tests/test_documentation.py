@@ -72,6 +72,18 @@ def test_code_of_readme_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert set(re.findall(r"^```(\w+)", text, re.MULTILINE)) == {"bash", "python", "yaml"}, "all kinds are tested"
 
 
+def test_badges_are_true() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text(encoding="utf-8"))
+    tested = ", ".join(workflow["jobs"]["tests"]["strategy"]["matrix"]["python"])
+    assert "Apache License" in (ROOT / "LICENSE").read_text(encoding="utf-8")[:200]
+    facts = {"python.svg": f"Python: {tested}", "licence.svg": "licence: Apache-2.0"}
+    shown = re.findall(r"!\[([^\]]+: [^\]]+)\]\(docs/images/(\w+\.svg)\)", (ROOT / "README.md").read_text("utf-8"))
+    assert {file: text for text, file in shown} == facts
+    for file, text in facts.items():
+        drawn = re.findall(r">([^<>]*\S[^<>]*)<", (ROOT / "docs" / "images" / file).read_text(encoding="utf-8"))
+        assert drawn == [text, *text.split(": ")]
+
+
 def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
     for method, tests in site().matrix().items():
         for feature, named in tests.items():

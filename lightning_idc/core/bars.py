@@ -15,8 +15,7 @@ def content(before: Tensor, after: Tensor, size: tuple[int, int]) -> tuple[slice
     """Rows and columns of both images without bars, as many of which are cut off as the wanted aspect asks for.
 
     Only what is of one colour in both images is a bar, so that no change is lost. Bars of one colour on both sides are
-    cut alike where they allow it, else the wider one goes first. Images of the wanted aspect keep their borders, whatever
-    these show.
+    cut alike where they allow it, else the wider one goes first. Images of the wanted aspect keep their borders.
 
     Args:
         before: uint8 ``(C, H, W)``.
