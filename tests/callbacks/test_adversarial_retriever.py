@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.types import PairError, PairFeatures
-from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever, Retriever
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever, Retriever, memory_width
 from lightning_idc.methods.adpo.negatives import RandomCaption
 from lightning_idc.methods.adpo.pool import CaptionPool, choose
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
@@ -94,6 +94,14 @@ def test_every_parameter_is_trained_at_a_rate_of_its_own(tmp_path: Path) -> None
     parameters = dict(retriever_of(model).named_parameters())
     assert {id(p) for p in groups["addons.retriever"]["params"]} == {id(p) for p in parameters.values()}
     assert [name for name, p in parameters.items() if p.grad is None or not p.grad.abs().sum()] == []
+
+
+def test_features_are_measured_where_the_weights_are(tmp_path: Path) -> None:
+    """During setup Lightning has named the accelerator already, but not moved the weights there."""
+    model = fit([], tmp_path, max_epochs=0)
+    width = memory_width(model)
+    model._device = torch.device("meta")
+    assert memory_width(model) == width
 
 
 def test_the_policy_feels_nothing_of_the_retrievers_gradient(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.devices import on_gpu
 from helpers.plugins import (
     ADAPTERS,
     ADDONS,
@@ -121,6 +122,17 @@ def test_every_parameter_trains(name: str) -> None:
     assert watch.absent == set(), "distributed training refuses a step in which a parameter has no gradient"
     grouped = {id(p) for group in model.trainer.optimizers[0].param_groups for p in group["params"]}
     assert grouped == {id(p) for p in model.parameters() if p.requires_grad}
+
+
+@every
+@pytest.mark.parametrize("device", [on_gpu("cuda")])
+def test_every_parameter_trains_on_a_gpu(name: str, device: str, tmp_path: Path) -> None:
+    watch = Watch()
+    options = {"accelerator": "gpu" if device == "cuda" else "cpu", "devices": 1}
+    model = train(name, tmp_path, [*PLUGINS[name].callbacks(), watch], **options)
+    assert watch.idle == watch.absent == set()
+    assert {value.device.type for value in watch.steps[-1].values()} == {device}
+    assert all(torch.isfinite(value).all() for value in model.state_dict().values())
 
 
 @pytest.mark.slow

@@ -64,6 +64,8 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
     assert "torchao" in type(weight.data).__module__ or weight.dtype in (torch.uint8, torch.int8)
     error = ((scores(model) - whole).abs() / whole.abs().clamp(min=1)).max()
     assert 0 < error < CLOSE[kind]
+    if kind == "int4":
+        return  # for captions alone
 
     seed_everything(1, verbose=False)
     tuned = VLMCaptioner(
@@ -102,7 +104,13 @@ def test_quantized_weights_are_close_and_tuned_by_lora_alone(
         ({"device": "cuda", "compute": torch.float32}, "int4 in bfloat16 alone"),
     ],
 )
-def test_what_int4_cannot_do_is_said(options: dict[str, Any], message: str) -> None:
+def test_where_int4_cannot_be_used_is_said(options: dict[str, Any], message: str) -> None:
     pytest.importorskip("torchao")
     with pytest.raises(ConfigError, match=message):
         quantization("int4", **{"compute": None, **options})
+
+
+def test_training_on_int4_is_refused(stock: Path) -> None:
+    trainer = Trainer(accelerator="cpu", max_steps=1, logger=False, enable_checkpointing=False)
+    with pytest.raises(ConfigError, match=r"no gradient.*Train with 4bit, 8bit or int8"):
+        trainer.fit(VLMCaptioner(model=str(stock), quantize="int4"), ColorPairs(batch_size=2))

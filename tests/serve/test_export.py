@@ -27,8 +27,8 @@ PAIRS = 200
 
 @cache
 def rendered() -> torch.Tensor:
-    """Pairs of the world that the shipped captioner knows, ``(PAIRS, 2, 3, 64, 64)``."""
-    source = SyntheticPairs().pairs_of("test")
+    """Pairs of the world that the shipped captioner knows, ``(PAIRS, 2, 3, 96, 144)``."""
+    source = SyntheticPairs("clevr_wide", test_pairs=PAIRS, render_size=(96, 144)).pairs_of("test")
     return stack_images([source.load(index) for index in range(PAIRS)])
 
 

@@ -39,7 +39,7 @@ def test_without_a_model_the_first_one_answers_and_says_what_it_knows(capsys: py
     assert main(["describe", before, after, "--json"]) == 0
     said = capsys.readouterr()
     found = json.loads(said.out)
-    assert found["changed"] and found["boxes"] and found["size"] == [256, 256]
+    assert found["changed"] and found["boxes"] and found["size"] == [384, 256]
     assert f"described by the captioner {DEFAULT!r}" in said.err and "rendered scenes" in said.err
     same = [before, before]
     assert main(["describe", *same, "--json"]) == 0

@@ -256,9 +256,12 @@ def memory_width(host: PairCaptioner) -> int:
     sample = train_data(host).pairs_of("train").load(0)
     modes = {module: module.training for module in host.modules()}
     host.eval()  # batch statistics must not see this pair
+    device = next(
+        host.parameters()
+    ).device  # host.device names the accelerator before Lightning moves the weights there
     try:
         with torch.no_grad():
-            return host.encode(host.collate([sample]).to(host.device)).memory.shape[-1]
+            return host.encode(host.collate([sample]).to(device)).memory.shape[-1]
     finally:
         for module, mode in modes.items():
             module.training = mode

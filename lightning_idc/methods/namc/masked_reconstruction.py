@@ -246,8 +246,9 @@ class MaskedReconstruction(AddonCallback):
         """Channels and cells of the features that the host keeps, learned from one gray pair."""
         was_training = host.training
         host.eval()
-        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8, device=host.device)
-        nothing = torch.zeros(1, 1, 2, dtype=torch.long, device=host.device)
+        device = next(host.parameters()).device  # host.device names the accelerator before the weights are there
+        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8, device=device)
+        nothing = torch.zeros(1, 1, 2, dtype=torch.long, device=device)
         with torch.no_grad():
             features = host.encode(PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
         host.train(was_training)

@@ -65,7 +65,7 @@ class VLMCaptioner(PairCaptioner):
         revision: branch, tag or commit of ``model`` on the hub.
         device: where ``model`` is put without a Trainer, which has its own; ``auto`` takes a GPU if there is one.
         quantize: bits of the frozen weights of ``model``: ``4bit`` or ``8bit`` of bitsandbytes, ``int4`` or ``int8`` of
-            torchao. Nothing of the model trains then; train adapters on it.
+            torchao. Nothing of the model trains then; train adapters on it, but not on ``int4``, which has no gradient.
         attn: implementation of attention of ``model``, as transformers calls it, for example ``flash_attention_2``.
         min_pixels: of an image; smaller ones are scaled up, with their aspect kept.
         max_pixels: of an image; larger ones are scaled down, with their aspect kept. Each pair is then shown in its
@@ -195,6 +195,11 @@ class VLMCaptioner(PairCaptioner):
     def _source(self) -> Source:
         options = self.hparams
         device = None if self._trainer is not None else device_named(options["device"])
+        if self._trainer is not None and self._trainer.state.fn == "fit" and options["quantize"] == "int4":
+            raise ConfigError(
+                "quantize is int4, whose product in torchao has no gradient: it is for captions alone. Train with "
+                "4bit, 8bit or int8"
+            )
         if self._trainer is not None and options["quantize"]:
             # packed where they are used: not every format can be moved
             device = str(self.trainer.strategy.root_device)
