@@ -68,7 +68,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     data = json.loads(page.partition('id="data">')[2].partition("</script>")[0])
     shown = data["pairs"]
     assert [pair["type"] for pair in shown] == ["changed", "new", "deleted", "unchanged", "unchanged"]
-    assert shown[0]["caption"] == records["other"]["caption"] and len(shown[0]["images"]) == 2
+    assert shown[0]["caption"] == records["other"]["caption"] and shown[0]["pictures"] == 2
     assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
     assert data["box"] == "found" and "where the captioner sees the change" in page
     assert main([*given[:3], *given[3:5]]) == 0  # changes alone are no failure
