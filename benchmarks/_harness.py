@@ -41,6 +41,39 @@ def report(
         out.write_text(text + "\n", encoding="utf-8")
 
 
+class RowFailed(Exception):
+    """A row that was measured in a process of its own ended with an error; its text is the end of what it wrote."""
+
+    @property
+    def line(self) -> str:
+        """The last line, which names the error."""
+        return (str(self).strip().splitlines() or ["without a word"])[-1]
+
+
+_MARK = "RESULT "
+
+
+def measure_apart(*arguments: object) -> dict[str, Any]:
+    """What the running script measures with other arguments in a process of its own, which ends with `give_back`.
+
+    Memory is then that of one row, and no row finds what another left.
+
+    Raises:
+        RowFailed: the process failed.
+    """
+    command = [sys.executable, sys.argv[0], *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RowFailed(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout.rpartition(_MARK)[2])
+    return found
+
+
+def give_back(row: Mapping[str, Any]) -> None:
+    """Hand a row to the process that `measure_apart` was called in."""
+    print(_MARK + json.dumps(row))
+
+
 def complete(result: Mapping[str, Any], *packages: str, seeds: Sequence[int], java: bool = False) -> dict[str, Any]:
     """A result with what it takes to repeat it; arguments as of :func:`report`."""
     return {

@@ -12,17 +12,14 @@ pixels. Each row is a process of its own; ratios are to 32-true.
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import report
+from _harness import RowFailed, give_back, measure_apart, report
 from _steps import MadeUpPairs, line, now, time_steps
 
 from lightning_idc.core.decoding import greedy
@@ -128,21 +125,21 @@ def main() -> None:
     given = parser.parse_args()
     if given.name:
         with tempfile.TemporaryDirectory() as folder:
-            print("RESULT " + json.dumps(measure(given.name, given, Path(folder))))
+            give_back(measure(given.name, given, Path(folder)))
         return
     found: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
     for name in given.captioners:
         for precision in given.precisions:
-            command = [sys.executable, __file__, "--name", name, "--precision", precision, "--device", given.device]
-            command += ["--batch", str(given.batch), "--steps", str(given.steps), *(["--tiny"] * given.tiny)]
-            done = subprocess.run(command, capture_output=True, text=True)
             label = f"{name}, {precision}"
-            if done.returncode:
-                failed[label] = done.stderr.strip().splitlines()[-1]
-                print(f"{label} failed: {done.stderr[-1500:]}", flush=True)
+            common = ["--device", given.device, "--batch", given.batch, "--steps", given.steps]
+            try:
+                row = measure_apart("--name", name, "--precision", precision, *common, *(["--tiny"] * given.tiny))
+            except RowFailed as error:
+                failed[label] = error.line
+                print(f"{label} failed: {str(error)[-1500:]}", flush=True)
                 continue
-            row = found[label] = json.loads(done.stdout.rpartition("RESULT ")[2])
+            found[label] = row
             row["times_faster"] = found.get(f"{name}, 32-true", row)["seconds_per_step"] / row["seconds_per_step"]
             print(line(label, row, row["batch"]), f"  {row['captions_per_s']:.0f} captions/s written", flush=True)
     settings = {name: getattr(given, name) for name in ("device", "tiny", "batch", "steps")}

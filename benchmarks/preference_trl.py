@@ -20,10 +20,7 @@ gradient, like TRL's; ``kept scores`` reads its log-probabilities from CachedSco
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,6 +31,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
+from _harness import give_back, measure_apart, report  # noqa: E402
 from _steps import MadeUp, MadeUpPairs, forget_peak, now, peak, steps_of, time_steps  # noqa: E402
 
 SMALLER = 0.5
@@ -330,18 +328,14 @@ def main() -> None:
     if given.side:
         common = given.folder, size, given.steps, given.batch
         row = of_trl(*common) if given.side == "trl" else of_ours(*common, SIDES[given.side])
-        print("RESULT " + json.dumps(row))
+        give_back(row)
         return
     found: dict[str, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as name:
         make(Path(name), size)
         for side in SIDES:
-            command = [sys.executable, __file__, "--side", side, "--folder", name, "--size", given.size]
-            command += ["--steps", str(given.steps), "--batch", str(given.batch)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr[-3000:])
-            found[side] = json.loads(done.stdout.rpartition("RESULT ")[2])
+            shared = ("--folder", name, "--size", given.size, "--steps", given.steps, "--batch", given.batch)
+            found[side] = measure_apart("--side", side, *shared)
             row = found[side]
             times = row["seconds_per_step"] / found.get("ours", row)["seconds_per_step"]
             print(
@@ -366,8 +360,6 @@ def main() -> None:
         f"{ratios['faster']:.2f} times as fast (asked: {size.faster}), {ratios['memory']:.2f} of the memory "
         f"(asked: {SMALLER})"
     )
-    from _harness import report
-
     packages = ("lightning", "transformers", "trl", "accelerate")
     report({"sides": found, "ours_beside_trl": ratios}, given.out, *packages, seeds=[0, 1], quiet=True)
 

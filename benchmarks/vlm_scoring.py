@@ -13,11 +13,9 @@ weights are random. The summed log-probabilities of all ways are compared, too.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -27,7 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from _harness import report
+from _harness import give_back, measure_apart, report
 from torch import Tensor
 
 from lightning_idc.core.types import PairBatch, PairSample
@@ -209,15 +207,11 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.way:
-        print(json.dumps(measure(given.way, given)))
+        give_back(measure(given.way, given))
         return
     found = {}
     for way in WAYS:
-        command = [sys.executable, __file__, *sys.argv[1:], "--way", way]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise SystemExit(f"{way} failed:\n{done.stderr[-3000:]}")
-        found[way] = json.loads(done.stdout.splitlines()[-1])
+        found[way] = measure_apart(*sys.argv[1:], "--way", way)
     base = found["stock"]
     for way, row in found.items():
         row["median_s"] = statistics.median(row["seconds"])

@@ -17,8 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -29,7 +27,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
-from _harness import report  # noqa: E402
+from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
 from _steps import MadeUp, MadeUpPairs, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
 from captioner_training import CLIP_SMALL  # noqa: E402
 from preference_trl import (  # noqa: E402
@@ -217,7 +215,7 @@ def main() -> None:
     given = parser.parse_args()
     size = SIZES[given.size]
     if given.row:
-        print("RESULT " + json.dumps(ROWS[given.row](given.folder, size, given.steps, given.batch)))
+        give_back(ROWS[given.row](given.folder, size, given.steps, given.batch))
         return
     found: dict[str, dict[str, Any]] = {}
     failed: dict[str, str] = {}
@@ -230,14 +228,13 @@ def main() -> None:
         torch.cuda.empty_cache()
         print(f"model made in {time.perf_counter() - began:.0f} s", flush=True)
         for row in given.rows:
-            command = [sys.executable, __file__, "--row", row, "--folder", name, "--size", given.size]
-            command += ["--steps", str(given.steps), "--batch", str(given.batch)]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                failed[row] = done.stderr.strip().splitlines()[-1]
-                print(f"{row:<24} failed: {done.stderr[-1500:]}", flush=True)
+            common = ("--folder", name, "--size", given.size, "--steps", given.steps, "--batch", given.batch)
+            try:
+                found[row] = measure_apart("--row", row, *common)
+            except RowFailed as error:
+                failed[row] = error.line
+                print(f"{row:<24} failed: {str(error)[-1500:]}", flush=True)
                 continue
-            found[row] = json.loads(done.stdout.rpartition("RESULT ")[2])
             print(line(row, found[row], given.batch), flush=True)
             ratios = summary(found, limit)
             result = {"settings": settings, "limit": limit, "rows": found, "failed": failed, "ratios": ratios}

@@ -17,6 +17,7 @@ from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
 from lightning_idc.metrics.corpus import Floats
 
 _BLOCK = 64
+_AT_ONCE = 4_000_000  # numbers of pairs drawn in one block, 32 MB in each of four arrays
 # smaller differences come from the order of sums and from what keeps BLEU from dividing by 0
 _NOTHING = 1e-6
 
@@ -144,8 +145,9 @@ def _check(scores: Scores, samples: int, confidence: float) -> None:
 def _weights(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each pair is drawn, a block of corpora at a time, ``(block, P)``."""
     generator = np.random.default_rng(seed)
-    for start in range(0, samples, _BLOCK):
-        block = min(_BLOCK, samples - start)
+    most = max(1, min(_BLOCK, _AT_ONCE // pairs))
+    for start in range(0, samples, most):
+        block = min(most, samples - start)
         drawn = generator.integers(pairs, size=(block, pairs)) + np.arange(block)[:, None] * pairs
         yield np.bincount(drawn.ravel(), minlength=block * pairs).reshape(block, pairs).astype(np.float64)
 

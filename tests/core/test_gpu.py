@@ -12,6 +12,7 @@ import torch
 from helpers import procap_tiny
 from helpers.devices import exact_products, on_gpu
 from helpers.plugins import GridPairs, GridSource
+from helpers.training import quiet_trainer
 from lightning.pytorch import Trainer, seed_everything
 from PIL import Image
 
@@ -42,19 +43,7 @@ def exact() -> Iterator[None]:
 
 
 def trainer_of(device: str, precision: Any, folder: Path, steps: int) -> Trainer:
-    return Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu",
-        devices=1,
-        precision=precision,
-        max_steps=steps,
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    return quiet_trainer(device, folder, precision=precision, max_steps=steps)
 
 
 def made(kind: str, folder: Path) -> PairCaptioner:

@@ -17,6 +17,12 @@ QUIET: dict[str, Any] = dict(
 )
 
 
+def quiet_trainer(device: str, folder: Path, **options: Any) -> Trainer:
+    """A trainer for some steps on one CPU or GPU that writes and says nothing."""
+    own: dict[str, Any] = dict(devices=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder)
+    return Trainer(**{**QUIET, "accelerator": "gpu" if device == "cuda" else "cpu", **own, **options})
+
+
 def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None = None, **options: Any) -> Any:
     """Train a module, the tiny captioner by default, from the same seed; returns it."""
     seed_everything(3, workers=True, verbose=False)

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.devices import BOTH, exact_products
+from helpers.training import quiet_trainer
 from helpers.vlm_tiny import MROPE, PROMPTS, ColorPairs, architecture, captioner, samples, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
@@ -132,20 +133,8 @@ def trained(stock: Path, folder: Path, device: str, precision: Any, steps: int =
         optimizer=lambda groups: torch.optim.AdamW(groups, lr=1e-5),
     )
     keep = Keep()
-    trainer = Trainer(
-        accelerator="gpu" if device == "cuda" else "cpu",
-        devices=1,
-        precision=precision,
-        max_steps=steps,
-        callbacks=[LoRA(rank=4, alpha=8), keep],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        default_root_dir=folder,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    callbacks = [LoRA(rank=4, alpha=8), keep]
+    trainer = quiet_trainer(device, folder, precision=precision, max_steps=steps, callbacks=callbacks)
     trainer.fit(model, ColorPairs(batch_size=6, seed=1))
     return model, keep
 
@@ -271,20 +260,8 @@ def test_the_plan_is_what_a_gpu_holds(recomputes: bool, tmp_path: Path) -> None:
     )
     peak, before = Peak(), torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    trainer = Trainer(
-        accelerator="gpu",
-        devices=1,
-        precision="bf16-mixed",
-        max_steps=3,
-        callbacks=[LoRA(rank=16, alpha=32), peak],
-        limit_val_batches=0,
-        num_sanity_val_steps=0,
-        default_root_dir=tmp_path,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
+    callbacks = [LoRA(rank=16, alpha=32), peak]
+    trainer = quiet_trainer("cuda", tmp_path, precision="bf16-mixed", max_steps=3, callbacks=callbacks)
     trainer.fit(VLMCaptioner(**options), ColorPairs(batch_size=4, seed=1))
     held, most = peak.held - before, peak.most - before
     planned = plan.states + plan.activations
