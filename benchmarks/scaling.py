@@ -236,31 +236,20 @@ def main() -> None:
         give_back(of_pairs(given.one, given.longest))
         return
     found: dict[int, dict[str, float]] = {}
+    others: dict[str, Any] = {}
+    for name, sizes in ({} if given.without_others else SIZES).items():
+        rows = {size: {"seconds": min(ALONE[name](size) for _ in range(2 + given.repeats))} for size in sizes}
+        taken = {size: row["seconds"] for size, row in rows.items()}
+        others[name] = {"seconds": taken, "exponent": exponents(rows)["seconds"]}
     for pairs in given.pairs:
         common = ("--one", pairs, "--longest", given.longest)
         found[pairs] = least([measure_apart(*common) for _ in range(given.repeats)])
-        print(
-            f"{pairs:,} pairs: " + ", ".join(f"{name} {value:.3g}" for name, value in found[pairs].items()), flush=True
-        )
-    others = {} if given.without_others else SIZES
-    alone = {
-        name: {size: {"seconds": min(ALONE[name](size) for _ in range(2 + given.repeats))} for size in sizes}
-        for name, sizes in others.items()
-    }
-    slopes = {name: exponents(rows)["seconds"] for name, rows in alone.items()}
-    result = {
-        "note": given.note,
-        "pairs": found,
-        "exponents": exponents(found),
-        "others": {
-            name: {"seconds": {size: row["seconds"] for size, row in rows.items()}, "exponent": slopes[name]}
-            for name, rows in alone.items()
-        },
-    }
-    report(result, given.out, "pyarrow", seeds=[0, 1, 2])
-    if given.plot:
-        given.plot.parent.mkdir(parents=True, exist_ok=True)
-        given.plot.write_text(plot(found), encoding="utf-8")
+        # after each size, as the last one takes longer than all others
+        result = {"note": given.note, "pairs": found, "exponents": exponents(found), "others": others}
+        report(result, given.out, "pyarrow", seeds=[0, 1, 2], quiet=pairs != given.pairs[-1])
+        if given.plot:
+            given.plot.parent.mkdir(parents=True, exist_ok=True)
+            given.plot.write_text(plot(found), encoding="utf-8")
 
 
 if __name__ == "__main__":

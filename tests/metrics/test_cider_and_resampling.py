@@ -106,6 +106,15 @@ def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
         assert found[name][0] == pytest.approx(value, abs=1e-9), name
 
 
+def test_corpora_are_drawn_alike_in_blocks_of_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    said, expected = texts(61, seed=5)
+    scores = score_captions(said, expected)
+    whole = bootstrap(scores, 130)
+    monkeypatch.setattr(resampling, "_AT_ONCE", 7 * 61)
+    for name, found in bootstrap(scores, 130).items():
+        assert (found.low, found.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
+
+
 def test_intervals_hold_the_score_and_come_again() -> None:
     said, expected = texts(60, seed=5)
     scores = score_captions(said, expected)
