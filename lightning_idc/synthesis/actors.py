@@ -29,7 +29,7 @@ def connected(address: str | None) -> Any:
         address: of the cluster; None for the one that this process is connected to, or a new one on this machine.
 
     Raises:
-        ConfigError: Ray is not installed.
+        ConfigError: Ray is not installed, does not start, or is not at the address.
     """
     try:
         import ray
@@ -38,12 +38,14 @@ def connected(address: str | None) -> Any:
     if not ray.is_initialized():
         # workers find what this process can import
         paths = os.pathsep.join(path for path in sys.path if path)
-        ray.init(
-            address=address,
-            include_dashboard=False,
-            logging_level=logging.WARNING,
-            runtime_env={"env_vars": {"PYTHONPATH": paths}},
-        )
+        options: dict[str, Any] = {"include_dashboard": False, "logging_level": logging.WARNING}
+        try:
+            ray.init(address=address, runtime_env={"env_vars": {"PYTHONPATH": paths}}, **options)
+        except Exception as error:  # Ray raises that class itself where it does not start in time
+            raise ConfigError(
+                f"Ray cannot be started or reached ({' '.join(str(error).split())}); check the load and the disk of "
+                "this machine, or the address of the cluster"
+            ) from error
     return ray
 
 

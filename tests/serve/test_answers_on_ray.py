@@ -10,6 +10,7 @@ import pytest
 
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError
+from lightning_idc.synthesis.actors import connected
 
 ray = pytest.importorskip("ray", reason="the extra ray is not installed")
 
@@ -49,3 +50,12 @@ def _answers(model: Path) -> Iterator[object]:
     from lightning_idc.serve.options import BatchOptions
 
     yield from answered_on_ray(ModelOptions(str(model)), [], BatchOptions(actors=0), gate=False)
+
+
+def test_a_ray_that_does_not_start_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**options: object) -> None:
+        raise Exception("The current node timed out during startup.")  # as Ray does on a busy machine
+
+    monkeypatch.setattr(ray, "init", fail)
+    with pytest.raises(ConfigError, match=r"cannot be started or reached \(The current node timed out"):
+        connected(None)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +110,3 @@ def test_embedded_recipes_are_not_delayed(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(subprocess, "run", refuse)
     for name in ("img_diff", "similar_pairs", "implicit_change", "quickstart"):
         check_models(load(ROOT / "recipes" / f"{name}.yaml"), tmp_path)
-
-
-@pytest.mark.slow
-def test_as_a_program_it_prints_and_fails(tmp_path: Path) -> None:
-    file = tmp_path / "steps.json"
-    file.write_text(json.dumps({"steps": [step("edit", edits(chat(model="nobody/x")))], "folder": str(tmp_path)}))
-    command = [sys.executable, "-m", "lightning_idc.synthesis.preflight", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 1 and done.stdout.startswith("edit: the model 'nobody/x' cannot be read")
