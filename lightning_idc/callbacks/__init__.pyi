@@ -15,6 +15,7 @@ from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter as MDPAdapter
 from lightning_idc.methods.namc.log_relevance import LogRelevance as LogRelevance
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction as MaskedReconstruction
 from lightning_idc.methods.namc.noise_masking import NoiseMasking as NoiseMasking
+from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality as ReconstructionQuality
 from lightning_idc.methods.procap.pictures import LogProcedures as LogProcedures
 from lightning_idc.methods.rl.policy import GroupRelative as GroupRelative
 from lightning_idc.methods.rl.policy import SelfCritical as SelfCritical

@@ -25,6 +25,11 @@ def run(given: list[str]) -> int:
     add("folder", help="with results, also in the folders below it; other JSON files are passed over")
     add("--out", help="write Markdown there, and HTML and LaTeX beside it; without it the table is printed")
     add("--format", choices=("markdown", "latex"), default="markdown", help="of what is printed")
+    add(
+        "--hub",
+        metavar="OWNER/NAME",
+        help="write eval.yaml and .eval_results/ for this benchmark's repository on the Hugging Face hub into --out",
+    )
     add("--samples", type=int, default=1000, help="corpora drawn for each p-value; 0 for none (default: 1000)")
     options = arguments.parse_args(given[1:])
     if options.samples < 0:
@@ -32,6 +37,12 @@ def run(given: list[str]) -> int:
     from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results
 
     folder = Path(options.folder)
+    if options.hub is not None:
+        from lightning_idc.report.hub_results import write_hub
+
+        for path in write_hub(read_results(folder), folder, options.hub, Path(options.out or ".")):
+            print(path)
+        return 0
     found = boards(read_results(folder), folder, options.samples)
     if options.out is not None:
         return write(found, Path(options.out))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, fill_masked_patches, random_probabilities
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
+from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality, masked_quality
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.nn.backbones import SmallCNN
@@ -292,6 +294,33 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     assert grid.flatten(1).sum(1).unique().numel() == 2, "a mean over pairs is not one over cells here"
     torch.testing.assert_close(found, torch.stack(means).mean(), rtol=1e-4, atol=1e-5)
     assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
+
+
+def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder: Path, tmp_path: Path) -> None:
+    """Table 9; with the true ids as predictions the rebuilt patches are the tokenizer's own."""
+    data, model = described(folder), HOSTS["namc"](dropout=0.0)
+    torch.manual_seed(0)
+    tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=2)
+    callbacks = [MaskedReconstruction(tokens, encoder="net.encoder"), ReconstructionQuality()]
+    trainer = fit(model, callbacks, data, tmp_path, max_steps=1)
+    trainer.limit_val_batches = 1
+    scores = trainer.validate(model, data, verbose=False)[0]
+    names = {f"val/{row}/{score}" for row in ("mir_vqgan", "vqgan_raw", "mir_raw") for score in ("psnr", "ssim")}
+    assert names <= set(scores)
+    assert all(math.isfinite(scores[name]) for name in names) and scores["val/mir_vqgan/psnr"] < 60
+    target = _rebuilding(model).target
+    images = next(iter(data.val_dataloader())).images.flatten(0, 1)
+    true = target.true_ids(images)
+    side = target.per_side
+    cells = true.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+    logits = nn.functional.one_hot(cells, 16).float().flatten(2)
+    target.head = nn.Identity()  # says what it is given
+    assert torch.equal(target.predicted_ids(logits, (8, 8)), true)
+    everything = torch.ones(len(images), *images.shape[-2:], dtype=torch.bool)
+    raw = images / 255
+    assert torch.allclose(masked_quality(raw, raw, everything), torch.tensor([100.0, 1.0]).expand(len(raw), 2))
+    gray = masked_quality(raw * 0 + 0.5, raw * 0 + 0.6, everything)
+    assert torch.allclose(gray[:, 0], torch.tensor(20.0), atol=1e-3), "ten times the logarithm of 1 / 0.01"
 
 
 @pytest.mark.parametrize("distance", [nn.functional.l1_loss, nn.functional.mse_loss])

@@ -286,5 +286,8 @@ def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place() -> None:
         assert torch.equal(matrix, matrix.half().float()) == bool(half)
         assert optimizer.state[bias]["mean"].dtype == torch.float32
     assert moved[("vision",)] > 10 * moved[()]
+    matrix.grad = torch.full_like(matrix, 1e6)  # more than 16 bits hold
+    optimizer.step()
+    assert bool(matrix.isfinite().all())
     with pytest.raises(PairError, match="no group"):
         BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])

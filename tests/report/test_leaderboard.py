@@ -11,6 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
+from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lightning_idc.cli import main
 from lightning_idc.files import save_json
@@ -134,3 +136,30 @@ def test_captions_that_were_changed_have_no_p(tmp_path: Path, capsys: pytest.Cap
     save_json(tmp_path / "b" / "test" / "predictions.json", records)
     assert main(["leaderboard", str(tmp_path)]) == 0
     assert " p " not in capsys.readouterr().out
+
+
+def test_the_hub_gets_a_file_for_the_benchmark_and_one_for_each_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = truths()
+    for seed in (1, 2):
+        write_run(tmp_path / "runs" / f"net-{seed}", seed, said(of, 0.2 * seed, seed), of)
+    hub = ["--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    assert main(["leaderboard", str(tmp_path / "runs"), *hub]) == 0
+    written = sorted(path.relative_to(tmp_path / "hub").as_posix() for path in (tmp_path / "hub").rglob("*.yaml"))
+    assert written == [".eval_results/net-1-test-result.yaml", ".eval_results/net-2-test-result.yaml", "eval.yaml"]
+    benchmark = yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())
+    entries = yaml.safe_load((tmp_path / "hub" / written[0]).read_text())
+    result = json.loads((tmp_path / "runs" / "net-1" / "test" / "result.json").read_text())
+    scores = result["scores"]["all"]
+    assert {entry["dataset"]["task_id"] for entry in entries} == {task["id"] for task in benchmark["tasks"]}
+    assert [entry["value"] for entry in entries] == list(scores.values())
+    # the hub's own writer is the oracle of the form
+    theirs = [
+        EvalResultEntry("people/pairs", entry["dataset"]["task_id"], entry["value"], notes=entry["notes"])
+        for entry in entries
+    ]
+    assert entries == eval_result_entries_to_yaml(theirs)
+    assert result["protocol"]["hash"] in entries[0]["notes"] and "seed 1" in entries[0]["notes"]
+    assert main(["leaderboard", str(tmp_path / "runs"), "--hub", "pairs"]) == 1
+    assert "OWNER/NAME" in capsys.readouterr().err

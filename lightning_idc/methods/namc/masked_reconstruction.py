@@ -43,9 +43,7 @@ class ImageTokens(nn.Module):
 
     def forward(self, tokens: Tensor, images: Tensor, features: Tensor) -> Tensor:
         """Cross entropy per cell, ``(N, P)``, of encoded ``tokens (N, P, D)`` of ``images (N, 3, H, W)``."""
-        tokenizer = self._tokenizer[0].to(images.device)
-        with torch.no_grad():
-            ids = tokenizer.encode(images)
+        ids = self.true_ids(images)
         side = self.per_side
         cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
         if cells.shape[1] != tokens.shape[1]:
@@ -55,6 +53,24 @@ class ImageTokens(nn.Module):
             )
         logits = self.head(tokens).unflatten(-1, (side**2, -1))
         return F.cross_entropy(logits.movedim(-1, 1), cells, reduction="none").mean(-1)
+
+    @torch.no_grad()
+    def true_ids(self, images: Tensor) -> Tensor:
+        """Ids ``(N, h, w)`` of images."""
+        found: Tensor = self._tokenizer[0].to(images.device).encode(images)
+        return found
+
+    def predicted_ids(self, tokens: Tensor, grid: tuple[int, int]) -> Tensor:
+        """Most likely ids ``(N, h, w)`` of encoded tokens ``(N, P, D)``, whose cells stand in a grid."""
+        side = self.per_side
+        cells = self.head(tokens).unflatten(-1, (side**2, -1)).argmax(-1)
+        return cells.unflatten(1, grid).unflatten(-1, (side, side)).transpose(2, 3).flatten(3).flatten(1, 2)
+
+    @torch.no_grad()
+    def decode(self, ids: Tensor) -> Tensor:
+        """Images ``(N, 3, H, W)``, values 0 to 1, of ids."""
+        found: Tensor = self._tokenizer[0].decode(ids)
+        return found
 
 
 class RawFeatures(nn.Module):
@@ -123,13 +139,20 @@ class MaskedReconstructionAddon(Addon):
         """
         if not self.weight:
             return {}
+        tokens, grids, masked = self.encoded(step)
+        per_cell = self.target(tokens, step.batch.images.flatten(0, 1), grids)
+        of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
+        return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
+
+    def encoded(self, step: TrainingStep) -> tuple[Tensor, Tensor, Tensor]:
+        """Encoded cells of both images ``(2B, P, D)``, their raw features, and which are masked, bool ``(2B, P)``."""
         features: PairFeatures = step.features
         batch: PairBatch = step.batch
         before, after = (features.extras[name] for name in self.names)
         grids = torch.stack([before, after], 1).flatten(0, 1)
         masked = resize_mask(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.host)
-        if self.path is None and not grids.requires_grad:
+        if self.path is None and not grids.requires_grad and torch.is_grad_enabled():
             raise PairError(
                 "MaskedReconstruction would train nothing of its host, whose image features are frozen: train the "
                 "backbone, or name a MaskedImageEncoder of the host in `encoder`"
@@ -141,9 +164,7 @@ class MaskedReconstructionAddon(Addon):
         else:
             # without a description, the other image of the pair is what can tell of masked cells
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
-        per_cell = self.target(encoder(tokens, partner, valid), batch.images.flatten(0, 1), grids)
-        of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
-        return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
+        return encoder(tokens, partner, valid), grids, masked
 
     def _encoder(self, host: LightningModule) -> MaskedImageEncoder:
         if self.own is not None:

@@ -73,15 +73,19 @@ class BertAdam(Optimizer):
             for parameter in group["params"]:
                 if parameter.grad is None:
                     continue
+                gradient = parameter.grad
+                if group["max_grad_norm"] > 0:
+                    # as torch's clip_grad_norm_ has it; before it is cut to 16 bits, which a large one would exceed
+                    gradient = gradient * (group["max_grad_norm"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
                 dtype = torch.float16 if half and parameter.dim() > 1 else parameter.dtype
-                state, gradient, value = self.state[parameter], parameter.grad.to(dtype), parameter.to(dtype)
+                state, gradient, value = self.state[parameter], gradient.to(dtype), parameter.to(dtype)
                 if not state:
                     state["mean"], state["mean_square"] = torch.zeros_like(value), torch.zeros_like(value)
-                if group["max_grad_norm"] > 0:
-                    # as torch's clip_grad_norm_ has it
-                    gradient = gradient * (group["max_grad_norm"] / (gradient.norm() + 1e-6)).clamp(max=1.0)
                 state["mean"].lerp_(gradient, 1 - kept)
                 state["mean_square"].mul_(kept_squares).addcmul_(gradient, gradient, value=1 - kept_squares)
-                update = state["mean"] / (state["mean_square"].sqrt() + group["eps"])
-                parameter.copy_(value - group["lr"] * (update + group["weight_decay"] * value))
+                # kept in 16 bits, computed in 32: processors that flush small numbers to 0 would divide by eps = 0
+                whole = parameter.dtype
+                update = state["mean"].to(whole) / (state["mean_square"].to(whole).sqrt() + group["eps"])
+                moved = value.to(whole) - group["lr"] * (update + group["weight_decay"] * value.to(whole))
+                parameter.copy_(moved.to(dtype))
         return loss

@@ -1,0 +1,75 @@
+"""ReconstructionQuality: how well MaskedReconstruction gives masked patches back (NAMC, appendix A and Table 9)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from lightning_idc.core.addon import AddonSteps, addons_of
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.types import PairBatch
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
+
+ROWS = ("mir_vqgan", "vqgan_raw", "mir_raw")
+"""Rebuilt patches against those of the tokenizer's own ids, these against the image, rebuilt ones against the image."""
+
+
+class ReconstructionQuality(Callback):
+    """At validation measures PSNR and SSIM of masked patches: ``val/mir_vqgan/psnr`` and so on, one for each row.
+
+    Masked cells take the ids that are predicted, all others their own. Both scores are of the pixels of masked cells,
+    PSNR from the mean squared error of an image, and means over images; which pixels the paper takes it does not say.
+
+    Args:
+        of: name of the `MaskedReconstruction`, which must rebuild the ids of an image tokenizer.
+    """
+
+    def __init__(self, of: str = "masked_reconstruction") -> None:
+        self.of = of
+        self._found: list[Tensor] = []
+
+    def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._found = []
+
+    @torch.no_grad()
+    def on_validation_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int, *unused: Any
+    ) -> None:
+        addon = addons_of(pl_module).get(self.of)
+        if not isinstance(addon, MaskedReconstructionAddon) or not isinstance(addon.target, ImageTokens):
+            raise ConfigError(
+                f"ReconstructionQuality measures a MaskedReconstruction with a tokenizer called {self.of!r}; list one "
+                "among the callbacks, or leave ReconstructionQuality out"
+            )
+        assert isinstance(pl_module, PairCaptioner) and isinstance(batch, PairBatch)
+        steps = AddonSteps(pl_module, batch, batch_idx)
+        steps.change_features(pl_module.encode(steps.change_batch()))
+        tokens, _, masked = addon.encoded(steps.contexts[self.of])
+        images = batch.images.flatten(0, 1)
+        true, hidden = addon.target.true_ids(images), masked.unflatten(1, addon.grid)
+        hidden = hidden.repeat_interleave(addon.target.per_side, 1).repeat_interleave(addon.target.per_side, 2)
+        rebuilt = torch.where(hidden, addon.target.predicted_ids(tokens, addon.grid), true)
+        mir, vqgan, raw = addon.target.decode(rebuilt), addon.target.decode(true), images / 255
+        pixels = torch.nn.functional.interpolate(hidden[:, None].float(), raw.shape[-2:]).bool()[:, 0]
+        scores = torch.stack([masked_quality(*pair, pixels) for pair in ((mir, vqgan), (vqgan, raw), (mir, raw))], 1)
+        self._found.append(scores[pixels.flatten(1).any(1)])
+
+    def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        means = torch.cat(self._found).mean(0)
+        for name, (psnr, ssim) in zip(ROWS, means.tolist(), strict=True):
+            pl_module.log_dict({f"val/{name}/psnr": psnr, f"val/{name}/ssim": ssim}, sync_dist=True)
+
+
+def masked_quality(given: Tensor, true: Tensor, masked: Tensor) -> Tensor:
+    """PSNR and SSIM ``(N, 2)`` of masked pixels, bool ``(N, H, W)``, of images ``(N, 3, H, W)`` with values 0 to 1."""
+    from torchmetrics.functional.image import structural_similarity_index_measure
+
+    count = masked.flatten(1).sum(1).clamp(min=1)
+    error = ((given - true).square().mean(1) * masked).flatten(1).sum(1) / count
+    _, similar = structural_similarity_index_measure(given, true, data_range=1.0, return_full_image=True)
+    ssim = (similar.mean(1) * masked).flatten(1).sum(1) / count
+    return torch.stack([-10 * error.clamp(min=1e-10).log10(), ssim], 1)

@@ -1,0 +1,98 @@
+"""Results in the files by which the Hugging Face hub makes leaderboards: a model's and a benchmark's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from lightning_idc.errors import DataError
+from lightning_idc.files import atomic_write
+
+FOLDER, BENCHMARK = ".eval_results", "eval.yaml"
+
+
+def task_of(protocol: str, metric: str) -> str:
+    """Name of a task on the hub: a protocol and a metric.
+
+    Example:
+        >>> task_of("clevr-change/total", "CIDEr-D")
+        'clevr_change_total_cider_d'
+    """
+    return re.sub(r"[^a-z0-9]+", "_", f"{protocol} {metric}".lower()).strip("_")
+
+
+def entries(result: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
+    """Entries of ``.eval_results/NAME.yaml`` in the repository of a model, one for each score of the headline.
+
+    Args:
+        result: as of ``result.json``.
+        dataset: name of the benchmark's repository, ``OWNER/NAME``.
+    """
+    protocol, counts = result["protocol"], result["counts"][result["headline"]]
+    notes = [f"protocol {protocol['name']} {protocol['hash']}", f"{counts['pairs']} pairs"]
+    notes += [f"references {result['data']['fingerprint']}", f"predictions {result['predictions']['digest']}"]
+    if result["seed"] is not None:
+        notes.append(f"seed {result['seed']}")
+    if result["selection"] is not None:
+        notes.append(f"chosen on {result['selection']}")
+    return [
+        {
+            "dataset": {"id": dataset, "task_id": task_of(protocol["name"], metric)},
+            "value": value,
+            "notes": ", ".join(notes),
+        }
+        for metric, value in result["scores"][result["headline"]].items()
+        if value is not None
+    ]
+
+
+def benchmark(results: Mapping[Path, Mapping[str, Any]], dataset: str) -> dict[str, Any]:
+    """What ``eval.yaml`` in the repository of a benchmark says: its tasks, one for each protocol and metric."""
+    tasks = {
+        task_of(result["protocol"]["name"], metric): {
+            "id": task_of(result["protocol"]["name"], metric),
+            "config": "default",
+            "split": result["data"]["split"] or "test",
+        }
+        for result in results.values()
+        for metric in result["scores"][result["headline"]]
+    }
+    return {
+        "name": dataset.rpartition("/")[2],
+        "description": "Image difference captioning, scored by lightning_idc under the protocol that a task names.",
+        "evaluation_framework": "lightning_idc",
+        "tasks": [tasks[name] for name in sorted(tasks)],
+    }
+
+
+def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: str, out: Path) -> list[Path]:
+    """Write ``eval.yaml``, for the benchmark, and ``.eval_results/NAME.yaml``, for the model of each result.
+
+    Args:
+        results: by their files, as `read_results` reads them.
+        folder: that the files lie in; a result is named by its place there.
+        dataset: name of the benchmark's repository, ``OWNER/NAME``.
+        out: folder of what is written.
+
+    Returns:
+        the files.
+
+    Raises:
+        DataError: there is no result, or the name is none of a repository.
+    """
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
+        raise DataError(f"{dataset!r} is no repository of the hub; expected OWNER/NAME")
+    if not results:
+        raise DataError(f"there is no result in {str(folder)!r}; expected files of ShowResults or `score --out`")
+    made = {out / BENCHMARK: yaml.safe_dump(benchmark(results, dataset), sort_keys=False)}
+    for path, result in results.items():
+        name = "-".join(path.relative_to(folder).with_suffix("").parts)
+        made[out / FOLDER / f"{name}.yaml"] = yaml.safe_dump(entries(result, dataset), sort_keys=False)
+    for path, text in made.items():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(path, text)
+    return list(made)

@@ -1,0 +1,178 @@
+"""recipes/paper of CLIP4IDC, ProCap and NAMC, from imports to the tested captioner, on files of the true structure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.paper import CLIP, MAKERS, best, run, run_stages_here
+from safetensors.torch import load_file
+
+from lightning_idc.cli.import_ import run as import_weights
+
+HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.strategy": "auto", "data.num_workers": 0}
+SIDE = 64
+"""Pixels of an image: 4 x 4 cells of the VQGAN."""
+WIDE = {**CLIP, "embed_dim": 32, "vision_cfg": {**CLIP["vision_cfg"], "image_size": SIDE, "patch_size": 16}}
+SMALL_CLIP = {"model.clip": WIDE, "model.pretrained": None, "model.intra_layers": 1, "model.vocabulary": None}
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    return run_stages_here(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def files(here: Path, shared: Path) -> dict[str, Path]:
+    """What the recipes ask for, as its authors publish it; the VQGAN imported by the command."""
+    parity = shared / "parity"
+    if not (parity / "vfiformer").is_dir():
+        pytest.skip("parity/vfiformer is not in the shared folder")
+    vqgan = {name: value.float() for name, value in load_file(parity / "vqgan_256" / "weights.safetensors").items()}
+    torch.save({"state_dict": vqgan, "epoch": 3, "callbacks": {}}, here / "last.ckpt")
+    import_weights(["import", "vqgan", "last.ckpt", "vqgan.ckpt"])
+    state = {f"module.{name}": value for name, value in load_file(parity / "vfiformer" / "weights.safetensors").items()}
+    torch.save(state, here / "net_220.pth")
+    return {
+        "vqgan": here / "vqgan.ckpt",
+        "vfiformer": here / "net_220.pth",
+        "clip": parity / "clip_torchscript" / "archive.pt",
+    }
+
+
+def made(folder: Path, dataset: str) -> dict[str, Any]:
+    """A benchmark as its authors lay it out, and the keys that name it."""
+    root = folder / dataset
+    root.mkdir()
+    MAKERS[dataset](root)
+    return {"data.root": str(root), "data.official": False}
+
+
+def check_scores(out: Path, stage: str = "test") -> None:
+    scores = json.loads((out / stage / "scores.json").read_text())
+    assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
+
+
+def adapted(folder: Path, dataset: str, keys: dict[str, Any], weights: str = "float32", **others: Any) -> Path:
+    """CLIP4IDC's three stages; the checkpoint of its adaptation."""
+    out = folder / f"clip4idc_{dataset}"
+    short = {"trainer.max_epochs": 1, "data.image_size": [SIDE, SIDE], "data.batch_size": 4}
+    chosen = {"matrix.dataset": dataset, "matrix.clip_weights": weights}
+    words = {"stages.caption.model.vocabulary": None}
+    run("clip4idc", out, **chosen, **HERE, **keys, **SMALL_CLIP, **short, **words, **others)
+    check_scores(out)
+    return best(out, "adapt")
+
+
+def procap_keys(files: dict[str, Path], clip4idc: Path, root: str) -> dict[str, Any]:
+    inner = "stages.frames.data.data.init_args"
+    return {
+        **HERE,
+        "data.image_size": [SIDE, SIDE],
+        "data.batch_size": 4,
+        f"{inner}.image_size": [SIDE, SIDE],
+        f"{inner}.num_workers": 0,
+        f"{inner}.root": root,
+        f"{inner}.official": False,
+        "stages.tokenizer.model.start": str(files["vqgan"]),
+        "stages.tokenizer.trainer.max_epochs": 1,
+        "stages.frames.model.frames": 3,
+        "stages.frames.model.midpoint.init_args.weights": str(files["vfiformer"]),
+        "stages.frames.model.similarity.init_args.encoder": str(clip4idc),
+        "stages.procedure.trainer.max_steps": 2,
+        "stages.caption.trainer.max_epochs": 1,
+        **{
+            f"stages.{stage}.model.{name}": value
+            for stage in ("procedure", "caption")
+            for name, value in (("width", 64), ("layers", 2), ("heads", 1))
+        },
+        "stages.caption.model.decoder_width": 32,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("entry", ["clevr_change", "spot_the_diff_official"])
+def test_procap_from_the_files_of_its_authors(entry: str, here: Path, files: dict[str, Path]) -> None:
+    dataset = entry.removesuffix("_official")
+    named = made(here, dataset)
+    clip4idc = adapted(here, dataset, named, "float16" if entry != dataset else "float32")
+    keys = procap_keys(files, clip4idc, named["data.root"])
+    if entry != dataset:
+        keys["stages.procedure.model.trunk"] = str(files["clip"])
+        keys["stages.caption.model.min_word_count"] = 1
+    out = here / "procap"
+    run("procap", out, **{"matrix.dataset": entry}, **named, **keys)
+    check_scores(out)
+    first = torch.load(best(out, "procedure"), weights_only=True)
+    assert first["class_path"].endswith("OfficialProcedureModel" if entry != dataset else ".ProcedureModel")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_explicit_captioning_of_procap_runs(here: Path, files: dict[str, Path]) -> None:
+    named = made(here, "clevr_change")
+    keys = procap_keys(files, adapted(here, "clevr_change", named), named["data.root"])
+    out = here / "ablation"
+    run(
+        "procap_ablations",
+        out,
+        **{"matrix.dataset": "clevr_change", "matrix.ablation": "table14_explicit"},
+        **named,
+        **keys,
+    )
+    check_scores(out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_namc_from_pre_training_to_corrupted_data(here: Path, files: dict[str, Path]) -> None:
+    said = "The difference between two images is that the first image shows a {}, while the second image has a {}."
+    pairs = here / "pairs"
+    for n, (before, after) in enumerate([("dog", "cat"), ("red car", "tree"), ("table", "cat"), ("tree", "dog")]):
+        for side in ("before", "after"):
+            (pairs / side).mkdir(parents=True, exist_ok=True)
+            torch.manual_seed(n)
+            from PIL import Image
+
+            Image.new("RGB", (80, 72), (40 * n, 90 if side == "after" else 10, 60)).save(pairs / side / f"{n}.png")
+        with (pairs / "captions.jsonl").open("a") as file:
+            file.write(json.dumps({"id": str(n), "captions": [said.format(before, after)]}) + "\n")
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,'-"]
+    words = sorted({word.strip(",.") for word in said.lower().split()} - {"a", "{}"})
+    (here / "bert").mkdir()
+    (here / "bert" / "vocab.txt").write_text(
+        "\n".join([*pieces, *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"), *words])
+    )
+    small = {"model.backbone": "resnet18", "model.width": 32, "model.heads": 2, "model.hidden": 64}
+    data = {
+        "data.image_size": [SIDE, SIDE],
+        "data.batch_size": 4,
+        "trainer.max_epochs": 1,
+        "trainer.precision": "32-true",
+    }
+    masking = "stages.pretrain.trainer.callbacks.0.init_args.encoder.init_args"
+    clip = {**WIDE, "text_cfg": {**CLIP["text_cfg"], "context_length": 77}}
+    run(
+        "namc",
+        here / "pretrain",
+        **{"matrix.phase": "pretrain", "data.root": str(pairs), f"{masking}.clip": clip, f"{masking}.pretrained": None},
+        **{"stages.pretrain.trainer.callbacks.1.init_args.tokenizer": str(files["vqgan"])},
+        **{"model.vocabulary": str(here / "bert"), "model.pretrained_backbone": False},
+        **HERE,
+        **small,
+        **data,
+    )
+    start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
+    named = made(here, "image_editing_request")
+    for recipe, choice in (
+        ("namc", {"matrix.phase": "image_editing_request"}),
+        ("namc_robustness", {"matrix.shift": "words40"}),
+    ):
+        out = here / recipe
+        begin = {"stages.finetune.model.init_from": str(start)}
+        run(recipe, out, **choice, **begin, **named, **HERE, **small, **data)
+        check_scores(out)
