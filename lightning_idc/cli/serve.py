@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import socket
@@ -94,6 +95,8 @@ def _end_together() -> None:
 
     def end(number: int, frame: Any) -> None:
         if os.getpid() == owner:
+            # LitServe's monitor may be asking a process that ends now, and would print a traceback of that
+            logging.getLogger("litserve").setLevel(logging.CRITICAL + 1)
             raise KeyboardInterrupt
         sys.exit(0)  # processes that are forked inherit this, and raise the signal again when they are done
 
