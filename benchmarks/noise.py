@@ -135,9 +135,10 @@ class Runs:
 
     def relevance(self, seed: int) -> Path:
         def make() -> Trainer:
+            look = str(self.look())  # which seeds for itself where it is not there yet
             seed_everything(seed, verbose=False)
             model = RelevancePretraining(
-                backbone_weights=str(self.look()),
+                backbone_weights=look,
                 freeze_backbone=True,
                 optimizer=adamw(3e-3),
                 schedule=WarmupCosine(0.1),
@@ -156,9 +157,10 @@ class Runs:
         """What one way of pre-training ends in: captions of the test pairs, and figures."""
         options = self.options
         data = self.descriptions(seed, options.pretrain_pairs)
+        look = str(self.look())
         seed_everything(seed, verbose=False)
         model = self.host(
-            backbone_weights=str(self.look()),
+            backbone_weights=look,
             captions_per_pair=1,
             learning_rates=None if arm == "neither" else {"addons.noise_masking": 0.1},
         )

@@ -296,6 +296,25 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
 
 
+class Norms(Callback):
+    """Norm of the gradients of the captioner and of the noise masking after clipping."""
+
+    def on_train_batch_end(self, trainer: Trainer, pl_module: LightningModule, *unused: Any) -> None:
+        parts: dict[bool, list[Tensor]] = {True: [], False: []}
+        for name, parameter in pl_module.named_parameters():
+            if parameter.grad is not None:
+                parts["noise_masking" in name].append(parameter.grad.flatten())
+        self.norms = [float(torch.cat(parts[own]).norm()) for own in (False, True)]
+
+
+def test_the_bound_of_gradients_holds_for_the_captioner_and_for_the_noise_masking_apart(
+    folder: Path, tmp_path: Path
+) -> None:
+    data, norms = described(folder), Norms()
+    fit(HOSTS["namc"](), [NoiseMasking(encoder_for(data)), norms], data, tmp_path, max_steps=1, gradient_clip_val=1e-3)
+    assert norms.norms == pytest.approx([1e-3, 1e-3], rel=1e-2)
+
+
 def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder: Path, tmp_path: Path) -> None:
     """Table 9; with the true ids as predictions the rebuilt patches are the tokenizer's own."""
     data, model = described(folder), HOSTS["namc"](dropout=0.0)

@@ -63,6 +63,9 @@ class NoiseMaskingAddon(Addon):
         align_masked: whether the matching loss sees the masked image, and the masked description.
     """
 
+    # its gradient is up to a hundred times the captioner's, which one bound for both would scale by its noise
+    clipped_apart = True
+
     def __init__(
         self,
         encoder: DualEncoder,
