@@ -20,8 +20,8 @@ from lightning_idc.methods.img_diff.filtering import (
 from lightning_idc.methods.img_diff.presets import Filters, check_matcher, filters_named
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, crop
-from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.embedded import ColorMatcher, PixelEncoder
+from lightning_idc.synthesis.slots.things import ChangedThings
 from lightning_idc.synthesis.stages import PipelineStage
 
 
@@ -83,7 +83,7 @@ class DifferenceAreas(PipelineStage):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.segmenter = segmenter or DifferenceContours()
+        self.segmenter = segmenter or ChangedThings()
         self.encoder = encoder or PixelEncoder()
         self.matcher = matcher or ColorMatcher()
         self.filters: Filters = check_matcher(filters_named(filters), self.matcher)

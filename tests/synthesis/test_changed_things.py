@@ -1,0 +1,72 @@
+"""Things on a plain ground that another light and another point of view leave as they are."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from lightning_idc.methods.img_diff.areas import DifferenceAreas
+from lightning_idc.synthesis.slots.contours import DifferenceContours
+from lightning_idc.synthesis.slots.things import ChangedThings
+
+pytest.importorskip("cv2")  # here, since importing it changes the environment
+
+COLORS = {"red": (200, 40, 40), "blue": (40, 60, 200), "green": (30, 160, 50), "purple": (150, 50, 170)}
+PLACES = {"red": (20, 24), "blue": (80, 30), "green": (40, 80), "purple": (88, 84)}
+SIDE = 18
+
+
+def scene(shift: tuple[int, int] = (0, 0), light: float = 1.0, **instead: str | None) -> Tensor:
+    """Squares on a gray ground that gets darker downwards, all of it shifted and in some light."""
+    ground = torch.linspace(150, 110, 128)[None, :, None].expand(3, 128, 128).clone()
+    for name, (x, y) in PLACES.items():
+        color = instead.get(name, name)
+        if color is not None:
+            x, y = x + shift[0], y + shift[1]
+            ground[:, y : y + SIDE, x : x + SIDE] = torch.tensor(COLORS[color])[:, None, None].float()
+    return (ground * light).round().clamp(0, 255).to(torch.uint8)
+
+
+def box(name: str, shift: tuple[int, int] = (0, 0)) -> tuple[int, ...]:
+    x, y = PLACES[name]
+    return x + shift[0], y + shift[1], x + shift[0] + SIDE, y + shift[1] + SIDE
+
+
+def near(one: tuple[int, ...], other: tuple[int, ...]) -> bool:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True)) <= 2
+
+
+@pytest.mark.parametrize("shift", [(0, 0), (6, -4)])
+def test_what_is_gone_is_found_though_light_and_camera_changed(shift: tuple[int, int]) -> None:
+    (found,) = ChangedThings().regions([scene()], [scene(shift, 0.75, blue=None)])
+    assert len(found) == 1 and found[0].picture == 0 and near(found[0].box, box("blue"))
+    assert found[0].mask is not None and found[0].mask.shape == (128, 128)
+    inside = found[0].mask[30 : 30 + SIDE, 80 : 80 + SIDE]
+    assert inside.float().mean() > 0.9 and found[0].mask.sum() < 1.3 * SIDE**2
+    (found,) = ChangedThings().regions([scene(blue=None)], [scene(shift, 0.75)])
+    assert [region.picture for region in found] == [1] and near(found[0].box, box("blue", shift))
+
+
+def test_another_colour_is_a_region_of_both_pictures() -> None:
+    (found,) = ChangedThings().regions([scene()], [scene((6, -4), 1.2, green="purple")])
+    assert sorted(region.picture for region in found if region.picture is not None) == [0, 1]
+    for region in found:
+        assert near(region.box, box("green", (6, -4) if region.picture else (0, 0)))
+
+
+def test_nothing_is_found_where_only_light_and_camera_changed() -> None:
+    for shift, light in (((0, 0), 0.8), ((6, -4), 1.15), ((-5, 5), 0.7)):
+        (found,) = ChangedThings().regions([scene()], [scene(shift, light)])
+        assert found == []
+
+
+def test_other_pictures_are_left_to_contours() -> None:
+    noise = torch.randint(256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    for before, after in ((noise[0], noise[1]), (scene(), scene(blue=None))):
+        (own,), (contours,) = (
+            segmenter.regions([before], [after]) for segmenter in (ChangedThings(), DifferenceContours())
+        )
+        assert [region.box for region in own] == [region.box for region in contours]
+    assert ChangedThings().settings()["otherwise"]["model"] == "DifferenceContours"
+    assert isinstance(DifferenceAreas().segmenter, ChangedThings)
