@@ -134,7 +134,7 @@ class ChangedThings(Segmenter):
             still = still and not moved
             for thing in things:
                 region = _region(thing.mask, 0.0, side, before.shape[1:])
-                colored |= np.zeros_like(colored) if thing.gray else region.mask.numpy()
+                colored |= np.zeros_like(colored) if thing.gray else _inside(region)
                 expected = np.round(way_of(thing.centre)).astype(int)
                 apart = _distances(thing, own, other, _around(expected, _FREE if moved else _STILL, 1)).min()
                 if apart > self.differs + (self.blurs if moved else 0.0) and (moved or not thing.gray):
@@ -142,7 +142,7 @@ class ChangedThings(Segmenter):
                     found.append(region)
         if still:  # what is gray cannot be told from a shadow by its hue, but contours lie on top of each other
             others = self.otherwise.regions([before], [after], True)[0]
-            found += [r for r in others if (colored & r.mask.numpy()).sum() < _SHARED * r.mask.sum()]
+            found += [r for r in others if (colored & _inside(r)).sum() < _SHARED * _inside(r).sum()]
         return sorted(found, key=lambda region: -region.confidence)
 
     def _things(self, picture: Picture) -> list[Thing]:
@@ -181,7 +181,8 @@ def picture_of(image: Tensor) -> Picture:
     reach = cv2.getStructuringElement(cv2.MORPH_ELLIPSE, (2 * _GAP + 1,) * 2)
     _, parts = cv2.connectedComponents(cv2.erode(free, reach), connectivity=4)
     border = np.concatenate([parts[0], parts[-1], parts[:, 0], parts[:, -1]])
-    ground = cv2.dilate(np.isin(parts, border[border > 0]).astype(np.uint8), reach) & free
+    reached = cv2.dilate(np.isin(parts, border[border > 0]).astype(np.uint8), reach)
+    ground = np.logical_and(reached, free).astype(np.uint8)
     things = cv2.morphologyEx(1 - ground, cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
     outlines, _ = cv2.findContours(things, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
     ground = cv2.drawContours(np.zeros_like(things), outlines, -1, 1, -1) == 0
@@ -278,6 +279,11 @@ def _aligned(before: Tensor, after: Tensor) -> bool:
     """Whether two pictures lie on top of each other in one light: most of them is the same but for noise."""
     size = max(1, before.shape[1] // 4), max(1, before.shape[2] // 4)
     return bool((resize(before, size).int() - resize(after, size).int()).abs().amax(0).float().median() <= 1)
+
+
+def _inside(region: Region) -> np.ndarray:
+    assert region.mask is not None  # it was asked for
+    return region.mask.numpy()
 
 
 def _region(mask: np.ndarray, apart: float, side: int, size: Sequence[int]) -> Region:
