@@ -57,7 +57,9 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # that files are far larger than the training is what is tested
-    captioner, source = load(options.model), SyntheticPairs().pairs_of("test")
+    captioner = load(options.model)
+    world = SyntheticPairs("clevr_wide", test_pairs=options.pairs, render_size=captioner.input_spec.size or 64)
+    source = world.pairs_of("test")
     said: dict[str, list[Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         for index in range(options.pairs):
