@@ -28,11 +28,12 @@ playwright = pytest.importorskip("playwright.sync_api", reason="needs the extra 
 pytest.importorskip("material", reason="needs the extra docs")
 pytest.importorskip("onnxscript", reason="needs the extra onnx")
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.skipif(BROWSER is None, reason="needs Chromium"),
     pytest.mark.skipif(not RUNTIME.is_dir(), reason="needs onnxruntime-web: `make docs` brings it"),
 ]
 PAIRS = 20
-SIZES = [(64, 64), (64, 64), (128, 128), (160, 100), (50, 70)]
+SIZES = [(144, 96), (144, 96), (288, 192), (160, 100), (50, 70)]
 
 
 class Quiet(SimpleHTTPRequestHandler):
@@ -79,7 +80,7 @@ def page(address: str) -> Iterator[Any]:
 
 def files() -> Iterator[tuple[bytes, bytes]]:
     """Rendered pairs as files, most of another size than that of the training."""
-    source = SyntheticPairs().pairs_of("test")
+    source = SyntheticPairs("clevr_wide", test_pairs=PAIRS, render_size=(96, 144)).pairs_of("test")
     for index in range(PAIRS):
         sample, encoded = source.load(index), []
         for image in (sample.before, sample.after):

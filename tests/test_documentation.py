@@ -135,6 +135,7 @@ def test_links_between_files_lead_somewhere() -> None:
                 assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
 
 
+@pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme sets it, too
     pytest.importorskip("material", reason="needs the extra docs")

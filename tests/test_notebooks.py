@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
 nbformat = pytest.importorskip("nbformat", reason="needs the extra dev")
 nbclient = pytest.importorskip("nbclient", reason="needs the extra dev")
 ROOT = Path(__file__).resolve().parents[1]

@@ -80,6 +80,7 @@ def effective(stages: list[Stage]) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow
 def test_no_recipe_of_before_is_missing() -> None:
     entries = {
         (path.relative_to(ROOT / "recipes").with_suffix("").as_posix(), tuple(sorted(choice.items())))

@@ -34,7 +34,11 @@ def test_the_quick_start_is_there() -> None:
     assert "quickstart" in map(name, RUN)
 
 
-@pytest.mark.parametrize("path", RECIPES, ids=name)
+KEYS = [pytest.param(path, marks=[pytest.mark.slow] if path.parent.name == "paper" else []) for path in RECIPES]
+"""Those of the papers expand to dozens of configurations each."""
+
+
+@pytest.mark.parametrize("path", KEYS, ids=[name(path) for path in RECIPES])
 def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path: Path) -> None:
     header = path.read_text(encoding="utf-8")
     assert header.startswith("# "), "a recipe begins with what it does"

@@ -46,6 +46,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_code_of_the_documentation_says_what_python_says(
     exported: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -63,6 +64,7 @@ def test_the_code_of_the_documentation_says_what_python_says(
     assert len({tuple(ids) for ids in wanted}) > PAIRS / 2 and len({len(ids) for ids in wanted}) > 2
 
 
+@pytest.mark.slow
 def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported: Path) -> None:
     import onnxruntime
 
