@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import shutil
-import threading
 from collections.abc import Iterator
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.servers import serving
 from PIL import Image
 
 import lightning_idc
@@ -53,11 +53,8 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("NO_MKDOCS_2_WARNING", "true")
         build(load_config(str(ROOT / "mkdocs.yml"), site_dir=str(folder), strict=True))
-    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))) as found:
+        yield f"{found}/"
 
 
 @pytest.fixture(scope="module")

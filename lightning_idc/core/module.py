@@ -21,7 +21,7 @@ from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.core.io import class_named, plain_hparams, read_checkpoint, refuse_nan
+from lightning_idc.core.io import TRAINING_ONLY, class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.core.shards import seal, unseal
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
-NOT_STORED = ("optimizer", "schedule", "schedules", "init_from", "merge_adapters", "undecayed")
-"""Arguments that a checkpoint of plain types cannot hold, or that matter to the start of a training only."""
 SPARED = ".undecayed"
 """Ending of the name of a group of parameters that weight decay spares."""
 
@@ -97,7 +95,7 @@ class PairModule(AddonHost):
         for group, factor in (learning_rates or {}).items():
             check_number(f"learning_rates.{group}", factor, least=0)
         # of the outermost subclass, whose arguments are all of the checkpoint's
-        self.save_hyperparameters(ignore=list(NOT_STORED))
+        self.save_hyperparameters(ignore=list(TRAINING_ONLY))
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
         self.undecayed = tuple(undecayed)
         self.init_from: str | None = init_from

@@ -125,13 +125,13 @@ def make_llava(folder: Path) -> Path:
     return folder
 
 
-def make_llama(folder: Path) -> Path:
+def make_llama(folder: Path, layers: int = 1) -> Path:
     """A language model without a chat template."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2,
+        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=layers, num_attention_heads=2,
         bos_token_id=2, eos_token_id=3, pad_token_id=0,
     )  # fmt: skip
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import gzip
 import json
-import threading
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+from helpers.servers import serving
 
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
@@ -169,10 +169,8 @@ class Judge(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Judge)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    server.shutdown()
+    with serving(ThreadingHTTPServer(("127.0.0.1", 0), Judge)) as address:
+        yield f"{address}/v1"
 
 
 def test_the_verb_scores_with_floors_and_names_its_judge(

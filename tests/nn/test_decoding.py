@@ -135,18 +135,24 @@ def test_beams_of_a_pair_share_its_memory_and_finished_pairs_leave() -> None:
     assert sizes[-1][1] < sizes[1][1]
 
 
+def rows_of_steps(net: TextNet) -> list[int]:
+    """Rows of each step that the network takes from now on."""
+    rows: list[int] = []
+    step = net.step
+
+    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
+        rows.append(len(tokens))
+        return step(state, tokens)
+
+    net.step = spy  # type: ignore[method-assign]
+    return rows
+
+
 @torch.no_grad()
 def test_search_stops_where_no_prefix_can_win() -> None:
     # the end is as good as certain; of four beams three would be needed to stop without the bound
     net, features = TextNet(30, end=14.0), look(6)
-    steps: list[int] = []
-    step = net.step
-
-    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
-        steps.append(len(tokens))
-        return step(state, tokens)
-
-    net.step = spy  # type: ignore[method-assign]
+    steps = rows_of_steps(net)
     assert beam_search(net, features, 14, 4, length_penalty=0.0).ids == [[EOS]] * 6
     assert steps == [6]
 
@@ -221,14 +227,7 @@ def test_padding_begin_and_unknown_are_never_said() -> None:
 @torch.no_grad()
 def test_finished_rows_leave_the_batch() -> None:
     net, features = TextNet(30, end=2.0), look(40)
-    sizes: list[int] = []
-    step = net.step
-
-    def spy(state: DecoderState, tokens: torch.Tensor) -> torch.Tensor:
-        sizes.append(len(tokens))
-        return step(state, tokens)
-
-    net.step = spy  # type: ignore[method-assign]
+    sizes = rows_of_steps(net)
     found = greedy(net, features, 14)
     longest = max(map(len, found.ids))
     assert ragged(found) and sizes == [sum(len(ids) > position for ids in found.ids) for position in range(longest)]

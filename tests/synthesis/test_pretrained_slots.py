@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch  # noqa: F401 - sets environment variables, which must not happen within a test
 import pytest
 import torch
-from helpers.tiny_models import WORDS, make_blip, make_clip, make_llama, make_llava, make_sam, tokenizer
+from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.img_diff.questions import PromptedTeller
@@ -120,15 +120,7 @@ def test_sam_finds_regions_of_both_pictures(tmp_path: Path, pictures: list[torch
 
 
 def test_a_chat_model_answers_the_same_for_the_same_seed(tmp_path: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=len(WORDS), hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
-        bos_token_id=2, eos_token_id=3, pad_token_id=0,
-    )  # fmt: skip
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
+    make_llama(tmp_path, layers=2)
     slot = ChatModel(str(tmp_path), dtype="float32", max_new_tokens=8, template="none")
     slot.load()
     before = torch.random.get_rng_state()

@@ -15,6 +15,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import mean_over_processes
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_module
+from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.adpo.losses import adversarial_reward
@@ -254,17 +255,7 @@ class AdversarialRetriever(AddonCallback):
 def memory_width(host: PairCaptioner) -> int:
     """Width of a captioner's features, seen on one training pair."""
     sample = train_data(host).pairs_of("train").load(0)
-    modes = {module: module.training for module in host.modules()}
-    host.eval()  # batch statistics must not see this pair
-    device = next(
-        host.parameters()
-    ).device  # host.device names the accelerator before Lightning moves the weights there
-    try:
-        with torch.no_grad():
-            return host.encode(host.collate([sample]).to(device)).memory.shape[-1]
-    finally:
-        for module, mode in modes.items():
-            module.training = mode
+    return trial_features(host, host.collate([sample])).memory.shape[-1]
 
 
 @reads_file("path")

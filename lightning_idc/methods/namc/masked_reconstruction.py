@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from lightning_idc.core.addon import Addon, TrainingStep, addons_of
 from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import DESCRIPTION, DESCRIPTION_VALID, NOISE_MASK, bernoulli, resize_mask
@@ -265,14 +266,9 @@ class MaskedReconstruction(AddonCallback):
 
     def _features_of(self, host: PairCaptioner, height: int, width: int) -> tuple[int, int]:
         """Channels and cells of the features that the host keeps, learned from one gray pair."""
-        was_training = host.training
-        host.eval()
-        device = next(host.parameters()).device  # host.device names the accelerator before the weights are there
-        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8, device=device)
-        nothing = torch.zeros(1, 1, 2, dtype=torch.long, device=device)
-        with torch.no_grad():
-            features = host.encode(PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
-        host.train(was_training)
+        gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8)
+        nothing = torch.zeros(1, 1, 2, dtype=torch.long)
+        features = trial_features(host, PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
         missing = [name for name in self.extras if name not in features.extras]
         if missing:
             raise PairError(

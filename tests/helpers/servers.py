@@ -1,0 +1,19 @@
+"""Servers on loopback, in a thread of their own."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import HTTPServer
+
+
+@contextmanager
+def serving(server: HTTPServer) -> Iterator[str]:
+    """Address of a server that answers within."""
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
