@@ -14,7 +14,8 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,14 @@ def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
     parser.add_argument("--work", type=Path, help="folder of this run alone: stopped, it goes on after its last row")
     parser.add_argument("--part", type=Path, help="JSON file of all that was said, for merge_study.py")
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
+
+
+def each_run(given: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
+    """World, seed and folder of each run of a study; without ``--work`` the folders go at the end."""
+    with tempfile.TemporaryDirectory() as folder:
+        for world in given.world:
+            for seed in given.seeds:
+                yield world, seed, (given.work or Path(folder)) / str(seed)
 
 
 def wanted(given: argparse.Namespace, rows: Sequence[str]) -> list[str]:

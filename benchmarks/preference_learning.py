@@ -18,7 +18,6 @@ how often a change is missed or invented. ``_study.py`` says what stands beside 
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -26,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
+from _study import Said, Study, arguments, asked, each_run, keep, once, show, stamp, wanted
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
@@ -220,18 +219,16 @@ def main() -> None:
     order = ["SFT", *rows_of(given)]
     chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
     worlds: dict[str, Study] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for world in given.world:
-            for seed in given.seeds:
-                print(f"world {world}, seed {seed}", flush=True)
-                begin = time.process_time()
-                run = Run(given, (given.work or Path(folder)) / str(seed), seed, world)
-                found = run.results(chosen)
-                study = worlds.setdefault(world, Study.of(run.pairs(), order))
-                said = {name: captioned for name, (captioned, _) in found.items()}
-                figures = {name: values for name, (_, values) in found.items()}
-                study.add(seed, said, figures, seconds=time.process_time() - begin)
-                keep(given, worlds, "lightning")
+    for world, seed, folder in each_run(given):
+        print(f"world {world}, seed {seed}", flush=True)
+        begin = time.process_time()
+        run = Run(given, folder, seed, world)
+        found = run.results(chosen)
+        study = worlds.setdefault(world, Study.of(run.pairs(), order))
+        said = {name: captioned for name, (captioned, _) in found.items()}
+        figures = {name: values for name, (_, values) in found.items()}
+        study.add(seed, said, figures, seconds=time.process_time() - begin)
+        keep(given, worlds, "lightning")
     show(worlds)
 
 

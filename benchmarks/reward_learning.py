@@ -18,15 +18,13 @@ with Student's interval over seeds and the paired bootstrap over pairs of the me
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Said, Study, arguments, keep, show, wanted
+from _study import Said, Study, arguments, each_run, keep, show, wanted
 from lightning.pytorch import Callback
 from preference_learning import WORLDS, Run, adamw
 
@@ -142,16 +140,14 @@ def main() -> None:
     order = ["SFT", *rows_of(given)]
     chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
     worlds: dict[str, Study] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for world in given.world:
-            for seed in given.seeds:
-                print(f"world {world}, seed {seed}", flush=True)
-                run = RewardRun(given, (given.work or Path(folder)) / str(seed), seed, world)
-                found = run.rows(chosen)
-                study = worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL))
-                said = {name: captioned for name, (captioned, _) in found.items()}
-                study.add(seed, said, {name: figures for name, (_, figures) in found.items()})
-                keep(given, worlds, "lightning")
+    for world, seed, folder in each_run(given):
+        print(f"world {world}, seed {seed}", flush=True)
+        run = RewardRun(given, folder, seed, world)
+        found = run.rows(chosen)
+        study = worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL))
+        said = {name: captioned for name, (captioned, _) in found.items()}
+        study.add(seed, said, {name: figures for name, (_, figures) in found.items()})
+        keep(given, worlds, "lightning")
     show(worlds)
 
 

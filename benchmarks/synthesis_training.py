@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from functools import partial
 from pathlib import Path
@@ -32,7 +31,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402 - after the number of threads is set
 import torch  # noqa: E402
-from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, each_run, keep, once, show, stamp, wanted  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa: E402
 from PIL import Image as ImageFile  # noqa: E402
 from training import quiet_trainer  # noqa: E402
@@ -223,17 +222,15 @@ def main() -> None:
     torch.set_num_threads(1)
     names = wanted(given, ROWS)
     worlds: dict[str, Study] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for world in given.world:
-            for seed in given.seeds:
-                print(f"{world} real pairs, seed {seed}", flush=True)
-                begin = time.process_time()
-                run = Run(given, (given.work or Path(folder)) / str(seed), seed, world)
-                found, about = run.rows(names)
-                study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
-                said = {name: captioned for name, (captioned, _) in found.items()}
-                study.add(seed, said, {name: {} for name in said}, **about, seconds=time.process_time() - begin)
-                keep(given, worlds, "lightning")
+    for world, seed, folder in each_run(given):
+        print(f"{world} real pairs, seed {seed}", flush=True)
+        begin = time.process_time()
+        run = Run(given, folder, seed, world)
+        found, about = run.rows(names)
+        study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
+        said = {name: captioned for name, (captioned, _) in found.items()}
+        study.add(seed, said, {name: {} for name in said}, **about, seconds=time.process_time() - begin)
+        keep(given, worlds, "lightning")
     show(worlds)
 
 

@@ -20,7 +20,7 @@ from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.launchers import Launcher, ready
 from lightning_idc.synthesis.stages import BasePipelineStage
-from lightning_idc.synthesis.store import RecordSource, RecordStore, UnfinishedStore
+from lightning_idc.synthesis.store import UnfinishedStore
 
 _POLL = 0.5
 """Seconds between looks for what other launchers make."""
@@ -209,31 +209,3 @@ class _Line:
 def _may_stream(target: Path) -> bool:
     """Whether a target is new, or was begun while its source was being made."""
     return not (target / MANIFEST).exists() or read_manifest(target)["identity"]["records"] is None
-
-
-def run_on_ray(
-    stage: BasePipelineStage,
-    source: str | RecordSource,
-    target: str | Path,
-    workers: int = 2,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
-    retries: int = 3,
-    address: str | None = None,
-    **options: Any,
-) -> RecordStore:
-    """Make everything that is not there with Ray; see `RayPool` for the arguments.
-
-    Args:
-        stage: what is done; it is sent to the workers before its models are loaded.
-        source: see `ShardJob`, as for ``options``.
-        target: folder of the store, which all machines see under this name.
-        workers: see `RayPool`.
-        num_cpus: see `RayPool`.
-        num_gpus: see `RayPool`.
-        retries: see `RayPool`.
-        address: see `RayPool`.
-        options: of `ShardJob`.
-    """
-    RayPool(workers, num_cpus, num_gpus, retries, address).launch(stage, ShardJob(source, target, **options))
-    return RecordStore(target)
