@@ -68,15 +68,19 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
     A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
     ``init_args+``, which keeps the arguments of that. Another key that ends in ``+`` appends to a list.
+
+    Raises:
+        ConfigError: a key ends in ``+`` and what it adds to is not a list, or for ``init_args+`` not a mapping.
     """
     merged = copied(base)
     for key, value in over.items():
         name = str(key).removesuffix("+")
         old = merged.get(name)
         if key == "init_args+":
-            merged[name] = merge(old or {}, value)
+            merged[name] = merge(_added_to(key, {} if old is None else old, dict), _added_to(key, value, dict))
         elif name != key:
-            merged[name] = [*(old or []), *copied(value if isinstance(value, list) else [value])]
+            given = value if isinstance(value, list) else [value]
+            merged[name] = [*_added_to(key, [] if old is None or old is False else old, list), *copied(given)]
         elif isinstance(value, dict) and isinstance(old, dict):
             keep = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
             same = "class_path" not in value or old.get("class_path") == value["class_path"]
@@ -84,6 +88,15 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
         else:
             merged[name] = merge({}, value) if isinstance(value, dict) else copied(value)
     return merged
+
+
+def _added_to(key: str, found: Any, expected: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    if not isinstance(found, expected):
+        kind = "keys with values" if expected is dict else "a list"
+        raise ConfigError(
+            f"{key} adds to {kind}, found {found!r}; write {key.removesuffix('+')} without + to replace it"
+        )
+    return found
 
 
 def normalised(config: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 
 from lightning_idc.cli.configuration import merge, parse_overrides, parse_value, set_key
 from lightning_idc.cli.recipe import Recipe, choices, load, override, resolve
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, PairError
 
 TWO = """
 recipe: {title: Toy, minutes: 1, smoke: {data.items: 4}}
@@ -51,6 +51,22 @@ def test_merging_another_class_does_not_keep_the_arguments_of_the_first() -> Non
 
 def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
     assert merge({}, {"trainer": {"callbacks+": [1]}}) == {"trainer": {"callbacks": [1]}}
+    assert merge({"logger": False}, {"logger+": ["CSVLogger"]}) == {"logger": ["CSVLogger"]}, "false stands for none"
+
+
+@pytest.mark.parametrize(
+    ("base", "over", "says"),
+    [
+        ({"a": True}, {"a+": 1}, "a\\+ adds to a list, found True"),
+        ({"a": "abc"}, {"a+": 1}, "a\\+ adds to a list, found 'abc'"),
+        ({"a": {"b": 1}}, {"a+": 1}, "a\\+ adds to a list, found {'b': 1}"),
+        ({"init_args": "x"}, {"init_args+": {"b": 1}}, "init_args\\+ adds to keys with values, found 'x'"),
+        ({"init_args": {"b": 1}}, {"init_args+": 1}, "init_args\\+ adds to keys with values, found 1"),
+    ],
+)
+def test_plus_after_something_else_is_refused(base: dict[str, Any], over: dict[str, Any], says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        merge(base, over)
 
 
 @pytest.mark.parametrize(

@@ -202,6 +202,9 @@ def test_damaged_recipes(changes: list[Any], tmp_path: Path) -> None:
 @example(words=["--a.", "1"])
 @example(words=["--.", "1"])
 @example(words=["--a", "1", "--a.b", "2"])
+@example(words=["--a", "--a+"])
+@example(words=["--a", "x", "--a+", "1"])
+@example(words=["--model.init_args", "x", "--model.init_args+", "1"])
 @QUICK
 def test_command_lines_of_any_words(words: list[str]) -> None:
     for reader in (parse_overrides, lambda given: gather([word for word in given if word not in ("-c", "--config")])):
