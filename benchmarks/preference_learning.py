@@ -1,9 +1,9 @@
 """Does preference optimisation teach a captioner anything, and does the adversary help? Five seeds, one SFT each.
 
     python benchmarks/preference_learning.py [--seeds 1 2 3 4 5] [--world vague careful half] [--out results/FILE.json]
-    python benchmarks/preference_learning.py --rows harder     # planted, self-sampled, mixed and retrieved negatives
-    python benchmarks/preference_learning.py --rows weighting  # how often which caption is a negative
-    python benchmarks/preference_learning.py --rows sweep      # |N| in 16 to 256 and 1 / tau in 0.25 to 4 (Figure 4)
+    python benchmarks/preference_learning.py --rows main harder  # planted, self-sampled, mixed and retrieved negatives
+    python benchmarks/preference_learning.py --rows main sweep   # Figure 4: |N| from 16 to 256, 1 / tau from 0.25 to 4
+    python benchmarks/preference_learning.py --rows weighting    # how often which caption is a negative
     python benchmarks/preference_learning.py --world half --seeds 3 --part parts/half-3.json   # and merge_study.py
 
 Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
@@ -42,8 +42,9 @@ from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
 
-CANDIDATES = (16, 64, 128, 256)
-SHARPNESS = (0.25, 0.5, 1.0, 2.0, 4.0)
+CANDIDATES = (16, 64, 256)
+SHARPNESS = (0.25, 0.5, 2.0, 4.0)
+"""|N| and 1 / tau of Figure 4 beside 128 and 1, which are those of the row ADPO."""
 FIGURES = ("forced_choice", "missed_change", "invented_change")
 WORLDS: dict[str, tuple[float, float]] = {
     "vague": (0.0, 0.6),
@@ -173,33 +174,35 @@ def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]
             AdversarialRetriever(weighting=weighting, no_change_share=no_change, **settings),
         ]
 
-    main: dict[str, Callable[[], list[Callback]]] = {"SFT+": list, "DPO": dpo(given.weighting), "ADPO": adpo()}
-    if given.rows == "harder":
-        return main | {
+    weightings: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
+    for name in ("frequency", "distinct"):
+        weightings |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
+    for share in given.no_change_shares:
+        weightings |= {
+            f"DPO, stratified {share}": dpo("stratified", share),
+            f"ADPO, stratified {share}": adpo("stratified", share),
+        }
+    groups: dict[str, dict[str, Callable[[], list[Callback]]]] = {
+        "main": {"SFT+": list, "DPO": dpo(given.weighting), "ADPO": adpo()},
+        "harder": {
             "DPO, planted": lambda: [preference(negatives=Counterfactual())],
             "DPO, self-sampled": lambda: [preference(negatives=SelfSampled(verify=True))],
             "ADPO, half retrieved": adpo(share=0.5),
-        }
-    if given.rows == "sweep":
-        pools = {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
-        return pools | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS}
-    if given.rows == "weighting":
-        found: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
-        for name in ("frequency", "distinct"):
-            found |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
-        for share in given.no_change_shares:
-            found |= {
-                f"DPO, stratified {share}": dpo("stratified", share),
-                f"ADPO, stratified {share}": adpo("stratified", share),
-            }
-        return found
-    return main
+        },
+        "sweep": {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
+        | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
+        "weighting": weightings,
+    }
+    found: dict[str, Callable[[], list[Callback]]] = {}
+    for group in given.rows:
+        found |= groups[group]
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
-    parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), default="main")
+    parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), nargs="+", default=["main"])
     parser.add_argument("--pairs", type=int, default=3000)
     parser.add_argument("--test_pairs", type=int, default=300)
     parser.add_argument("--look_epochs", type=int, default=5)
@@ -224,7 +227,7 @@ def main() -> None:
         begin = time.process_time()
         run = Run(given, folder, seed, world)
         found = run.results(chosen)
-        study = worlds.setdefault(world, Study.of(run.pairs(), order))
+        study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
         said = {name: captioned for name, (captioned, _) in found.items()}
         figures = {name: values for name, (_, values) in found.items()}
         study.add(seed, said, figures, seconds=time.process_time() - begin)
