@@ -59,7 +59,10 @@ def read_yaml(path: Path) -> dict[str, Any]:
 
 @cache
 def _parsed(text: str) -> Any:
-    found = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+    except AssertionError:  # a quoted text that is a number when it is read once more, such as '1e3'
+        return text
     return text if found == {text.strip(): None} else found  # a text alone is read as a key
 
 

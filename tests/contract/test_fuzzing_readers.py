@@ -185,6 +185,7 @@ def each_reader(path: Path) -> None:
 @example(text="? {a: b}\n: 1\n")
 @example(text="a: 2024-13-45\n")
 @example(text="a: !!binary x\n")
+@example(text="'1e3'")
 @QUICK
 def test_yaml_of_any_shape(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
