@@ -35,7 +35,7 @@ from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
 from lightning_idc.data.core.checking import check_pairs  # noqa: E402
 from lightning_idc.metrics.bootstrap import bootstrap  # noqa: E402
 from lightning_idc.metrics.captions import score_captions  # noqa: E402
-from lightning_idc.metrics.grouping import Truth  # noqa: E402
+from lightning_idc.metrics.grouping import ReferenceRecord  # noqa: E402
 from lightning_idc.metrics.protocols import evaluate, protocol_named  # noqa: E402
 from lightning_idc.metrics.results import Origin, make_result  # noqa: E402
 from lightning_idc.report.html import Entry, write_report  # noqa: E402
@@ -84,7 +84,7 @@ def write_table(root: Path, pairs: int) -> None:
 def write_results(root: Path, pairs: int) -> None:
     """Two results with their captions, as two runs leave them."""
     protocol = protocol_named("coco")
-    truths = [Truth(f"p{n}", (text,)) for n, text in enumerate(said(pairs))]
+    truths = [ReferenceRecord(f"p{n}", (text,)) for n, text in enumerate(said(pairs))]
     for seed in (1, 2):
         captions = {truth.id: text for truth, text in zip(truths, said(pairs, seed=seed), strict=True)}
         folder = root / f"run{seed}"

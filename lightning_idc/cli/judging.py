@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.errors import ConfigError
-from lightning_idc.metrics.captions import Aids
+from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.difference_list import (
     PROMPT_VERSION,
     DifferenceJudge,
@@ -19,7 +19,7 @@ from lightning_idc.metrics.difference_list import (
     lexical_judge,
 )
 from lightning_idc.metrics.floors import dealt
-from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.judge import CausalJudge, TextModel
 from lightning_idc.metrics.protocols import Protocol, evaluate
 
@@ -96,7 +96,7 @@ class Recorded:
 
 
 def floors(
-    protocol: Protocol, captions: Mapping[str, str], truths: Sequence[Truth], aids: Aids
+    protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord], resources: ScoringResources
 ) -> dict[str, dict[str, dict[str, float]]]:
     """Scores of captioners that do not see what changed: one that claims nothing, and captions of other pairs.
 
@@ -104,12 +104,12 @@ def floors(
         protocol: that is in force.
         captions: by pair.
         truths: references of the pairs.
-        aids: with the judge.
+        resources: with the judge.
     """
     blind = {"claims nothing": dict.fromkeys(captions, NOTHING)}
     if len(captions) > 1:
         blind["captions of other pairs"] = dealt(captions)
     return {
-        name: {part: dict(scores.values) for part, scores in evaluate(protocol, said, truths, None, aids).items()}
+        name: {part: dict(scores.values) for part, scores in evaluate(protocol, said, truths, None, resources).items()}
         for name, said in blind.items()
     }

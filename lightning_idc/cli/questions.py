@@ -12,7 +12,7 @@ from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
-    from lightning_idc.methods.vlm.asking import Asker
+    from lightning_idc.methods.vlm.asking import QuestionAnswerer
 
 _ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
@@ -89,7 +89,7 @@ def _ask(options: argparse.Namespace) -> int:
     return 0
 
 
-def _answered(ask: Asker, about: list[Question], contrast: bool) -> list[dict[str, Any]]:
+def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> list[dict[str, Any]]:
     """Records of the answers to questions about the same images."""
     from lightning_idc.metrics.paired_accuracy import ask_with_contrast
 
@@ -106,8 +106,8 @@ def _answered(ask: Asker, about: list[Question], contrast: bool) -> list[dict[st
     return records if differences is None else [{**record, "differences": differences} for record in records]
 
 
-def _asker(options: argparse.Namespace) -> Asker:
-    from lightning_idc.methods.vlm.asking import Asker
+def _asker(options: argparse.Namespace) -> QuestionAnswerer:
+    from lightning_idc.methods.vlm.asking import QuestionAnswerer
     from lightning_idc.methods.vlm.module import VLMCaptioner
     from lightning_idc.methods.vlm.opening import open_captioner
 
@@ -125,7 +125,7 @@ def _asker(options: argparse.Namespace) -> Asker:
             f"{options.checkpoint} holds a {type(captioner).__name__}, which only says what changed; questions need a "
             "VLMCaptioner"
         )
-    return Asker(captioner, options.tokens)
+    return QuestionAnswerer(captioner, options.tokens)
 
 
 def _score(options: argparse.Namespace, letters: str) -> int:

@@ -15,7 +15,7 @@ from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
-    from lightning_idc.metrics.grouping import Truth
+    from lightning_idc.metrics.grouping import ReferenceRecord
     from lightning_idc.metrics.protocols import Protocol
 
 _ABOUT = """Score captions that any program made, under a named protocol.
@@ -89,7 +89,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
     from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
-    from lightning_idc.metrics.captions import Aids, References
+    from lightning_idc.metrics.captions import References, ScoringResources
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import evaluate, protocol_named, with_vocabulary
 
@@ -120,8 +120,10 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     )
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
-    aids = Aids(frequencies, Path(options.corenlp) if options.corenlp else None, listed, options.meteor_backend)
-    parts = evaluate(protocol, predictions.captions, truths, metrics, aids)
+    resources = ScoringResources(
+        frequencies, Path(options.corenlp) if options.corenlp else None, listed, options.meteor_backend
+    )
+    parts = evaluate(protocol, predictions.captions, truths, metrics, resources)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
     origin = results.Origin(options.model, options.data, options.split if options.references else None, files=files)
@@ -130,19 +132,19 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if options.against:
         other = reading.read_predictions(options.against)
         result["files"][Path(options.against).name] = other.digest
-        theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, aids).values()))
+        theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, resources).values()))
         compared = bootstrap.compare(theirs, headline, options.bootstrap or 1000)
         result["against"] = {name: asdict(difference) for name, difference in compared.items()}
     if listed is not None:
         result["judge"] = listed.as_dict()
-        result["floors"] = judging.floors(protocol, predictions.captions, truths, aids)
+        result["floors"] = judging.floors(protocol, predictions.captions, truths, resources)
     elif options.judge:
         result["judge"] = _judged(options, protocol, predictions.captions, truths)
     return result, parts
 
 
 def _judged(
-    options: argparse.Namespace, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[Truth]
+    options: argparse.Namespace, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]
 ) -> dict[str, Any]:
     """What a language model says of the headline's pairs; records of a pair are handed over together."""
     from lightning_idc.cli import judging
@@ -156,7 +158,7 @@ def _judged(
     return {"model": name, **judge_captions(said, expected, model).as_dict()}
 
 
-def _documents(truths: Sequence[Truth]) -> dict[str, list[str]]:
+def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
     """References of a corpus by pair, records of one pair together; pairs without any say nothing of words."""
     found: dict[str, list[str]] = {}
     for truth in truths:

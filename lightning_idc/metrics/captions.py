@@ -91,7 +91,7 @@ class References:
 
 
 @dataclass(frozen=True)
-class Aids:
+class ScoringResources:
     """What some metrics need beside captions and references.
 
     Args:
@@ -117,7 +117,7 @@ def score_captions(
     candidates: Mapping[str, str] | Iterable[tuple[str, str]],
     references: Mapping[str, Sequence[str]] | References,
     metrics: Sequence[str] = FAST,
-    aids: Aids | None = None,
+    resources: ScoringResources | None = None,
 ) -> Scores:
     """Score one caption per pair against all references of the pair.
 
@@ -127,7 +127,7 @@ def score_captions(
         candidates: caption by pair id, or (id, caption); an empty caption is one that says nothing.
         references: references by pair id; the same ids.
         metrics: of BLEU, METEOR, ROUGE-L, CIDEr-D, CIDEr and SPICE; SPICE needs Java.
-        aids: what some metrics need besides.
+        resources: what some metrics need besides.
 
     Raises:
         PairError: ids differ or come twice, a pair has no reference, there is nothing to score, or a metric is
@@ -147,13 +147,13 @@ def score_captions(
     corpus = Corpus([expected.tokenize(as_text(id, texts[id], "caption")) for id in expected.ids], expected.counts)
     scores = Scores({}, {}, list(expected.ids), int(expected.counts.per_pair.sum()))
     for metric in metrics:
-        outcome = _MEASURES[metric](corpus, aids or Aids())
+        outcome = _MEASURES[metric](corpus, resources or ScoringResources())
         if isinstance(outcome, NotComputed):
             scores.missing[metric] = str(outcome)
             continue
         whole, each, statistics = outcome
         if metric == "METEOR":
-            scores.backends[metric] = backend_named((aids or Aids()).meteor_backend)
+            scores.backends[metric] = backend_named((resources or ScoringResources()).meteor_backend)
         scores.values |= {name: 100 * value for name, value in whole.items()}
         scores.per_pair |= {name: 100 * values for name, values in each.items()}
         if statistics is not None:
@@ -164,34 +164,34 @@ def score_captions(
 Measured = tuple[dict[str, float], dict[str, Floats], Floats | None]
 
 
-def _bleu(corpus: Corpus, aids: Aids) -> Measured:
+def _bleu(corpus: Corpus, resources: ScoringResources) -> Measured:
     statistics = bleu.bleu_statistics(corpus)
     whole, each = bleu.from_statistics(statistics.sum(1)), bleu.from_statistics(statistics)
     names = [f"BLEU-{n + 1}" for n in range(4)]
     return dict(zip(names, map(float, whole), strict=True)), dict(zip(names, each, strict=True)), statistics
 
 
-def _meteor(corpus: Corpus, aids: Aids) -> Measured | NotComputed:
-    outcome = meteor_scores(corpus.candidates, corpus.references.tokens, aids.meteor_backend)
+def _meteor(corpus: Corpus, resources: ScoringResources) -> Measured | NotComputed:
+    outcome = meteor_scores(corpus.candidates, corpus.references.tokens, resources.meteor_backend)
     if isinstance(outcome, NotComputed):
         return outcome
     return {"METEOR": outcome.corpus}, {"METEOR": outcome.per_pair}, outcome.statistics
 
 
-def _rouge_l(corpus: Corpus, aids: Aids) -> Measured:
+def _rouge_l(corpus: Corpus, resources: ScoringResources) -> Measured:
     return _mean("ROUGE-L", *rouge_l(corpus))
 
 
-def _cider_d(corpus: Corpus, aids: Aids) -> Measured:
-    return _mean("CIDEr-D", *cider_d(corpus, aids.counts))
+def _cider_d(corpus: Corpus, resources: ScoringResources) -> Measured:
+    return _mean("CIDEr-D", *cider_d(corpus, resources.counts))
 
 
-def _cider(corpus: Corpus, aids: Aids) -> Measured:
-    return _mean("CIDEr", *cider(corpus, aids.counts))
+def _cider(corpus: Corpus, resources: ScoringResources) -> Measured:
+    return _mean("CIDEr", *cider(corpus, resources.counts))
 
 
-def _spice(corpus: Corpus, aids: Aids) -> Measured | NotComputed:
-    outcome = spice_scores(corpus.candidates, corpus.references.tokens, aids.corenlp)
+def _spice(corpus: Corpus, resources: ScoringResources) -> Measured | NotComputed:
+    outcome = spice_scores(corpus.candidates, corpus.references.tokens, resources.corenlp)
     return outcome if isinstance(outcome, NotComputed) else _mean("SPICE", *outcome)
 
 
@@ -199,7 +199,7 @@ def _mean(name: str, whole: float, each: Floats) -> Measured:
     return {name: whole}, {name: each}, None
 
 
-_MEASURES: dict[str, Callable[[Corpus, Aids], Measured | NotComputed]] = {
+_MEASURES: dict[str, Callable[[Corpus, ScoringResources], Measured | NotComputed]] = {
     "BLEU": _bleu,
     "METEOR": _meteor,
     "ROUGE-L": _rouge_l,

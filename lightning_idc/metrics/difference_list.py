@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lightning_idc.errors import DataError
-from lightning_idc.metrics.captions import Aids, Scores, check_ids
+from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids
 from lightning_idc.metrics.judge import TextModel, ask_until_read
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -42,7 +42,10 @@ PROMPT_VERSION = "difference-list-1"
 
 
 def by_differences(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], metrics: Sequence[str], aids: Aids
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    metrics: Sequence[str],
+    resources: ScoringResources,
 ) -> Scores:
     """Score one part of the protocol: pairs that changed, or pairs that did not.
 
@@ -50,7 +53,7 @@ def by_differences(
         captions: by pair; each sentence or line is a claim, and one that says nothing changed is none.
         references: differences by pair, from ``grouping.differences``; an empty list where nothing changed.
         metrics: of recall, precision, F1 and specificity.
-        aids: with the judge.
+        resources: with the judge.
     """
     check_ids(captions, references)
     ids = list(references)
@@ -58,7 +61,7 @@ def by_differences(
     if not any(references.values()):
         silent = np.array([100.0 * (not of_pair) for of_pair in claims])
         return Scores({"specificity": float(silent.mean())}, {"specificity": silent}, ids, len(ids))
-    judge = aids.judge or lexical_judge
+    judge = resources.judge or lexical_judge
     asked = [place for place, id in enumerate(ids) if claims[place]]
     found: dict[int, Matches | None] = dict(
         zip(asked, judge([(references[ids[place]], claims[place]) for place in asked]), strict=True)

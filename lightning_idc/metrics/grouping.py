@@ -21,7 +21,7 @@ _SAME = frozenset(["_n", "nc"])
 
 
 @dataclass(frozen=True)
-class Truth:
+class ReferenceRecord:
     """References of a pair, or of one of several records of it.
 
     Args:
@@ -37,11 +37,11 @@ class Truth:
     iou: float | None = None
 
 
-Parts = dict[str, list[Truth]]
+Parts = dict[str, list[ReferenceRecord]]
 """Named corpora, each scored on its own; the first is the headline."""
 
 
-def each_pair(truths: Sequence[Truth]) -> Parts:
+def each_pair(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, each with at least one reference that says something.
 
     Raises:
@@ -63,32 +63,32 @@ def each_pair(truths: Sequence[Truth]) -> Parts:
     return {"all": list(truths)}
 
 
-def grouped(truths: Sequence[Truth]) -> Parts:
+def grouped(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against the references of all its records."""
     return {"all": _merged(truths)}
 
 
-def by_entry(truths: Sequence[Truth]) -> Parts:
+def by_entry(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every record on its own, against the same caption where they are of one pair."""
     return {"all": list(truths)}
 
 
-def joined(truths: Sequence[Truth]) -> Parts:
+def joined(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against one paragraph of all its sentences, cut after 60 words as CARD (Tu et al. 2024) does."""
     return {"all": [replace(t, references=(paragraph(t.references, CARD_WORDS),)) for t in _merged(truths)]}
 
 
-def whole(truths: Sequence[Truth]) -> Parts:
+def whole(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, against one paragraph of all its sentences."""
     return {"all": [replace(truth, references=(paragraph(truth.references),)) for truth in _merged(truths)]}
 
 
-def by_reference(truths: Sequence[Truth]) -> Parts:
+def by_reference(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every reference on its own."""
     return {"all": [replace(truth, references=(text,)) for truth in truths for text in truth.references]}
 
 
-def change_and_no_change(truths: Sequence[Truth]) -> Parts:
+def change_and_no_change(truths: Sequence[ReferenceRecord]) -> Parts:
     """All pairs as one corpus; then those that changed and those that did not, each as a corpus of its own."""
     parts = each_pair(truths)
     changed = [truth for truth in truths if has_changed(truth)]
@@ -96,7 +96,7 @@ def change_and_no_change(truths: Sequence[Truth]) -> Parts:
     return parts | ({"change": changed, "no change": same} if changed and same else {})
 
 
-def differences(truths: Sequence[Truth]) -> Parts:
+def differences(truths: Sequence[ReferenceRecord]) -> Parts:
     """Pairs that changed, each with the list of its differences; then those that did not, with an empty list.
 
     References of all records of a pair belong together; each sentence of them is one difference.
@@ -112,12 +112,12 @@ def differences(truths: Sequence[Truth]) -> Parts:
     return {name: part for name, part in parts.items() if part}
 
 
-def first_differences(truths: Sequence[Truth]) -> Parts:
+def first_differences(truths: Sequence[ReferenceRecord]) -> Parts:
     """The same with the first reference of a pair alone, where the others say it in other words."""
     return differences([replace(truth, references=truth.references[:1]) for truth in _merged(truths)])
 
 
-def changed_pairs(truths: Sequence[Truth]) -> Parts:
+def changed_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
     """Only the pairs that changed.
 
     Raises:
@@ -126,7 +126,7 @@ def changed_pairs(truths: Sequence[Truth]) -> Parts:
     return {"change": _some_of([truth for truth in each_pair(truths)["all"] if has_changed(truth)], "changed")}
 
 
-def unchanged_pairs(truths: Sequence[Truth]) -> Parts:
+def unchanged_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
     """Only the pairs that did not change.
 
     Raises:
@@ -135,7 +135,7 @@ def unchanged_pairs(truths: Sequence[Truth]) -> Parts:
     return {"no change": _some_of([t for t in each_pair(truths)["all"] if not has_changed(t)], "unchanged")}
 
 
-def by_type(truths: Sequence[Truth]) -> Parts:
+def by_type(truths: Sequence[ReferenceRecord]) -> Parts:
     """The pairs that changed, and those of each type of change, each as a corpus of its own.
 
     Raises:
@@ -152,7 +152,7 @@ def by_type(truths: Sequence[Truth]) -> Parts:
     return {"change": changed} | {kind: [truth for truth in changed if truth.change_type == kind] for kind in types}
 
 
-def by_iou(truths: Sequence[Truth]) -> Parts:
+def by_iou(truths: Sequence[ReferenceRecord]) -> Parts:
     """The pairs that changed, then the quarter with the least and the quarter with the most overlap of views.
 
     DUDA (Park et al. 2019) calls them the hardest and the easiest.
@@ -181,7 +181,7 @@ def quarters(ious: Mapping[str, float]) -> dict[str, list[str]]:
     return {"hardest quarter": ordered[:count], "easiest quarter": ordered[-count:]} if count else {}
 
 
-def has_changed(truth: Truth) -> bool:
+def has_changed(truth: ReferenceRecord) -> bool:
     """Whether a pair changed, by its type or, in CLEVR-Change's files, by its id.
 
     Raises:
@@ -198,7 +198,7 @@ def has_changed(truth: Truth) -> bool:
     return named[2] not in _SAME
 
 
-def with_types(truths: Sequence[Truth], types: Mapping[str, str]) -> list[Truth]:
+def with_types(truths: Sequence[ReferenceRecord], types: Mapping[str, str]) -> list[ReferenceRecord]:
     """Truths with their types of change; those of unchanged pairs are known by their ids."""
     known = _by_number(types)
     return [
@@ -206,7 +206,7 @@ def with_types(truths: Sequence[Truth], types: Mapping[str, str]) -> list[Truth]
     ]
 
 
-def with_ious(truths: Sequence[Truth], ious: Mapping[str, float]) -> list[Truth]:
+def with_ious(truths: Sequence[ReferenceRecord], ious: Mapping[str, float]) -> list[ReferenceRecord]:
     """Truths with the overlaps of their views."""
     known = _by_number(ious)
     return [replace(truth, iou=_found(truth, ious, known)) for truth in truths]
@@ -224,15 +224,15 @@ def paragraph(sentences: Sequence[str], most: int | None = None) -> str:
     return text if most is None or len(words) <= most else " ".join(words[:most])
 
 
-def _merged(truths: Sequence[Truth]) -> list[Truth]:
-    pairs: dict[str, Truth] = {}
+def _merged(truths: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
+    pairs: dict[str, ReferenceRecord] = {}
     for truth in truths:
         first = pairs.get(truth.id)
         pairs[truth.id] = truth if first is None else replace(first, references=first.references + truth.references)
     return list(pairs.values())
 
 
-def _some_of(truths: list[Truth], which: str) -> list[Truth]:
+def _some_of(truths: list[ReferenceRecord], which: str) -> list[ReferenceRecord]:
     if not truths:
         raise PairError(f"no pair is {which}, so there is nothing to score; is this the file of the other pairs?")
     return truths
@@ -242,7 +242,7 @@ def _by_number(values: Mapping[str, T]) -> dict[int, T]:
     return {int(named[1]): value for id, value in values.items() if (named := _CLEVR.fullmatch(id))}
 
 
-def _found(truth: Truth, values: Mapping[str, T], by_number: Mapping[int, T]) -> T | None:
+def _found(truth: ReferenceRecord, values: Mapping[str, T], by_number: Mapping[int, T]) -> T | None:
     if truth.id in values:
         return values[truth.id]
     named = _CLEVR.fullmatch(truth.id)

@@ -18,21 +18,24 @@ from typing import Any
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import grouping
-from lightning_idc.metrics.captions import USUAL, Aids, References, Scores, check_ids, score_captions, some
+from lightning_idc.metrics.captions import USUAL, References, Scores, ScoringResources, check_ids, score_captions, some
 from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differences
-from lightning_idc.metrics.grouping import Parts, Truth
+from lightning_idc.metrics.grouping import Parts, ReferenceRecord
 from lightning_idc.metrics.interleave import interleave_rouge
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
-Scorer = Callable[[Mapping[str, str], Mapping[str, Sequence[str]], Sequence[str], Aids], Scores]
+Scorer = Callable[[Mapping[str, str], Mapping[str, Sequence[str]], Sequence[str], ScoringResources], Scores]
 UNKNOWN_WORD = "<UNK>"
 
 
 def by_words(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], metrics: Sequence[str], aids: Aids
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    metrics: Sequence[str],
+    resources: ScoringResources,
 ) -> Scores:
     """COCO's way: Penn Treebank words in lower case, without punctuation."""
-    return score_captions(captions, References(references, ptb_tokenize), metrics, aids)
+    return score_captions(captions, References(references, ptb_tokenize), metrics, resources)
 
 
 def by_ids(
@@ -40,7 +43,7 @@ def by_ids(
     captions: Mapping[str, str],
     references: Mapping[str, Sequence[str]],
     metrics: Sequence[str],
-    aids: Aids,
+    resources: ScoringResources,
 ) -> Scores:
     """The LEVIR-CC family's way: numbers of words take the place of words, so METEOR knows no stem and no synonym.
 
@@ -49,18 +52,21 @@ def by_ids(
         captions: by id.
         references: by id.
         metrics: to compute.
-        aids: what they need besides.
+        resources: what they need besides.
     """
 
     def tokenize(text: str) -> list[str]:
         words = re.sub(r"[.?!,;]", " ", text.lower()).split()
         return [str(vocabulary.get(word, vocabulary[UNKNOWN_WORD])) for word in words]
 
-    return score_captions(captions, References(references, tokenize), metrics, aids)
+    return score_captions(captions, References(references, tokenize), metrics, resources)
 
 
 def by_interleave(
-    captions: Mapping[str, str], references: Mapping[str, Sequence[str]], metrics: Sequence[str], aids: Aids
+    captions: Mapping[str, str],
+    references: Mapping[str, Sequence[str]],
+    metrics: Sequence[str],
+    resources: ScoringResources,
 ) -> Scores:
     """LLaVA-Interleave's way; see :mod:`lightning_idc.metrics.interleave`."""
     check_ids(captions, references)
@@ -91,7 +97,7 @@ class Protocol:
 
     name: str
     about: str
-    parts: Callable[[Sequence[Truth]], Parts]
+    parts: Callable[[Sequence[ReferenceRecord]], Parts]
     grouping: str
     tokens: str = "ptb-1"
     score: Scorer = by_words
@@ -263,9 +269,9 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
 def evaluate(
     protocol: Protocol,
     captions: Mapping[str, str],
-    truths: Sequence[Truth],
+    truths: Sequence[ReferenceRecord],
     metrics: Sequence[str] | None = None,
-    aids: Aids | None = None,
+    resources: ScoringResources | None = None,
 ) -> dict[str, Scores]:
     """Scores of each part of a protocol, the headline first.
 
@@ -274,13 +280,13 @@ def evaluate(
         captions: by pair.
         truths: references of every pair, in one or several records.
         metrics: of the protocol's, fewer or more; all of the protocol's when None.
-        aids: what metrics need besides.
+        resources: what metrics need besides.
 
     Raises:
         PairError: captions and references name different pairs, or something that the protocol needs is missing.
 
     Example:
-        >>> truths = [Truth("1", ("the cube moved", "the red cube has moved"))]
+        >>> truths = [ReferenceRecord("1", ("the cube moved", "the red cube has moved"))]
         >>> evaluate(protocol_named("coco"), {"1": "the cube moved"}, truths, ["ROUGE-L"])["all"].references
         2
     """
@@ -305,11 +311,11 @@ def evaluate(
         keys = _keys(part)
         said = {key: captions[truth.id] for key, truth in zip(keys, part, strict=True)}
         expected = {key: truth.references for key, truth in zip(keys, part, strict=True)}
-        found[name] = protocol.score(said, expected, asked, aids or Aids())
+        found[name] = protocol.score(said, expected, asked, resources or ScoringResources())
     return found
 
 
-def _keys(truths: Sequence[Truth]) -> list[str]:
+def _keys(truths: Sequence[ReferenceRecord]) -> list[str]:
     """A name for each record: the pair's, and where it has several records, their number."""
     if len({truth.id for truth in truths}) == len(truths):
         return [truth.id for truth in truths]

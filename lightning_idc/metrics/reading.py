@@ -13,7 +13,7 @@ from typing import Any
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content, short, writable
-from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.grouping import ReferenceRecord
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Predictions:
     captions: dict[str, str]
     form: str
     digest: str
-    truths: list[Truth] = field(default_factory=list)
+    truths: list[ReferenceRecord] = field(default_factory=list)
 
 
 def read_predictions(path: str | Path) -> Predictions:
@@ -57,7 +57,7 @@ def read_predictions(path: str | Path) -> Predictions:
     return Predictions(_checked(captions, content), form, content.digest, truths)
 
 
-def read_truths(path: str | Path, split: str | None = None) -> list[Truth]:
+def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRecord]:
     """References of COCO annotations, a map from id to texts, or records with an id and texts, also as JSONL.
 
     Known are the files of CLEVR-Change (as captions and reformatted), Spot-the-Diff, Image-Editing-Request, LEVIR-CC,
@@ -75,7 +75,7 @@ def read_truths(path: str | Path, split: str | None = None) -> list[Truth]:
         return _annotated(content)
     if content.form == "map":
         return [
-            Truth(id, tuple(_texts(value, f"{content.name}: {id!r}")))
+            ReferenceRecord(id, tuple(_texts(value, f"{content.name}: {id!r}")))
             for id, value in _checked(content.items, content).items()
         ]
     records = [(where, _record(record, where)) for where, record in content.records()]
@@ -187,7 +187,7 @@ def _one_text(value: Any, where: str) -> str:
     return writable(value, where)
 
 
-def _truth(record: Mapping[str, Any], where: str) -> Truth:
+def _truth(record: Mapping[str, Any], where: str) -> ReferenceRecord:
     names = [name for name in EXPECTED if name in record]
     if not names:
         raise PairError(f"{where} has no references; expected one of {', '.join(EXPECTED)} beside {', '.join(record)}")
@@ -196,7 +196,7 @@ def _truth(record: Mapping[str, Any], where: str) -> Truth:
         raise PairError(f"{where}: change_type is {short(kind)}; expected text")
     if iou is not None and (isinstance(iou, bool) or not isinstance(iou, int | float) or not 0 <= iou <= 1):
         raise PairError(f"{where}: iou is {short(iou)}; expected a number from 0 to 1")
-    return Truth(_id(record, where), tuple(_texts(record[names[0]], f"{where}: {names[0]}")), kind, iou)
+    return ReferenceRecord(_id(record, where), tuple(_texts(record[names[0]], f"{where}: {names[0]}")), kind, iou)
 
 
 def _texts(value: Any, where: str) -> list[str]:
@@ -214,7 +214,7 @@ def _texts(value: Any, where: str) -> list[str]:
     return texts
 
 
-def _annotated(content: Content) -> list[Truth]:
+def _annotated(content: Content) -> list[ReferenceRecord]:
     """Truths of COCO annotations: one per image, its captions in the order of the file."""
     texts: dict[str, list[str]] = {}
     for number, image in enumerate(content.items.get("images", []), 1):
@@ -230,4 +230,4 @@ def _annotated(content: Content) -> list[Truth]:
         texts.setdefault(id, []).append(_said(record, where))
     if not texts:
         raise PairError(f"{content.name} holds no references")
-    return [Truth(id, tuple(of_pair)) for id, of_pair in texts.items()]
+    return [ReferenceRecord(id, tuple(of_pair)) for id, of_pair in texts.items()]

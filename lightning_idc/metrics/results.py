@@ -18,7 +18,7 @@ from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES, diversity
-from lightning_idc.metrics.grouping import NO_CHANGE, Truth
+from lightning_idc.metrics.grouping import NO_CHANGE, ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol
 
 SCHEMA = "lightning_idc.result/1"
@@ -63,7 +63,7 @@ def make_result(
     protocol: Protocol,
     parts: Mapping[str, Scores],
     captions: Mapping[str, str],
-    truths: Sequence[Truth],
+    truths: Sequence[ReferenceRecord],
     origin: Origin,
     intervals: Mapping[str, Interval] | None = None,
     sentences: Sequence[str] = NO_CHANGE_SENTENCES,

@@ -11,7 +11,7 @@ import torch
 
 from lightning_idc.metrics.confusion import Confusion, confusion
 from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES
-from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.html import Entry
@@ -103,7 +103,9 @@ class Results:
         """
         scored = [record for record in self.records if record["references"]]
         captions = {record["id"]: record["caption"] for record in scored}
-        truths = [Truth(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored]
+        truths = [
+            ReferenceRecord(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored
+        ]
         if protocol.name == "coco" and self.scores is not None:
             protocol.parts(truths)  # refuses what would score 0
             parts = {"all": self.scores}

@@ -197,16 +197,16 @@ def test_a_captioner_is_asked(
 
 def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each question sees its own picture; with --contrast the pair is compared first, as for Table 11."""
-    from lightning_idc.methods.vlm.asking import Asker
+    from lightning_idc.methods.vlm.asking import QuestionAnswerer
 
     asked: list[tuple[list[str], str]] = []
-    call = Asker.__call__
+    call = QuestionAnswerer.__call__
 
-    def seen(self: Asker, images: Any, questions: Any) -> list[str]:
+    def seen(self: QuestionAnswerer, images: Any, questions: Any) -> list[str]:
         asked.extend(([Path(image).name for image in images], question) for question in questions)
         return call(self, images, questions)
 
-    monkeypatch.setattr(Asker, "__call__", seen)
+    monkeypatch.setattr(QuestionAnswerer, "__call__", seen)
     folder = tmp_path / "mmvp"
     pictures(folder / "MMVP Images", "1.jpg", "2.jpg")
     lines = ["Index,Question,Options,Correct Answer", "1,Open?,(a) Yes (b) No,(a)", "2,Open?,(a) Yes (b) No,(b)"]
@@ -227,20 +227,20 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     assert [record["answer"] for record in records] == ["(a)", "(b)"] and all("differences" in r for r in records)
     tasks = ["questions", "ask", str(spatial(tmp_path / "vqa.parquet")), "--checkpoint", str(checkpoint)]
     more = ["--tokens", "3", "--tasks", "spatialreal", "--out", str(out)]
-    monkeypatch.setattr(Asker, "__call__", call)
+    monkeypatch.setattr(QuestionAnswerer, "__call__", call)
     assert main([*tasks, *more]) == 0
     assert [json.loads(line)["pair"] for line in out.read_text().splitlines()] == ["spatialreal.0.0", "spatialreal.1.0"]
 
 
 @pytest.mark.parametrize("kind", ["llava", "qwen2_5_vl", "internvl"])
 def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
-    from lightning_idc.methods.vlm.asking import Asker
+    from lightning_idc.methods.vlm.asking import QuestionAnswerer
 
     captioner = vlm_tiny.captioner(kind, image_size=(32, 32))
     picture = vlm_tiny.samples(1, 32)[0].before
     file = io.BytesIO()
     Image.fromarray(picture.permute(1, 2, 0).numpy()).save(file, "PNG")
-    (answer,) = Asker(captioner, 5)([file.getvalue()], ["what is it?"])
+    (answer,) = QuestionAnswerer(captioner, 5)([file.getvalue()], ["what is it?"])
     net = captioner.built_net
     text = net.family.prompt(net.processor, "what is it?", images=1)
     assert text.count(net.family.image_text) == 1
@@ -251,7 +251,7 @@ def test_one_picture_is_answered_as_the_stock_model_does(kind: str) -> None:
         **inputs, do_sample=False, max_new_tokens=5, suppress_tokens=list(special.never_said), **stops
     )
     assert answer == captioner.built_vocabulary.decode(out[0, inputs["input_ids"].shape[1] :].tolist())
-    other = Asker(captioner, 5)([file.getvalue()], ["what changed?"])
+    other = QuestionAnswerer(captioner, 5)([file.getvalue()], ["what changed?"])
     assert isinstance(other[0], str)
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.m3diff.mdp import MDP
-from lightning_idc.methods.vlm.asking import Asker
+from lightning_idc.methods.vlm.asking import QuestionAnswerer
 from lightning_idc.methods.vlm.lora import LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.opening import open_captioner
@@ -68,7 +68,7 @@ def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]
     assert isinstance(model, VLMCaptioner)
     looks = []
     model.net.model.model.visual.register_forward_hook(lambda *unused: looks.append(1))  # type: ignore[union-attr]
-    ask = Asker(model, 6)
+    ask = QuestionAnswerer(model, 6)
     together = ask(images, QUESTIONS)
     assert len(looks) == 1
     assert together == [ask(images, [question])[0] for question in QUESTIONS]

@@ -12,7 +12,7 @@ import pytest
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
-from lightning_idc.metrics.captions import FAST, Aids, References, score_captions
+from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
@@ -99,7 +99,7 @@ def test_drawn_scores_equal_scoring_the_drawn_corpus() -> None:
         {f"{id}/{copy}": said[id] for id, copy in copies},
         {f"{id}/{copy}": expected[id] for id, copy in copies},
         metrics,
-        Aids(References(expected)),
+        ScoringResources(References(expected)),
     )
     found = resampling._drawn(scores, weights)
     for name, value in drawn.values.items():

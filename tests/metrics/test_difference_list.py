@@ -14,7 +14,7 @@ from helpers.servers import serving
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
 from lightning_idc.errors import DataError
-from lightning_idc.metrics.captions import Aids
+from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import (
     PromptedJudge,
@@ -25,7 +25,7 @@ from lightning_idc.metrics.difference_list import (
     read_matches,
 )
 from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES
-from lightning_idc.metrics.grouping import Truth, differences, first_differences
+from lightning_idc.metrics.grouping import ReferenceRecord, differences, first_differences
 from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
 
 SAME = (
@@ -72,10 +72,10 @@ def test_differences_are_lines_or_sentences() -> None:
 
 def test_pairs_are_parted_and_references_listed() -> None:
     truths = [
-        Truth("a", ("a car left", "a man came. a dog too")),
-        Truth("b", ("no difference",)),
-        Truth("c", ("the sky is darker",), "no_change"),
-        Truth("d", ()),
+        ReferenceRecord("a", ("a car left", "a man came. a dog too")),
+        ReferenceRecord("b", ("no difference",)),
+        ReferenceRecord("c", ("the sky is darker",), "no_change"),
+        ReferenceRecord("d", ()),
     ]
     parts = differences(truths)
     assert [t.references for t in parts["changed"]] == [("a car left", "a man came", "a dog too")]
@@ -86,13 +86,17 @@ def test_pairs_are_parted_and_references_listed() -> None:
 def test_rates_by_hand() -> None:
     references = {"a": ["the red car left", "a man came"], "b": ["a dog appeared"], "c": ["the sky is darker"]}
     captions = {"a": "The red car left. A tree fell over the fence.", "b": "A dog appeared", "c": "No difference."}
-    scores = by_differences(captions, references, ("recall", "precision", "F1", "specificity"), Aids())
+    scores = by_differences(captions, references, ("recall", "precision", "F1", "specificity"), ScoringResources())
     assert scores.per_pair["recall"].tolist() == [50, 100, 0] and scores.per_pair["precision"].tolist() == [50, 100, 0]
     assert scores.values == pytest.approx({"recall": 50.0, "precision": 50.0, "F1": 50.0})
-    same = by_differences({"x": "nothing changed", "y": "a dog"}, {"x": [], "y": []}, ("specificity",), Aids())
+    same = by_differences(
+        {"x": "nothing changed", "y": "a dog"}, {"x": [], "y": []}, ("specificity",), ScoringResources()
+    )
     assert same.values == {"specificity": 50.0}
     # one claim never states two differences
-    twice = by_differences({"a": "a man came"}, {"a": ["a man came", "a man came here"]}, ("recall",), Aids())
+    twice = by_differences(
+        {"a": "a man came"}, {"a": ["a man came", "a man came here"]}, ("recall",), ScoringResources()
+    )
     assert twice.values == {"recall": 50.0}
 
 
@@ -124,10 +128,10 @@ def test_unreadable_answers_are_asked_again_and_counted() -> None:
     assert judge([(["the {braces} left"], ["it left"]), (["a car"], ["a dog"])]) == [[0], [0]] and asked == [0, 1]
     never = PromptedJudge(lambda prompts, attempt: ["?" if "tree" in prompt else "1: a" for prompt in prompts])
     references = {"a": ["a tree fell"], "b": ["a dog came"]}
-    scores = by_differences({"a": "it fell", "b": "a dog"}, references, ("recall",), Aids(judge=never))
+    scores = by_differences({"a": "it fell", "b": "a dog"}, references, ("recall",), ScoringResources(judge=never))
     assert scores.ids == ["b"] and scores.values == {"recall": 100.0} and "1 of 2" in scores.missing["unread"]
     with pytest.raises(DataError, match="no answer of the judge"):
-        by_differences({"a": "it fell"}, {"a": ["a tree fell"]}, ("recall",), Aids(judge=never))
+        by_differences({"a": "it fell"}, {"a": ["a tree fell"]}, ("recall",), ScoringResources(judge=never))
 
 
 def test_the_prompt_names_differences_by_number_and_claims_by_letter() -> None:

@@ -21,7 +21,7 @@ from snowballstemmer.english_stemmer import EnglishStemmer
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError
 from lightning_idc.metrics import meteor
-from lightning_idc.metrics.captions import USUAL, Aids, score_captions
+from lightning_idc.metrics.captions import USUAL, ScoringResources, score_captions
 from lightning_idc.metrics.meteor import (
     MeteorScores,
     NotComputed,
@@ -227,7 +227,7 @@ def test_meteor_needs_no_java(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert not scores.missing and 30 < scores.values["METEOR"] < 100
     assert scores.backends == {"METEOR": "python"}
     java.running.cache_clear()
-    scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, ["METEOR"], Aids(meteor_backend="java"))
+    scores = score_captions({"a": "red cube"}, {"a": ["red cube"]}, ["METEOR"], ScoringResources(meteor_backend="java"))
     java.running.cache_clear()
     assert scores.missing == {"METEOR": "not computed: no Java"} and "METEOR" not in scores.values
 

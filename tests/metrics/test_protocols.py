@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from lightning_idc.errors import PairError
-from lightning_idc.metrics.captions import FAST, Aids, References, score_captions
-from lightning_idc.metrics.grouping import Truth, paragraph, with_ious, with_types
+from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
+from lightning_idc.metrics.grouping import ReferenceRecord, paragraph, with_ious, with_types
 from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named, with_vocabulary
 from lightning_idc.metrics.reading import read_ious, read_truths, read_types, read_vocabulary
 
@@ -38,9 +38,9 @@ HASHES = {
     "legacy/procap": "ac171aa8c3f2",
 }
 TRUTHS = [
-    Truth("a", ("the red cube moved", "a cube is elsewhere")),
-    Truth("b", ("the ball is gone",)),
-    Truth("c", ("nothing has changed", "there is no change")),
+    ReferenceRecord("a", ("the red cube moved", "a cube is elsewhere")),
+    ReferenceRecord("b", ("the ball is gone",)),
+    ReferenceRecord("c", ("nothing has changed", "there is no change")),
 ]
 SAID = {"a": "the red cube moved", "b": "the ball was added", "c": "the ball is gone"}
 
@@ -76,8 +76,8 @@ def test_coco_is_one_call_of_score_captions() -> None:
 
 
 def test_total_cuts_by_the_ids_of_the_official_files() -> None:
-    truths = [Truth(f"{n:06d}.png", (f"the cube {n} moved",)) for n in range(4)]
-    truths += [Truth(f"{n:06d}.png_n", ("nothing has changed",)) for n in range(3)]
+    truths = [ReferenceRecord(f"{n:06d}.png", (f"the cube {n} moved",)) for n in range(4)]
+    truths += [ReferenceRecord(f"{n:06d}.png_n", ("nothing has changed",)) for n in range(3)]
     said = {truth.id: truth.references[0] for truth in truths}
     found = evaluate(protocol_named("clevr-change/total"), said, truths, FAST)
     assert {name: scores.pairs for name, scores in found.items()} == {"all": 7, "change": 4, "no change": 3}
@@ -86,7 +86,7 @@ def test_total_cuts_by_the_ids_of_the_official_files() -> None:
         alone = score_captions({id: said[id] for id in ids}, {id: [said[id]] for id in ids})
         assert found[part].values == alone.values, "each part has document frequencies of its own"
     # ProCap's ids, and one half of the captions alone
-    renamed = [Truth(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
+    renamed = [ReferenceRecord(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
     only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
     assert evaluate(protocol_named("clevr-change/no-change"), only, renamed, FAST)["no change"].pairs == 3
     with pytest.raises(PairError, match="none of the 3 captions is of a pair that"):
@@ -99,11 +99,11 @@ def test_captions_of_pairs_that_nobody_knows_are_named() -> None:
 
 
 def test_repeated_and_empty_records_need_a_protocol_that_says_what_they_mean() -> None:
-    twice = [*TRUTHS, Truth("a", ("it moved",))]
+    twice = [*TRUTHS, ReferenceRecord("a", ("it moved",))]
     with pytest.raises(PairError, match="1 records repeat a pair: 'a'"):
         evaluate(protocol_named("coco"), SAID, twice, FAST)
     with pytest.raises(PairError, match="no reference that says anything: 'a'"):
-        evaluate(protocol_named("coco"), SAID, [Truth("a", (" ",)), *TRUTHS[1:]], FAST)
+        evaluate(protocol_named("coco"), SAID, [ReferenceRecord("a", (" ",)), *TRUTHS[1:]], FAST)
     grouped = evaluate(protocol_named("spot-the-diff/grouped"), SAID, twice, FAST)["all"]
     entry = evaluate(protocol_named("spot-the-diff/entry"), SAID, twice, FAST)["all"]
     assert (grouped.pairs, grouped.references) == (3, 6)
@@ -115,7 +115,7 @@ def test_types_and_overlaps_come_from_the_official_files(annotations: Path) -> N
     types = read_types(annotations / "clevr_change" / "type_mapping.json.gz")
     ious = read_ious(annotations / "clevr_change" / "change_captions_by_IOU.json.gz")
     test = json.loads((annotations / "clevr_change" / "splits.json").read_text())["test"]
-    truths = [Truth(f"{n:06d}.png", (f"thing {n} moved",)) for n in test]
+    truths = [ReferenceRecord(f"{n:06d}.png", (f"thing {n} moved",)) for n in test]
     truths = with_ious(with_types(truths, types), ious)
     parts = PROTOCOLS["clevr-change/by-type"].parts(truths)
     counts = {name: len(part) for name, part in parts.items()}
@@ -133,7 +133,7 @@ def test_types_and_overlaps_come_from_the_official_files(annotations: Path) -> N
 
 
 def test_parts_that_cannot_be_cut_say_what_is_missing() -> None:
-    clevr = [Truth("000001.png", ("x",))]
+    clevr = [ReferenceRecord("000001.png", ("x",))]
     for name, message in (("by-type", "--types"), ("by-iou", "--iou"), ("no-change", "no pair is unchanged")):
         with pytest.raises(PairError, match=message):
             evaluate(protocol_named(f"clevr-change/{name}"), {"000001.png": "x"}, clevr, FAST)
@@ -168,7 +168,7 @@ def test_ids_score_as_words_but_for_what_the_vocabulary_lacks(annotations: Path,
         every = json.load(file)
     chosen = {id: texts for id, texts in every.items() if id.startswith("test")}
     assert len(chosen) == 1929
-    truths = [Truth(id, tuple(texts)) for id, texts in chosen.items()]
+    truths = [ReferenceRecord(id, tuple(texts)) for id, texts in chosen.items()]
     generator = random.Random(0)
     said = {id: generator.choice(texts) for id, texts in chosen.items()}
     protocol = with_vocabulary(protocol_named("levir-cc/ids"), vocabulary)
@@ -178,7 +178,7 @@ def test_ids_score_as_words_but_for_what_the_vocabulary_lacks(annotations: Path,
         return " ".join(word if word in vocabulary else "unknownword" for word in text.split())
 
     # an independent path: unknown words renamed, scored as words
-    renamed = [Truth(t.id, tuple(map(known, t.references))) for t in truths]
+    renamed = [ReferenceRecord(t.id, tuple(map(known, t.references))) for t in truths]
     by_words = evaluate(protocol_named("levir-cc/words"), {id: known(t) for id, t in said.items()}, renamed, FAST)[
         "all"
     ]
@@ -196,7 +196,7 @@ def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
     corpus = References({str(n): [text] for n, text in enumerate(["the cube", "the ball", "a cube moved", "gone"])})
     references = {truth.id: truth.references for truth in TRUTHS}
     own = score_captions(SAID, references, (*FAST, "CIDEr"))
-    foreign = score_captions(SAID, references, (*FAST, "CIDEr"), Aids(corpus))
+    foreign = score_captions(SAID, references, (*FAST, "CIDEr"), ScoringResources(corpus))
     same = {name for name in own.values if own.values[name] == foreign.values[name]}
     assert same == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L"}
 

@@ -27,7 +27,7 @@ from lightning_idc.methods.rl.rewards import (
     MetricReward,
     WeightedRewards,
 )
-from lightning_idc.metrics.captions import Aids, References, score_captions
+from lightning_idc.metrics.captions import References, ScoringResources, score_captions
 from lightning_idc.synthesis.slots import endpoint as module
 from lightning_idc.synthesis.slots.endpoint import Endpoint
 
@@ -136,7 +136,7 @@ def test_cider_is_that_of_the_metrics_with_the_words_of_the_training_split(
     for k in range(2):
         said = {id: row[k] for id, row in zip(batch.ids, texts, strict=True)}
         references = dict(zip(batch.ids, batch.references, strict=True))
-        scores = score_captions(said, references, ["CIDEr-D"], Aids(frequencies=known))
+        scores = score_captions(said, references, ["CIDEr-D"], ScoringResources(frequencies=known))
         expected = torch.tensor([scores.of_pair(id)["CIDEr-D"] / 100 for id in batch.ids])
         torch.testing.assert_close(found[:, k], expected.float())
     assert float(found[:, 0].mean()) > float(found[:, 1].mean()) + 1

@@ -18,7 +18,7 @@ from lightning_idc.cli import main
 from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.grouping import Truth
+from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import evaluate, protocol_named
 from lightning_idc.metrics.results import Origin, make_result
 
@@ -26,12 +26,12 @@ WORDS = ["red", "blue", "cube", "ball", "moved", "gone", "left", "right", "small
 METRICS = ["BLEU", "ROUGE-L", "CIDEr-D"]
 
 
-def truths(world: int = 0, pairs: int = 40) -> list[Truth]:
+def truths(world: int = 0, pairs: int = 40) -> list[ReferenceRecord]:
     draw = random.Random(world)
-    return [Truth(f"p{n}", (" ".join(draw.choices(WORDS, k=6)),), None) for n in range(pairs)]
+    return [ReferenceRecord(f"p{n}", (" ".join(draw.choices(WORDS, k=6)),), None) for n in range(pairs)]
 
 
-def said(of: list[Truth], wrong: float, seed: int) -> dict[str, str]:
+def said(of: list[ReferenceRecord], wrong: float, seed: int) -> dict[str, str]:
     """The references, with this share of their words replaced."""
     draw = random.Random(f"{wrong} {seed}")
     return {
@@ -43,7 +43,7 @@ def said(of: list[Truth], wrong: float, seed: int) -> dict[str, str]:
 
 
 def write_run(
-    run: Path, seed: int, captions: Mapping[str, str], of: list[Truth], keys: Mapping[str, Any] | None = None
+    run: Path, seed: int, captions: Mapping[str, str], of: list[ReferenceRecord], keys: Mapping[str, Any] | None = None
 ) -> Scores:
     """What a run of a recipe with ShowResults leaves of its test stage."""
     protocol = protocol_named("coco")

@@ -148,7 +148,7 @@ class MetricReward(Reward):
             self.frequencies = References({id: texts for id, texts in known.items() if texts})
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
-        from lightning_idc.metrics.captions import Aids, score_captions
+        from lightning_idc.metrics.captions import ScoringResources, score_captions
 
         refuse_without_references(pairs, f"the metric {self.metric}")
         names = [[f"{b}/{k}" for k in range(len(row))] for b, row in enumerate(texts)]
@@ -157,7 +157,7 @@ class MetricReward(Reward):
         }
         known = {name: own for own, named in zip(pairs.references, names, strict=True) for name in named}
         family = self.metric.split("-")[0] if self.metric.startswith("BLEU") else self.metric
-        scores = score_captions(said, known, [family], Aids(frequencies=self.frequencies))
+        scores = score_captions(said, known, [family], ScoringResources(frequencies=self.frequencies))
         if self.metric not in scores.per_pair:
             reason = scores.missing.get(family, f"it has {', '.join(scores.per_pair)}")
             raise ConfigError(f"no reward can be made of the metric {self.metric!r}: {reason}")

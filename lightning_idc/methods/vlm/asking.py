@@ -20,7 +20,7 @@ Picture = str | Path | bytes
 
 
 @dataclass(frozen=True)
-class Asker:
+class QuestionAnswerer:
     """Answers questions about a pair or about a single picture, greedily.
 
     Args:
