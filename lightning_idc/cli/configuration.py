@@ -148,6 +148,8 @@ def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
                 )
             if not name.isdigit():
                 at, key = at[-1], name
+                if not isinstance(at, dict):
+                    raise ConfigError(f"--{'.'.join(path)}: the last of the list is {at!r}, which has no key {name!r}")
             else:
                 key = int(name)
         if isinstance(at, dict) and "class_path" in at and name not in ("class_path", "init_args", "dict_kwargs"):

@@ -204,6 +204,10 @@ def test_damaged_recipes(changes: list[Any], tmp_path: Path) -> None:
 @example(words=["--.", "1"])
 @example(words=["--a", "1", "--a.b", "2"])
 @example(words=["--a", "--a+"])
+@example(words=["--a+", "--a.b"])
+@example(words=["--a+", "[[1]]", "--a.b", "1"])
+@example(words=["--a+", "[1]", "--a.0.b", "1"])
+@example(words=["--a+", "[[1]]", "--a.0.0.b", "1"])
 @example(words=["--a", "x", "--a+", "1"])
 @example(words=["--model.init_args", "x", "--model.init_args+", "1"])
 @QUICK
