@@ -3,7 +3,8 @@
     python benchmarks/synthesis_ray.py --kills 10 --out results/synthesis_ray.json
 
 Two programs, each with a Ray of its own, make the same two stores at once, the second stage streaming behind the first.
-Meanwhile workers are killed with SIGKILL at random. What is left is compared with what one process makes.
+Meanwhile workers that are at a shard are killed with SIGKILL, drawn at random. What is left is compared with what the
+Trainer makes. A kill costs a worker that imports the package anew, which is most of the time that this takes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     from lightning_idc.synthesis.records import Record
 
 MARK = "LIDC_BENCHMARK_RUN"
-RECORDS = 80
+RECORDS = 120
 PAUSE = 0.15
 """Seconds that a record takes, for kills to fall into."""
+PATIENCE = 120
+"""Seconds within which something has to happen: a first shard, a worker at a shard, the end after the last kill."""
 
 
 class Numbers:
@@ -81,17 +85,64 @@ def drive(root: Path) -> None:
     launch_stream([(stage, job, pool) for stage, job in steps(root)])
 
 
-def workers_of(mark: str) -> list[int]:
-    """Ray's workers that were started, directly or not, by this run."""
+def processes(mark: str, name: bytes = b"") -> list[int]:
+    """Processes that were started, directly or not, by this run, and whose command begins with a name."""
     found = []
     for path in Path("/proc").iterdir():
         try:
             command, environment = (path / "cmdline").read_bytes(), (path / "environ").read_bytes()
         except OSError:
             continue
-        if command.startswith(b"ray::_Worker") and f"{MARK}={mark}".encode() in environment:
+        if command.startswith(name) and f"{MARK}={mark}".encode() in environment:
             found.append(int(path.name))
     return found
+
+
+def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subprocess.Popen[bytes]]) -> Any:
+    """What a function gives when it is true for the first time; None where all programs end before that.
+
+    Raises:
+        TimeoutError: it takes more than `PATIENCE` seconds.
+    """
+    until = time.monotonic() + PATIENCE
+    while not (found := happens()):
+        if all(program.poll() is not None for program in programs):
+            return None
+        if time.monotonic() > until:
+            raise TimeoutError(f"{what}: not within {PATIENCE} s")
+        time.sleep(0.05)
+    return found
+
+
+def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list[float]:
+    """Let two programs make the stores, kill workers meanwhile; seconds from the beginning of each kill, and the end."""
+    command = [sys.executable, __file__, "--drive", str(root / "shared")]
+    began, times, programs = time.perf_counter(), [], []
+    with (root / "log").open("wb") as log:
+        try:
+            for _ in range(2):
+                programs.append(subprocess.Popen(command, env={**os.environ, MARK: mark}, stdout=log, stderr=log))
+                # two that start at once on a busy machine keep each other from starting in time
+                wait_for("the first shard", lambda: list(root.glob("shared/first/shard-*.json")), programs)
+            while len(times) < kills:
+                if not wait_for("a worker at a shard", lambda: processes(mark, b"ray::_Worker.work"), programs):
+                    raise SystemExit(f"all was made after {len(times)} of {kills} kills; give it more records")
+                time.sleep(draw.uniform(0, 1))
+                workers = processes(mark, b"ray::_Worker.work")
+                if workers:
+                    os.kill(draw.choice(workers), signal.SIGKILL)
+                    times.append(time.perf_counter() - began)
+                    print(f"{len(times)} of {kills} killed after {times[-1]:.0f} s", flush=True)
+            wait_for("the end", lambda: all(program.poll() is not None for program in programs), programs)
+            if any(program.returncode for program in programs):
+                raise SystemExit("a program failed")
+        except (TimeoutError, SystemExit):
+            print((root / "log").read_text(errors="replace")[-5000:], file=sys.stderr)
+            raise
+        finally:
+            for process in processes(mark):
+                os.kill(process, signal.SIGKILL)
+    return [*times, time.perf_counter() - began]
 
 
 def state_of(root: Path) -> dict[str, Any]:
@@ -121,35 +172,31 @@ def main() -> None:
         return
     from _harness import report
 
-    draw, killed = random.Random(given.seed), []
-    began = time.perf_counter()
+    from lightning_idc.synthesis.pipeline import run
+
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
-        command = [sys.executable, __file__, "--drive", str(root / "shared")]
-        programs = [subprocess.Popen(command, env={**os.environ, MARK: folder})]
-        while programs[0].poll() is None and not list(root.glob("shared/first/shard-*.json")):
-            time.sleep(0.2)  # two that start at once on a busy machine keep each other from starting in time
-        programs.append(subprocess.Popen(command, env={**os.environ, MARK: folder}))
-        while any(program.poll() is None for program in programs):
-            time.sleep(draw.uniform(0.5, 3.0))
-            workers = workers_of(folder)
-            if workers and len(killed) < given.kills:
-                killed.append(draw.choice(workers))
-                os.kill(killed[-1], signal.SIGKILL)
-        spent = time.perf_counter() - began
-        from lightning_idc.synthesis.launchers import InProcess
-
+        *killed, spent = kill_workers(root, folder, given.kills, random.Random(given.seed))
         globals()["PAUSE"] = 0.0
         for stage, job in steps(root / "alone"):
-            InProcess().launch(stage, job)
+            run(
+                stage,
+                str(job.source_folder) if job.source_folder else job.source,
+                job.target,
+                batch_size=2,
+                shard_size=job.shard_size,
+            )
         shared, alone = state_of(root / "shared"), state_of(root / "alone")
+        died = (root / "log").read_text(errors="replace").count("a worker died at shard")
     result = {
+        "records": RECORDS,
         "kills": len(killed),
-        "exit_statuses": [program.returncode for program in programs],
+        "kills_in_mid_shard": died,
+        "seconds_of_kills": [round(at, 1) for at in killed],
         "shards": {name: found["shards"] for name, found in shared.items()},
-        "same_bytes_as_one_process": {name: shared[name]["digests"] == alone[name]["digests"] for name in alone},
+        "same_bytes_as_the_trainer": {name: shared[name]["digests"] == alone[name]["digests"] for name in alone},
         "made_twice": {name: found["made twice"] for name, found in shared.items()},
-        "seconds": spent,
+        "seconds": round(spent, 1),
     }
     report(result, given.out, "ray", seeds=[given.seed])
 
