@@ -115,9 +115,11 @@ def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subproces
 
 
 def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list[float]:
-    """Let two programs make the stores, kill workers meanwhile; seconds from the beginning of each kill, and the end."""
+    """Let two programs make the stores and kill workers meanwhile; seconds to each kill, and to the end."""
     command = [sys.executable, __file__, "--drive", str(root / "shared")]
-    began, times, programs = time.perf_counter(), [], []
+    began = time.perf_counter()
+    times: list[float] = []
+    programs: list[subprocess.Popen[bytes]] = []
     with (root / "log").open("wb") as log:
         try:
             for _ in range(2):
