@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -102,16 +103,20 @@ def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subproces
     """What a function gives when it is true for the first time; None where all programs end before that.
 
     Raises:
+        RuntimeError: a program failed.
         TimeoutError: it takes more than `PATIENCE` seconds.
     """
     until = time.monotonic() + PATIENCE
-    while not (found := happens()):
-        if all(program.poll() is not None for program in programs):
+    while time.monotonic() < until:
+        statuses = [program.poll() for program in programs]
+        if any(statuses):
+            raise RuntimeError(f"{what}: the programs ended with {statuses}")
+        if found := happens():
+            return found
+        if None not in statuses:
             return None
-        if time.monotonic() > until:
-            raise TimeoutError(f"{what}: not within {PATIENCE} s")
         time.sleep(0.05)
-    return found
+    raise TimeoutError(f"{what}: not within {PATIENCE} s")
 
 
 def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list[float]:
@@ -132,18 +137,18 @@ def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list
                 time.sleep(draw.uniform(0, 1))
                 workers = processes(mark, b"ray::_Worker.work")
                 if workers:
-                    os.kill(draw.choice(workers), signal.SIGKILL)
+                    with suppress(ProcessLookupError):
+                        os.kill(draw.choice(workers), signal.SIGKILL)
                     times.append(time.perf_counter() - began)
                     print(f"{len(times)} of {kills} killed after {times[-1]:.0f} s", flush=True)
-            wait_for("the end", lambda: all(program.poll() is not None for program in programs), programs)
-            if any(program.returncode for program in programs):
-                raise SystemExit("a program failed")
-        except (TimeoutError, SystemExit):
+            wait_for("the end", lambda: None, programs)
+        except (RuntimeError, TimeoutError, SystemExit):
             print((root / "log").read_text(errors="replace")[-5000:], file=sys.stderr)
             raise
         finally:
             for process in processes(mark):
-                os.kill(process, signal.SIGKILL)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
     return [*times, time.perf_counter() - began]
 
 
