@@ -28,7 +28,8 @@ class PaintPairs(PipelineStage):
         return 2 * (self.painter.size or 1024) ** 2
 
     def process(self, records: list[Record]) -> list[Record]:
-        captions = [(record.facts["captions"][0], record.facts["captions"][1]) for record in records]
+        # quotes around a caption are none of its words (ImgDiff scripts)
+        captions = [(first.strip('"'), twin.strip('"')) for first, twin in (r.facts["captions"] for r in records)]
         seeds = [int(record_seed(self.seed, record.id).integers(2**31)) for record in records]
         for record, pair in zip(records, self.painter.paint(captions, seeds), strict=True):
             record.facts["edit"] = "replace"
