@@ -1,4 +1,4 @@
-"""StopCleanly: Ctrl-C ends the step in hand, saves, and stops, so that the run continues to the same result."""
+"""StopCleanly: Ctrl-C ends the current step, saves, and stops, so that the run continues to the same result."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ NAME = "interrupted.ckpt"
 
 
 class StopCleanly(Callback):
-    """Turns the first Ctrl-C of a training run into a checkpoint after the step in hand; the second stops at once.
+    """Turns the first Ctrl-C of a training run into a checkpoint after the current step; the second stops at once.
 
     Where a validation follows the step, the checkpoint comes after the first step behind it: Lightning does not
     validate when it resumes from one that was saved in between, and the result differs.

@@ -228,7 +228,7 @@ def decoding_of(captioner: Any) -> dict[str, Any]:
 
 
 def selected_on(checkpoint: Path) -> str | None:
-    """Split on whose values a checkpoint was chosen; None where it was not chosen, or nobody knows."""
+    """Split on whose values a checkpoint was chosen; None where it was not chosen, or that is unknown."""
     if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
         return None
     try:

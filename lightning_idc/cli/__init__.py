@@ -95,7 +95,7 @@ def _dispatch(given: list[str]) -> int:
 
 
 def guarded(given: list[str]) -> int:
-    """Run a verb; what the user can mend is told in one message, without a traceback."""
+    """Run a verb; what the user can fix is one message, without a traceback."""
     if "--traceback" in given:
         given = [argument for argument in given if argument != "--traceback"]
         os.environ[TRACEBACK] = "1"  # for the processes of the stages, too

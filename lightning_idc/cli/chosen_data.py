@@ -45,7 +45,7 @@ def use_data(recipe: Recipe, name: str) -> None:
 
 
 def _fits(recipe: Recipe, key: str) -> bool:
-    """Whether a key of the smoke size is no argument of data, or of some that a stage takes."""
+    """Whether a key of the smoke size is not an argument of data, or of some that a stage takes."""
     parts = key.split(".")
     if parts[0] != "data" or len(parts) < 2:
         return True

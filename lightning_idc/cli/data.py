@@ -93,7 +93,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
     archive = given.pop("archive", None)
     data = _build(name, "prepare", given)
     if not isinstance(data, Benchmark):
-        raise PairError(f"{name} is no benchmark with files to fetch; see `lightning-idc data check {name}`")
+        raise PairError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
     left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
@@ -150,7 +150,7 @@ def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
         raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
-        raise PairError(f"{name} is no PairDataModule, so there is nothing to {verb}")
+        raise PairError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
     check_names(given, kind, f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [

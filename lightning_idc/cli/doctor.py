@@ -1,4 +1,4 @@
-"""doctor: what is installed, and what stands in the way."""
+"""doctor: what is installed, and problems."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _holes() -> list[str]:
 
 
 def _extras() -> None:
-    """Which optional parts are there; one that is absent is no problem."""
+    """Which optional parts are there; one that is absent is not a problem."""
     from packaging.requirements import Requirement
 
     needs: dict[str, list[str]] = {}

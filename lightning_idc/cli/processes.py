@@ -126,7 +126,7 @@ def run_process(
                     _kill(process)
                     return 1
         except KeyboardInterrupt:
-            print("\nstopping after the step in hand; once more to stop at once ...", file=sys.stderr, flush=True)
+            print("\nstopping after the current step; once more to stop at once ...", file=sys.stderr, flush=True)
             if process is not None:
                 _stop(process)
             return 130

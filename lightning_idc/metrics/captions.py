@@ -33,7 +33,7 @@ class Scores:
         ids: pairs.
         references: number of references.
         missing: metrics that were asked for and could not be computed, with the reason.
-        statistics: counts of each pair, for metrics whose corpus score is no mean over pairs, ``(S, P)``.
+        statistics: counts of each pair, for metrics whose corpus score is not a mean over pairs, ``(S, P)``.
         backends: what computed a metric, where there is a choice.
     """
 
@@ -247,10 +247,10 @@ def as_text(id: str, text: object, what: str) -> str:
     """The text of a caption or reference.
 
     Raises:
-        PairError: it is no text.
+        PairError: it is not text.
     """
     if not isinstance(text, str):
-        raise PairError(f"pair {id!r}: a {what} is {text!r}, which is no text; leave the pair out or give it text")
+        raise PairError(f"pair {id!r}: a {what} is {text!r}, which is not text; leave the pair out or give it text")
     return text
 
 

@@ -38,7 +38,7 @@ class Content:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise PairError(f"{self.name} is no UTF-8 text: {error.reason} at byte {error.start}") from None
+            raise PairError(f"{self.name} is not UTF-8 text: {error.reason} at byte {error.start}") from None
         if not text.strip():
             raise PairError(f"{self.name} is empty")
         if text.lstrip()[:1] == "<":
@@ -101,17 +101,17 @@ class Content:
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or (error.lineno == 1 and "\n" in text.strip()):
                 raise _NotOneDocument(str(error)) from None
-            raise PairError(f"{where} is no JSON: {error}") from None
+            raise PairError(f"{where} is not JSON: {error}") from None
         except PairError:  # of the two hooks; it is a ValueError, too
             raise
         except RecursionError:
             raise PairError(f"{where} is nested too deeply to be a file of captions") from None
         except ValueError as error:  # a number of thousands of digits
-            raise PairError(f"{where} is no JSON: {error}") from None
+            raise PairError(f"{where} is not JSON: {error}") from None
 
 
 class _NotOneDocument(ValueError):
-    """The text is no single JSON document, but may be one a line."""
+    """The text is not a single JSON document, but may be one a line."""
 
 
 def _no_twins(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
@@ -127,7 +127,7 @@ def _no_twins(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
 
 def _no_constant(where: str) -> Callable[[str], float]:
     def refuse(name: str) -> float:
-        raise PairError(f"{where} holds {name}, which is no JSON")
+        raise PairError(f"{where} holds {name}, which is not JSON")
 
     return refuse
 

@@ -48,7 +48,7 @@ class Rubric:
         """
         text = answer.replace("*", "")
         most = f"{self.most:g}"
-        # the scale itself, as the prompt names it, is no score
+        # the scale itself, as the prompt names it, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{most}\b\)?", " ", text)
         out_of = rf"\s*(?:/|out of)\s*{most}(?![\d.])"
         marked = re.findall(rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d)", text, re.IGNORECASE)

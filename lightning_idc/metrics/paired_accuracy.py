@@ -88,7 +88,7 @@ def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> Paired
         letters: that may be chosen.
 
     Raises:
-        PairError: a pair has another number of questions than two, a right answer is no letter, or there are none.
+        PairError: a pair has another number of questions than two, a right answer is not a letter, or there are none.
     """
     right, unparsed = _marks(answered, letters, lambda question: question.pair)
     odd = [pair for pair, marks in right.items() if len(marks) != 2]
@@ -109,7 +109,7 @@ def accuracy_by_task(answered: Iterable[Answered], letters: str = "abcd") -> dic
         letters: that may be chosen.
 
     Raises:
-        PairError: a right answer is no letter, or there are none.
+        PairError: a right answer is not a letter, or there are none.
 
     Example:
         >>> accuracy_by_task([Answered("spatialmap.0.0", "a", "A. Northeast"), Answered("spatialmap.0.1", "b", "a")])

@@ -295,7 +295,7 @@ def evaluate(
     if not truths:
         raise PairError("there are no references to score against")
     parts = protocol.parts(truths)
-    # pairs that the protocol leaves out may have a caption, and pairs that nobody knows may not
+    # pairs that the protocol leaves out may have a caption, and unknown pairs may not
     wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
     scored = set(wanted)
     known = {truth.id for truth in truths}

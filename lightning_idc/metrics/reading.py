@@ -111,7 +111,7 @@ def read_ious(path: str | Path) -> dict[str, float]:
     """Overlap of views by id.
 
     Raises:
-        PairError: an overlap is no number from 0 to 1.
+        PairError: an overlap is not a number from 0 to 1.
     """
     content = Content(path)
     ious = {}

@@ -42,10 +42,10 @@ class Origin:
         model: who said the captions.
         data: whose pairs they are.
         split: of the data.
-        decoding: how the captions were made; None where nobody knows.
-        seed: of the run; None where nobody knows.
+        decoding: how the captions were made; None where unknown.
+        seed: of the run; None where unknown.
         checkpoint: that was tested.
-        selection: split on which the model was chosen; None where nobody knows.
+        selection: split on which the model was chosen; None where unknown.
         files: SHA-256 of the files that were read, by name.
     """
 
@@ -130,7 +130,7 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     """A result from its file; None where the file is JSON of another kind.
 
     Raises:
-        PairError: the file is no JSON, or a result that lacks what it must have.
+        PairError: the file is not JSON, or a result that lacks what it must have.
     """
     source = Path(path)
     try:
@@ -142,9 +142,9 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     try:
         sound = _is_sound(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise PairError(f"{source.name} is no complete result: {error!r}; score its predictions again") from None
+        raise PairError(f"{source.name} is not a complete result: {error!r}; score its predictions again") from None
     if not sound:
-        raise PairError(f"{source.name} is no sound result: a name or a score is of the wrong kind; score again")
+        raise PairError(f"{source.name} is not a sound result: a name or a score is of the wrong kind; score again")
     return value
 
 
@@ -155,7 +155,7 @@ def digest(records: Sequence[Sequence[Any]]) -> str:
 
 
 def rounded(score: float) -> float | None:
-    """A score with the digits that survive another order of sums; None where it is no number."""
+    """A score with the digits that survive another order of sums; None where it is not a number."""
     return round(score, 6) if math.isfinite(score) else None
 
 
@@ -206,5 +206,5 @@ def _implementations(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[st
 
 
 def _is_number(value: Any) -> bool:
-    # whole numbers of thousands of digits are no floats; NaN is not below anything
+    # whole numbers of thousands of digits are not floats; NaN is not below anything
     return value is None or (isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < 1e12)

@@ -18,7 +18,7 @@ from lightning_idc.errors import CheckpointError
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
 _ARCHIVED = ("input_resolution", "context_length", "vocab_size")
-"""Buffers of OpenAI's archives that are no weights."""
+"""Buffers of OpenAI's archives that are not weights."""
 
 
 def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained: str | None = None) -> Any:
@@ -55,7 +55,7 @@ def _random(config: str | dict[str, Any], vocabulary: Vocabulary) -> Any:
     try:
         return open_clip.CLIP(**{**found, "text_cfg": {**found["text_cfg"], "vocab_size": len(vocabulary)}})
     except (KeyError, TypeError) as error:
-        raise PairError(f"this is no configuration of open_clip's CLIP: {error}") from error
+        raise PairError(f"this is not a configuration of open_clip's CLIP: {error}") from error
 
 
 def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: str) -> Any:

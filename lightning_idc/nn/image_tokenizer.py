@@ -201,11 +201,11 @@ class ImageTokenizer(nn.Module):
         """Height and width of the grid of an image.
 
         Raises:
-            PairError: the image is no whole number of cells.
+            PairError: the image is not a whole number of cells.
         """
         if height % self.stride or width % self.stride or not height or not width:
             raise PairError(
-                f"an image of {height}x{width} is no whole number of cells of {self.stride}x{self.stride}; set the "
+                f"an image of {height}x{width} is not a whole number of cells of {self.stride}x{self.stride}; set the "
                 f"data module's `image_size` to multiples of {self.stride}"
             )
         return height // self.stride, width // self.stride

@@ -190,7 +190,7 @@ class _Writer:
 
     def _full_size(self, folder: Path, images: tuple[Tensor, Tensor]) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
-        # ids are no names of files
+        # ids are not names of files
         names = [f"{self.count:06d}_{side}.jpg" for side in ("before", "after")]
         for image, name in zip(images, names, strict=True):
             as_picture(image).save(folder / name, quality=92, subsampling=0)

@@ -85,7 +85,7 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         DataError: there is no result, or the name is none of a repository.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
-        raise DataError(f"{dataset!r} is no repository of the hub; expected OWNER/NAME")
+        raise DataError(f"{dataset!r} is not a repository of the hub; expected OWNER/NAME")
     if not results:
         raise DataError(f"there is no result in {str(folder)!r}; expected files of ShowResults or `score --out`")
     made = {out / BENCHMARK: yaml.safe_dump(benchmark(results, dataset), sort_keys=False)}

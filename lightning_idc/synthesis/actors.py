@@ -99,7 +99,7 @@ class ActorPool:
         return [*self.starting, *self.at_work]
 
     def take(self, ref: Any) -> tuple[int, Any] | None:
-        """Task and result of what Ray says is done; None where it was no task, or where its actor died.
+        """Task and result of what Ray says is done; None where it was not a task, or where its actor died.
 
         Args:
             ref: one of `refs`.

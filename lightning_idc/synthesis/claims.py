@@ -1,6 +1,6 @@
 """Who makes which shard: a lock per shard, which the system takes from a process that dies.
 
-A lock is no part of the result: shards are moved into place as a whole, and two processes that make the same one make
+A lock is not part of the result: shards are moved into place as a whole, and two processes that make the same one make
 the same bytes. It keeps them from doing the work twice.
 """
 

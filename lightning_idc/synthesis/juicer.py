@@ -64,12 +64,12 @@ class JsonLines(AppendableSource):
             sample = json.loads(self._read(index, index + 1))
             images = sample.get("images") or [sample[name] for name in _PATHS if sample.get(name)]
             if len(images) > 2:
-                raise ValueError(f"it has {len(images)} pictures, which are no pair")
+                raise ValueError(f"it has {len(images)} pictures, which are not a pair")
             facts = _facts(sample)
         except (ValueError, TypeError, AttributeError, KeyError) as error:
             raise DataError(
-                f"{self._path}, line {index + 1} is no sample of data-juicer ({error}); expected an object with text, "
-                "images or caption1 and caption2"
+                f"{self._path}, line {index + 1} is not a sample of data-juicer ({error}); expected an object with "
+                "text, images or caption1 and caption2"
             ) from error
         names = ["image"] if len(images) == 1 else ["before", "after"]
         record = Record(str(sample.get("id") or f"{index:08}"), facts)

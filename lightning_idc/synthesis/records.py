@@ -35,7 +35,7 @@ class Record:
         dropped: the stage that dropped it, the reason, the value found and the limit; None while it is kept.
         images: encoded files by name; images of an earlier stage are looked up, not copied.
         arrays: features and the like.
-        origin: row of the source store that it was made from; None where the source is no store.
+        origin: row of the source store that it was made from; None where the source is not a store.
         inherit: gives the encoded image of an earlier stage by name.
         decoded: images as tensors, while a batch is at work.
         unsaved: names of those in ``decoded`` that have no file yet; :meth:`seal` encodes them.
@@ -169,7 +169,7 @@ def decode_image(data: bytes, what: str) -> Tensor:
     """Encoded image to uint8 ``(3, H, W)``.
 
     Raises:
-        PairError: the bytes are no image, damaged or too large.
+        PairError: the bytes are not an image, damaged or too large.
     """
     return read_image_bytes(data, what)
 

@@ -254,7 +254,7 @@ def of_a_parent(source: str) -> Callable[[Path], Path]:
 STORES: dict[str, Callable[[Path], Path]] = {
     "array of objects": object_array,
     "pickle as a shard": pickled_shard,
-    "parent that is no store": of_a_parent("../cache"),
+    "parent that is not a store": of_a_parent("../cache"),
     "parent at an absolute path": of_a_parent("/proc/self"),
     "parent of itself": of_a_parent("."),
 }

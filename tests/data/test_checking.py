@@ -43,7 +43,7 @@ def test_sound_data_are_counted(root: Path, capsys: pytest.CaptureFixture[str]) 
 def test_images_that_two_splits_share(root: Path) -> None:
     for side in ("before", "after"):
         (root / f"test-41-{side}.png").write_bytes((root / f"train-2-{side}.png").read_bytes())
-    # one shared image alone is no fault: boards of one template have it
+    # one shared image alone is not a fault: boards of one template have it
     (root / "test-40-before.png").write_bytes((root / "train-0-before.png").read_bytes())
     assert check(FolderPairs(root), print) == [
         "test: 1 of 3 pairs have the same images as one in train: test-41 = train-2"

@@ -209,7 +209,7 @@ BAD_TABLES = {
         "before,after,caption\n" + ROW + "before/2.png,after/2.png,  \n",
         r"1 of 2 train pairs .* empty.*before/2.*line 3",
     ),
-    "captions": ('before,after,captions\nbefore/1.png,after/1.png,"[""a"""\n', "line 2: captions is no JSON list"),
+    "captions": ('before,after,captions\nbefore/1.png,after/1.png,"[""a"""\n', "line 2: captions is not a JSON list"),
 }
 
 
@@ -563,7 +563,7 @@ def test_only_pair_errors_come_out(root: Path, kind: str, raw: bytes) -> None:
 @settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.tuples(st.text(), st.text()), min_size=1))
 def test_tables_give_back_what_was_written(root: Path, rows: list[tuple[str, str]]) -> None:
-    rows = [("x" + a.replace("\0", ""), b.replace("\0", "")) for a, b in rows]  # "x": a blank line is no row
+    rows = [("x" + a.replace("\0", ""), b.replace("\0", "")) for a, b in rows]  # "x": a blank line is not a row
     text = io.StringIO(newline="")
     csv.writer(text, quoting=csv.QUOTE_ALL).writerows([("before", "caption"), *rows])
     (root / "t.csv").write_bytes(text.getvalue().encode())

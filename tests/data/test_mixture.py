@@ -197,7 +197,7 @@ def test_paths_in_a_table_stay_below_it(tmp_path: Path) -> None:
 
 def test_what_is_no_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(PairError, match="is no table"):
+    with pytest.raises(PairError, match="is not a table"):
         HuggingFaceTable(tmp_path / "x.txt", "a", "b", "c").pairs_of("train")
     (tmp_path / "broken.parquet").write_text("hello")
     with pytest.raises(PairError, match="cannot be loaded"):

@@ -54,7 +54,7 @@ def test_lists_in_a_cell(tmp_path: Path, text: str, expected: list[str]) -> None
 @pytest.mark.parametrize("text", ["\"['a', 'b']\"", '"[""a"", 1]"', '"[""a"""', "['a']"])
 def test_lists_as_python_prints_them_are_refused(tmp_path: Path, text: str) -> None:
     """Data frames write lists so; taken as one caption they would be learned with their brackets."""
-    with pytest.raises(PairError, match=r"line 2: (captions is no JSON list.*double quotes|a caption is 1)"):
+    with pytest.raises(PairError, match=r"line 2: (captions is not a JSON list.*double quotes|a caption is 1)"):
         captions_in(tmp_path / "t.csv", text)
 
 

@@ -20,7 +20,7 @@ class Numbers:
 
     Args:
         count: of records.
-        broken: numbers whose image is no image.
+        broken: numbers whose image is not an image.
     """
 
     def __init__(self, count: int, broken: Sequence[int] = ()) -> None:

@@ -65,7 +65,7 @@ def test_own_records_bring_their_references(tmp_path: Path) -> None:
         ("", "is empty"),
         ("   \n", "is empty"),
         ("<!doctype html><p>404", "HTML or XML page"),
-        ("{", "is no JSON"),
+        ("{", "is not JSON"),
         ("[1, 2]", "record 1 is 1; expected an object"),
         ("3", "expected a list of records, or a map"),
         ("{}", "holds nothing"),
@@ -82,11 +82,11 @@ def test_own_records_bring_their_references(tmp_path: Path) -> None:
         ('[{"id": "", "caption": "x"}]', "id is ''"),
         ('[{"id": "a", "caption": "x"}, {"id": "a", "caption": "x"}]', "comes again, with the same caption"),
         ('[{"id": 1, "caption": "x"}, {"id": "1", "caption": "y"}]', "comes again, with another caption"),
-        ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2 is no JSON"),
+        ('{"id": "a", "caption": "x"}\n{"id": "b", "caption": }', "line 2 is not JSON"),
         ('{"id": "a", "caption": "x"}\n{"id": "a", "caption": "x"}', "line 2: pair 'a' comes again"),
         ('{"images": [{"id": 1}], "annotations": []}', "are references, not captions"),
         ("[" * 100_000, "nested too deeply"),
-        ('{"a": ' + "9" * 5000 + "}", "is no JSON"),
+        ('{"a": ' + "9" * 5000 + "}", "is not JSON"),
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
@@ -100,7 +100,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     with pytest.raises(PairError, match="cannot be read"):
         read_predictions(tmp_path)
     (tmp_path / "latin.json").write_bytes(b'{"a": "caf\xe9"}')
-    with pytest.raises(PairError, match="is no UTF-8 text"):
+    with pytest.raises(PairError, match="is not UTF-8 text"):
         read_predictions(tmp_path / "latin.json")
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"a": "x"}' * 100)[:-12])
     with pytest.raises(PairError, match="cannot be read"):

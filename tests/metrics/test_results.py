@@ -198,11 +198,11 @@ def test_damaged_results_are_named(tmp_path: Path, capsys: pytest.CaptureFixture
     sound = sound_result()
     for text, message in (
         ("{", "cannot be read as JSON"),
-        (json.dumps({"schema": SCHEMA}), "is no complete result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is no sound result"),
-        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is no sound result"),
-        (json.dumps({**sound, "headline": ["all"]}), "is no complete result"),
-        (json.dumps({**sound, "model": 3}), "is no sound result"),
+        (json.dumps({"schema": SCHEMA}), "is not a complete result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": "high"}}}), "is not a sound result"),
+        (json.dumps({**sound, "scores": {"all": {"CIDEr-D": 10**400}}}), "is not a sound result"),
+        (json.dumps({**sound, "headline": ["all"]}), "is not a complete result"),
+        (json.dumps({**sound, "model": 3}), "is not a sound result"),
     ):
         (tmp_path / "r.json").write_text(text, encoding="utf-8")
         assert main(["leaderboard", str(tmp_path)]) == 1

@@ -357,7 +357,7 @@ def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
         MaskedReconstruction()
     with pytest.raises(PairError, match="word_share is 2"):
         NoiseMasking("x.ckpt", word_share=2)
-    with pytest.raises(PairError, match=r"'net.gone' is no MaskedImageEncoder of NAMC, which has net\.encoder"):
+    with pytest.raises(PairError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
         fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
     with pytest.raises(PairError, match="would train nothing of its host"):
         fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)

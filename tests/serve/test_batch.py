@@ -71,7 +71,7 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     assert shown[0]["caption"] == records["other"]["caption"] and shown[0]["pictures"] == 2
     assert [[round(v * 32) for v in box] for box in shown[0]["boxes"][1]] == records["other"]["boxes"]
     assert data["box"] == "found" and "where the captioner sees the change" in page
-    assert main([*given[:3], *given[3:5]]) == 0  # changes alone are no failure
+    assert main([*given[:3], *given[3:5]]) == 0  # changes alone are not a failure
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail-on", "pixels"]) == 0
     os.remove("comparison.jsonl")

@@ -91,7 +91,7 @@ def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
     assert grown.prefix_fingerprint(2) == known != grown.fingerprint and grown.prefix_fingerprint(1) == before
     file.write_text('{"images": 3}\nnothing\n')
     for index, line in enumerate(("line 1", "line 2")):
-        with pytest.raises(DataError, match=f"{line} is no sample"):
+        with pytest.raises(DataError, match=f"{line} is not a sample"):
             JsonLines(str(file)).record(index)
     with pytest.raises(DatasetNotFoundError, match="cannot be read"):
         JsonLines(str(tmp_path / "none.jsonl"))

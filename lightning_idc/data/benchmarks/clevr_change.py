@@ -149,7 +149,7 @@ def numbers_of(path: Path, split: str) -> list[int]:
     """Scenes of a split in a file ``{"train": [numbers], ...}``.
 
     Raises:
-        PairError: the split is absent, or what it lists are no whole numbers.
+        PairError: the split is absent, or what it lists are not whole numbers.
     """
     splits = read_json(path, dict)
     numbers = splits.get(split)

@@ -294,7 +294,7 @@ def load_tables(path: str, config: str | None = None) -> Any:
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:
-                raise PairError(f"{path} is no table; expected one of {', '.join(_ENDINGS)}")
+                raise PairError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
             return datasets.load_dataset(_BUILDERS[local.suffix], data_files=str(local))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(local))

@@ -153,7 +153,7 @@ def box_of(row: Row) -> list[float]:
     """Box of a record, x1 y1 x2 y2 in shares of the image; the release writes it as a list or as the text of one.
 
     Raises:
-        PairError: it is no such list.
+        PairError: it is not such a list.
     """
     value = row.values.get("bbox")
     if isinstance(value, str) and len(value) < 200:

@@ -26,7 +26,7 @@ def read_text(path: Path) -> str:
     """Text of a file in UTF-8, unpacked where it ends with ``.gz``.
 
     Raises:
-        PairError: it cannot be read or unpacked, is no UTF-8, a web page, or longer than 2 GiB.
+        PairError: it cannot be read or unpacked, is not UTF-8, a web page, or longer than 2 GiB.
     """
     try:
         with gzip.open(path) if path.suffix == ".gz" else open(path, "rb") as file:
@@ -34,7 +34,7 @@ def read_text(path: Path) -> str:
     except (OSError, EOFError, zlib.error) as error:
         raise PairError(f"{path} cannot be read ({error}); fetch it again") from error
     if len(raw) > MOST_BYTES:
-        raise PairError(f"{path} holds more than {MOST_BYTES:,} bytes; this is no annotation file")
+        raise PairError(f"{path} holds more than {MOST_BYTES:,} bytes; this is not an annotation file")
     if is_web_page(raw[:64]):
         raise PairError(f"{path}: {describe_start(raw[:64])}")
     try:
@@ -51,7 +51,7 @@ def read_json(path: Path, kind: type) -> Any:
         kind: ``dict`` or ``list``, whichever the file must hold.
 
     Raises:
-        PairError: it is no JSON, or holds something else.
+        PairError: it is not JSON, or holds something else.
     """
     text = read_text(path)
     try:

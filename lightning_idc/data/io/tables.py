@@ -69,7 +69,7 @@ class Row:
                 given = parse_json(given)
             except (ValueError, RecursionError) as error:
                 raise DataError(
-                    f"{self.where}: captions is no JSON list ({error}): {short(given)}; "
+                    f"{self.where}: captions is not a JSON list ({error}): {short(given)}; "
                     "its texts must stand in double quotes"
                 ) from None
         found += given if isinstance(given, list) else [] if given is None else [given]
@@ -117,7 +117,7 @@ class Chunk:
         """Texts of a column without blanks around them; None where one of them cannot be written out again."""
         place = self.names.index(name)
         texts = [fields[place].strip() for fields in self.fields]
-        # bytes that are no text cannot come from a file that was read as UTF-8
+        # bytes that are not text cannot come from a file that was read as UTF-8
         return None if "\0" in "".join(texts) else texts
 
     def captions(self) -> list[list[str]]:
@@ -303,7 +303,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 def writable(text: str, where: str) -> str:
     """The text, refused where it cannot be a path or be written out again."""
     if "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text):
-        raise DataError(f"{where} holds a character that is no text: {short(text)}")
+        raise DataError(f"{where} holds a character that is not text: {short(text)}")
     return text
 
 

@@ -19,7 +19,7 @@ def exact_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Ma
         pairs: differences and claims of each pair, in the sentences of the rendered worlds.
 
     Raises:
-        DataError: a difference is no such sentence.
+        DataError: a difference is not such a sentence.
     """
     for there, _ in pairs:
         for text in there:

@@ -125,7 +125,7 @@ class SameScene(NegativeSource):
         try:
             self.scene = re.compile(scene)
         except re.error as error:
-            raise ConfigError(f"scene {scene!r} is no regular expression: {error}") from error
+            raise ConfigError(f"scene {scene!r} is not a regular expression: {error}") from error
         if self.scene.groups != 1:
             raise ConfigError(f"scene {scene!r} has {self.scene.groups} groups; expected one, around the scene's name")
         self.elsewhere = RandomCaption()

@@ -66,7 +66,7 @@ def train_data(host: LightningModule) -> PairDataModule:
     """Data module that a captioner is trained on.
 
     Raises:
-        ConfigError: there is none, so nobody knows the captions of the training split.
+        ConfigError: there is none, so the captions of the training split are unknown.
     """
     from lightning_idc.data.core.datamodule import PairDataModule
 

@@ -94,8 +94,8 @@ class EncoderHeads(PairTextMatcher):
     vectors are made once: their tower stays as it is, so that they never grow old. Images are resized to what the
     encoder takes, on their device.
 
-    A frozen encoder is no sub-module: it is neither sharded, which scalars such as CLIP's scale forbid, nor stored in
-    checkpoints, which would hold the same weights again.
+    A frozen encoder is not a sub-module: it is neither sharded, which scalars such as CLIP's scale forbid, nor stored
+    in checkpoints, which would hold the same weights again.
 
     Args:
         captions: the list.
@@ -178,7 +178,7 @@ class EncoderHeads(PairTextMatcher):
     def embed_pairs(self, features: PairFeatures, images: Tensor, sizes: Tensor | None = None) -> Tensor:
         encoder: Any = self.encoder if self.train_encoder else self._frozen[0]
         if not self.train_encoder and next(encoder.parameters()).device != images.device:
-            encoder.to(images.device)  # nobody else moves what is no sub-module
+            encoder.to(images.device)  # nobody else moves what is not a sub-module
         with torch.set_grad_enabled(torch.is_grad_enabled() and self.train_encoder):
             found = encoder.embed_pairs(self._resized(images) if sizes is None else self._cut(images, sizes))
         return F.normalize(self.pairs(found.to(self.pairs.weight.dtype)), dim=-1)

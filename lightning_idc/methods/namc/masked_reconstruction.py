@@ -225,7 +225,9 @@ class MaskedReconstruction(AddonCallback):
         rows = round((cells * height / width) ** 0.5)
         grid = (rows, cells // rows)
         if grid[0] * grid[1] != cells:
-            raise PairError(f"{cells} cells of features are no grid over images of {height}x{width}; set `image_size`")
+            raise PairError(
+                f"{cells} cells of features are not a grid over images of {height}x{width}; set `image_size`"
+            )
         own = None
         if self.encoder is None:
             own = MaskedImageEncoder(channels, self.width, cells, self.layers, self.heads, 2 * self.width, 0.0)
@@ -259,8 +261,8 @@ class MaskedReconstruction(AddonCallback):
         if not isinstance(found, MaskedImageEncoder):
             kept = [path for path, module in host.named_modules() if isinstance(module, MaskedImageEncoder)]
             raise PairError(
-                f"MaskedReconstruction: {self.encoder!r} is no MaskedImageEncoder of {type(host).__name__}, which has "
-                f"{', '.join(kept) or 'none; leave `encoder` out'}"
+                f"MaskedReconstruction: {self.encoder!r} is not a MaskedImageEncoder of {type(host).__name__}, which "
+                f"has {', '.join(kept) or 'none; leave `encoder` out'}"
             )
         return found.width
 

@@ -160,7 +160,7 @@ class NamingTokenizer(TokenizerTraining):
     a tokenizer that has only given a few thousand images back know colors and edges. Labels of the cells (a
     renderer's, or a detector's) make up for it, as ``ObjectNaming`` does for PairTransformer's backbone. Batches are
     ``(images uint8 (N, 3, H, W), cells int64 (N, A, h, w))``; label 0 says that nothing stands in the cell, -100 that
-    nobody knows.
+    it is unknown.
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.

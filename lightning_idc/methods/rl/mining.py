@@ -26,7 +26,7 @@ class RewardMined(NegativeSource):
     Args:
         reward: judges the samples.
         samples: drawn per pair, of which the worst are taken.
-        best: samples with this reward or more are no negatives; None for any.
+        best: samples with this reward or more are not negatives; None for any.
         temperature: of the sampling.
         top_p: of the sampling.
 

@@ -27,7 +27,7 @@ COPY = "reference"
 class HasLanguageModel(Protocol):
     """A network with a language model inside, as its submodule ``model``.
 
-    The submodule is no member: from Python 3.12 on, ``isinstance`` does not see what ``nn.Module`` keeps aside.
+    The submodule is not a member: from Python 3.12 on, ``isinstance`` does not see what ``nn.Module`` keeps aside.
     """
 
     base_name: str | None

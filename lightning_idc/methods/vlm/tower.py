@@ -36,7 +36,7 @@ class VisionTower(GridBackbone):
         config, processor, family = configured({**architecture, "text_config": {}}, train_tokenizer([], 1, []))
         if not family.rows_of_places:
             raise ConfigError(
-                f"the tower of {architecture['model_type']} orders its places by windows, which is no grid of cells"
+                f"the tower of {architecture['model_type']} orders its places by windows, which is not a grid of cells"
             )
         images = processor.image_processor
         super().__init__(config.vision_config.hidden_size, tuple(images.image_mean), tuple(images.image_std))

@@ -6,7 +6,7 @@ to right. Where the paper leaves an order open it is that of the program's answe
 match that it could have taken before the one it takes, and of equal paths the one stays ahead that was ahead.
 
 Paths go from event to event. An event is a place where paths may differ, or the first place after such ones, where
-chunks end; matches that exclude no other belong to every path and are no events. Compiled by numba, since a path is a
+chunks end; matches that exclude no other belong to every path and are not events. Compiled by numba, since a path is a
 few numbers and there are millions of them.
 """
 

@@ -20,8 +20,8 @@ _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
 class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
-    A light that changes leaves colour ratios and edges as they are, so soft shadows are no regions; since it also moves
-    shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where something moved
+    A light that changes leaves colour ratios and edges as they are, so soft shadows are not regions; since it also
+    moves shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where something moved
     a little, one region covers both places; it is cut by which of the two pictures has the edges there.
 
     Args:

@@ -58,7 +58,7 @@ class BertAdam(Optimizer):
         self.half_precision = tuple(half_precision)
         unknown = set(half_precision) - {str(group.get("name")).partition(".")[0] for group in self.param_groups}
         if unknown:
-            raise PairError(f"half_precision names {min(unknown)!r}, which is no group of parameters")
+            raise PairError(f"half_precision names {min(unknown)!r}, which is not a group of parameters")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]

@@ -251,7 +251,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     try:
         model.net.load_state_dict({f"{part}.{key}": value for part, own in parts.items() for key, value in own.items()})
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is no second stage of ProCap that can be loaded: {error}") from error
+        raise PairError(f"{str(source)!r} is not a second stage of ProCap that can be loaded: {error}") from error
     return model.eval()
 
 
@@ -292,7 +292,7 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     try:
         model.net.load_state_dict({**own, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is no first stage of ProCap that can be loaded: {error}") from error
+        raise PairError(f"{str(source)!r} is not a first stage of ProCap that can be loaded: {error}") from error
     return model.eval()
 
 
@@ -314,7 +314,7 @@ def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> Token
     try:
         model.tokenizer.load_state_dict(own)
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is no VQGAN that can be loaded: {error}") from error
+        raise PairError(f"{str(source)!r} is not a VQGAN that can be loaded: {error}") from error
     return model.eval()
 
 

@@ -234,7 +234,7 @@ def vfiformer_state(state: Mapping[str, Tensor]) -> tuple[dict[str, Any], dict[s
     needed += [f"flownet.block{index}.conv1.weight" for index in range(3)]
     missing = [name for name in needed if name not in state] or ([] if tables else ["a relative_position_bias_table"])
     if missing:
-        raise CheckpointError(f"this is no VFIformer: it has no {missing[0]}; expected its authors' net_220.pth")
+        raise CheckpointError(f"this is not a VFIformer: it has no {missing[0]}; expected its authors' net_220.pth")
     config = {
         "context": len(state[needed[0]]),
         "width": len(state[needed[1]]),
@@ -263,7 +263,7 @@ class VFIformerMidpoint(Midpoint):
         try:
             self.net.load_state_dict(state)
         except RuntimeError as error:
-            raise CheckpointError(f"{weights!r} is no VFIformer that can be loaded: {error}") from error
+            raise CheckpointError(f"{weights!r} is not a VFIformer that can be loaded: {error}") from error
         self.net.requires_grad_(False).eval()
 
     def forward(self, before: Tensor, after: Tensor) -> Tensor:

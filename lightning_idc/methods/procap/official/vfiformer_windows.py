@@ -79,7 +79,7 @@ class CrossBlock(SwinTransformerBlock):
         return torch.roll(window_reverse(found, self.window_size, height, width), (shift, shift), (1, 2))
 
     def _masks(self, height: int, width: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """-100 where a pixel and what it would attend to are no neighbours but for the shift."""
+        """-100 where a pixel and what it would attend to are not neighbours but for the shift."""
         window, shift = self.window_size[0], self.shift_size[0]
         ends = [
             (torch.arange(side) >= side - window).int() + (torch.arange(side) >= side - shift).int()
