@@ -21,8 +21,8 @@ class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
     A light that changes leaves colour ratios and edges as they are, so soft shadows are not regions; since it also
-    moves shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where something moved
-    a little, one region covers both places; it is cut by which of the two pictures has the edges there.
+    moves shadows and highlights, more is asked the more the picture as a whole got brighter or darker. Where
+    something moved a little, one region covers both places; it is cut by which of the two pictures has the edges there.
 
     Args:
         color: least difference of the logarithms' colour under the same light.
