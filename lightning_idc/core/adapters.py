@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.distributed import all_gather_object, is_rank_zero
+from lightning_idc.core.distributed import all_gather_object, is_rank_zero, is_sharded
 from lightning_idc.core.io import class_named
 from lightning_idc.core.names import known_name
 from lightning_idc.errors import CheckpointError, ConfigError
@@ -69,12 +69,10 @@ class AdapterSet(nn.ModuleDict):
 
     def install(self, net: nn.Module, device: torch.device) -> None:
         """Install every recorded adapter that is not yet on the network."""
-        from torch.distributed.fsdp import FSDPModule
-
         for name, record in self.recorded.items():
             if name in self:
                 continue
-            if isinstance(net, FSDPModule):
+            if is_sharded(net):
                 raise ConfigError(
                     f"the adapter {name!r} comes after the network was sharded; list its callback in the configuration"
                 )

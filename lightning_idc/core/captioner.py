@@ -92,6 +92,10 @@ class PairCaptioner(PairModule):
         features: PairFeatures = self.built_net.encode(batch.images)
         return features
 
+    def encode_repeated(self, batch: PairBatch) -> PairFeatures:
+        """:meth:`encode` of pairs that share images, for a captioner that can read each of them once."""
+        return self.encode(batch)
+
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probability of every token given those before it, teacher-forced.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
@@ -70,9 +71,15 @@ def destroy_process_group() -> None:
         torch.distributed.destroy_process_group()
 
 
+def is_sharded(module: nn.Module) -> bool:
+    """Whether FSDP2 has sharded a module; nothing is before it is imported, which takes half a second."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
 def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
     """Shard a module over the data-parallel processes (FSDP2), once; ``methods`` gather its weights when called."""
-    from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+    from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 
     if "tensor_parallel" in (mesh.mesh_dim_names or ()) and mesh["tensor_parallel"].size() > 1:
         raise ConfigError(
@@ -80,7 +87,7 @@ def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
             "for which no module here has a plan: each process would train unsharded weights of its own. Use "
             "lightning_idc.core.strategies.ShardedStrategy, which shards over all processes"
         )
-    if isinstance(module, FSDPModule) or next(module.parameters(), None) is None:
+    if is_sharded(module) or next(module.parameters(), None) is None:
         return
     # FSDP2 cannot shard scalars, such as the scale of a CLIP that is only read
     scalars = {p for p in module.parameters() if not p.ndim and not p.requires_grad}
@@ -92,11 +99,12 @@ def shard(module: nn.Module, mesh: DeviceMesh, methods: Sequence[str]) -> None:
 @contextmanager
 def gathered(module: nn.Module) -> Iterator[None]:
     """Keep the full weights of a sharded module on every process, where processes call it unequally often."""
-    from torch.distributed.fsdp import FSDPModule
-
-    if not isinstance(module, FSDPModule):
+    if not is_sharded(module):
         yield
         return
+    from torch.distributed.fsdp import FSDPModule
+
+    assert isinstance(module, FSDPModule)
     units = [part for part in module.modules() if isinstance(part, FSDPModule)]
     # a unit that gives its weights back after each call would ask the other processes for them at the next
     module.set_reshard_after_forward(False)

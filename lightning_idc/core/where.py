@@ -169,7 +169,7 @@ def _scores(captioner: PairCaptioner, samples: list[PairSample], caption: str) -
     tokens = torch.tensor(captioner.tokenize([caption]), device=captioner.device).expand(len(samples), 1, -1)
     mask = torch.ones_like(tokens, dtype=torch.bool)
     mask[..., 0] = False
-    return captioner.score(captioner.encode(batch), tokens, mask)[:, 0].float().cpu()
+    return captioner.score(captioner.encode_repeated(batch), tokens, mask)[:, 0].float().cpu()
 
 
 def boxes_of(grid: Tensor, kept: float = KEPT) -> list[Box]:

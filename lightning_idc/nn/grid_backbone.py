@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 import torch
@@ -32,7 +34,7 @@ class GridBackbone(nn.Module, ABC):
         self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
     ) -> None:
         super().__init__()
-        self.width = width
+        self.width, self._once = width, False
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1) * 255, persistent=False)
         self.register_buffer("std", torch.tensor(std).view(-1, 1, 1) * 255, persistent=False)
 
@@ -51,7 +53,21 @@ class GridBackbone(nn.Module, ABC):
                 f"images have {images.shape[-3]} channels and the backbone takes {self.in_channels}; choose the data "
                 f"module's `bands`, or set in_channels: {images.shape[-3]}"
             )
-        return self.grid(self.normalised(images))
+        if not self._once or self.reads_pairs:
+            return self.grid(self.normalised(images))
+        places: dict[bytes, int] = {}
+        rows = [places.setdefault(image.numpy().tobytes(), len(places)) for image in images.cpu()]
+        first = [rows.index(row) for row in range(len(places))]
+        return self.grid(self.normalised(images[first]))[rows]
+
+    @contextmanager
+    def each_image_once(self) -> Iterator[None]:
+        """Read equal images of a batch once, where pairs share many."""
+        self._once = True
+        try:
+            yield
+        finally:
+            self._once = False
 
     def normalised(self, images: Tensor) -> Tensor:
         """What :meth:`grid` reads of uint8 images."""

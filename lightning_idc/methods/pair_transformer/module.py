@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.types import PairBatch
+from lightning_idc.core.types import PairBatch, PairFeatures
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
@@ -56,6 +56,10 @@ class PairTransformer(PairCaptioner):
         for name in ("backbone_weights", "pretrained_backbone"):
             self.hparams.pop(name, None)
         self._start = (pretrained_backbone, backbone_weights)
+
+    def encode_repeated(self, batch: PairBatch) -> PairFeatures:
+        with self.built_net.backbone.each_image_once():
+            return self.encode(batch)
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
         pretrained, weights = self._start

@@ -10,7 +10,6 @@ from pathlib import Path
 from zipfile import BadZipFile, ZipFile
 
 import numpy as np
-from snowballstemmer.english_stemmer import EnglishStemmer
 
 from lightning_idc.files import default_cache_dir
 from lightning_idc.metrics.corpus import Floats, Ints, Tokens
@@ -52,7 +51,10 @@ def _load() -> Scorer | NotComputed:
 def _stem(word: str) -> str:
     if not _HAS_SUFFIX.search(word):
         return word
-    # the class itself: snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
+    # it imports the stemmers of all languages, which describing a pair needs none of; the class itself, since
+    # snowballstemmer.stemmer() may take PyStemmer, which follows later rules than METEOR's jar
+    from snowballstemmer.english_stemmer import EnglishStemmer
+
     return str(EnglishStemmer().stemWord(word))
 
 
