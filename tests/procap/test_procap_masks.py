@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.core.types import PairError
@@ -44,6 +44,7 @@ def test_random_patches_have_a_chance_of_their_own_between_a_fifth_and_a_half() 
 @pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(st.integers(2, 16), st.integers(2, 16), st.integers(0, 2**31))
+@example(2, 6, 554)
 def test_a_block_is_one_rectangle_within_its_share_of_the_area(height: int, width: int, seed: int) -> None:
     mask = masks.in_block_mask((3, height, width), dice(seed))
     assert bool((mask == mask[:1]).all()), "the same in all frames"

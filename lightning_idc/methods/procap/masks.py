@@ -54,13 +54,15 @@ def random_rectangle(
     cells = height * width
     least, most = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
     wanted = _uniform(*area, generator) * cells
-    fits = [
+    sizes = [
         (rows, columns)
         for rows in range(1, height + 1)
-        # the width that comes closest to the wanted area, kept within the interval
-        for columns in [min(max(round(wanted / rows), 1), width)]
+        for columns in range(1, width + 1)
         if least <= rows * columns <= most
     ]
+    # of each height the width that comes closest to the wanted area
+    closest = {(rows, min(max(round(wanted / rows), 1), width)) for rows in range(1, height + 1)}
+    fits = [size for size in sizes if size in closest] or sizes
     # widths at the border of the grid may be far from the wanted area: half a row or column is near enough
     near = [(rows, columns) for rows, columns in fits if abs(rows * columns - wanted) <= rows / 2 + 1e-9] or fits
     if not near:
