@@ -19,4 +19,5 @@ from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQual
 from lightning_idc.methods.procap.pictures import LogProcedures as LogProcedures
 from lightning_idc.methods.rl.policy import GroupRelative as GroupRelative
 from lightning_idc.methods.rl.policy import SelfCritical as SelfCritical
+from lightning_idc.methods.rl.server_rollouts import ServerRollouts as ServerRollouts
 from lightning_idc.methods.vlm.lora import LoRA as LoRA

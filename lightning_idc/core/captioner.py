@@ -187,6 +187,10 @@ class PairCaptioner(PairModule):
         with gathered(net):  # captions of different length would make processes wait for each other
             return sample(net, features, length, samples, temperature, top_p, generator, special, uniforms)
 
+    def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
+        """Images of each pair, uint8 ``(C, H, W)`` each, and what is asked about them: what a server is sent."""
+        return [(list(pair), "") for pair in batch.images]
+
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""
         return [self.built_vocabulary.encode(caption) for caption in captions]

@@ -74,6 +74,7 @@ from lightning_idc.methods.rl.rewards import LengthReward as LengthReward
 from lightning_idc.methods.rl.rewards import MetricReward as MetricReward
 from lightning_idc.methods.rl.rewards import Reward as Reward
 from lightning_idc.methods.rl.rewards import WeightedRewards as WeightedRewards
+from lightning_idc.methods.rl.server_weights import ServerWeights as ServerWeights
 from lightning_idc.methods.vlm.contract import check_family as check_family
 from lightning_idc.methods.vlm.families import register_family as register_family
 from lightning_idc.methods.vlm.lora import LoraAdapter as LoraAdapter

@@ -95,6 +95,10 @@ class PairLoader(DataLoader[Any]):
         """Where the epoch stands, for Lightning's checkpoints."""
         return {"epoch": self.pair_sampler.epoch, "served": self._served}
 
+    def give_back(self) -> None:
+        """Count the last batch as not served, since nothing came of it."""
+        self._served -= 1
+
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the batches that were served already; at a finished epoch the next one starts whole."""
         self.pair_sampler.set_epoch(state["epoch"])

@@ -25,7 +25,7 @@ from lightning_idc.methods.rl.losses import (
     kl_k3,
 )
 from lightning_idc.methods.rl.rewards import Reward
-from lightning_idc.methods.rl.rollout import Rollout, draw
+from lightning_idc.methods.rl.rollout import Draw, Rollout, draw
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +84,8 @@ class PolicyGradient(Addon):
         self.reward, self.surrogate, self.reference = reward, surrogate, reference
         self.samples, self.temperature, self.top_p = samples, temperature, top_p
         self.iterations, self.caption_weight, self.beside = iterations, caption_weight, beside
+        self.draw: Draw = draw
+        """Draws captions; the policy itself, unless ServerRollouts has a server do it."""
         self.rollout: Rollout | None = None
         # within the add-on's building this follows from the run's seed and the add-on's name
         self._seed = torch.initial_seed()
@@ -118,12 +120,17 @@ class PolicyGradient(Addon):
         assert isinstance(host, PairCaptioner)
         rollout = self.rollout or self._drawn(step)
         log_probs = host.log_probs(step.features, rollout.tokens)
-        old = log_probs.detach() if rollout.old is None else rollout.old
         setting, mask = self.surrogate, rollout.mask
+        figures: dict[str, Tensor] = {}
+        now = log_probs.detach()
+        # a server need not give the log-probability of every token
+        old = now if rollout.old is None else torch.where(rollout.old.isnan(), now, rollout.old)
+        if rollout.old is not None and not rollout.uses:
+            figures["sampling/sampling_logp_difference/mean"] = average((now - old).abs(), mask, "token")
         ratio = importance_ratio(log_probs, old, mask, setting.level)
         losses = clipped_surrogate(ratio, rollout.advantages, setting.low, setting.high)
         clipped = is_clipped(ratio, rollout.advantages, setting.low, setting.high)
-        figures = {"clip_ratio/region_mean": average(clipped.float(), mask, "sample")}
+        figures["clip_ratio/region_mean"] = average(clipped.float(), mask, "sample")
         if self.reference is not None:
             divergence = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens))
             losses = losses + setting.beta * divergence
@@ -138,7 +145,8 @@ class PolicyGradient(Addon):
     def _drawn(self, step: TrainingStep) -> Rollout:
         host: Any = step.host
         key = f"{self._seed}/{host.trainer.current_epoch}"
-        tokens, mask, texts = draw(step, self.samples, self.temperature, self.top_p, key)
+        drawn = self.draw(step, self.samples, self.temperature, self.top_p, key)
+        texts = drawn.texts
         greedy = self.surrogate.advantage == "greedy"
         if greedy:
             best = host.generate(step.features, num_beams=1)
@@ -149,13 +157,13 @@ class PolicyGradient(Addon):
                 f"{type(self.reward).__name__} gave rewards of shape {tuple(rewards.shape)}, finite: "
                 f"{bool(rewards.isfinite().all())}; expected {len(texts)} x {len(texts[0])} finite numbers"
             )
-        rewards = rewards.float().to(tokens.device)
+        rewards = rewards.float().to(drawn.tokens.device)
         if greedy:
             rewards, baseline = rewards[:, :-1], rewards[:, -1:]
             advantages = self_critical(rewards, baseline)
         else:
             advantages = ADVANTAGES[self.surrogate.advantage](rewards)
-        return Rollout(tokens, mask, rewards, advantages)
+        return Rollout(drawn.tokens, drawn.mask, rewards, advantages, drawn.old)
 
     def _log(self, step: TrainingStep, rollout: Rollout, figures: dict[str, Tensor]) -> None:
         """Figures by TRL's names, means over processes."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ class Rollout:
         mask: bool ``(B, K, T)``, True where a token was drawn.
         rewards: ``(B, K)``.
         advantages: ``(B, K)``.
-        old: log-probabilities at the time of the drawing, ``(B, K, T)``; None in the step that drew.
+        old: log-probabilities at the time of the drawing, ``(B, K, T)``; None in the step that drew, unless a server
+            gave them, which are then not a number where it gave none.
         batch: that it is of, if more than one step trains on it.
         uses: steps that have trained on it.
     """
@@ -72,16 +73,45 @@ def uniforms_of(batch: PairBatch, samples: int, length: int, key: str) -> Tensor
         length: most tokens of a caption.
         key: of the run and the epoch.
     """
-    visits = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
-    seeds = [zlib.crc32(f"{key}/{id}/{visit}".encode()) for id, visit in zip(batch.ids, visits, strict=True)]
+    seeds = seeds_of(batch, key)
     rows = [torch.rand(samples, length, generator=torch.Generator().manual_seed(seed)) for seed in seeds]
     return torch.cat(rows)
 
 
-def draw(
-    step: TrainingStep, samples: int, temperature: float, top_p: float, key: str
-) -> tuple[Tensor, Tensor, list[list[str]]]:
-    """Captions that the policy draws of a batch: tokens and mask ``(B, K, T)``, and their texts.
+def seeds_of(batch: PairBatch, key: str) -> list[int]:
+    """A number for each pair that decides what is drawn for it, from the seed of its visit.
+
+    Args:
+        batch: B pairs.
+        key: of the run and the epoch.
+    """
+    visits = [meta.get("seed") for meta in batch.meta] if batch.meta else [None] * len(batch)
+    return [zlib.crc32(f"{key}/{id}/{visit}".encode()) for id, visit in zip(batch.ids, visits, strict=True)]
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """K captions of each of B pairs before anything has judged them.
+
+    Args:
+        tokens: ``(B, K, T)``, the begin token first.
+        mask: bool ``(B, K, T)``, True where a token was drawn.
+        texts: of the captions.
+        old: as of :class:`Rollout`.
+    """
+
+    tokens: Tensor
+    mask: Tensor
+    texts: list[list[str]]
+    old: Tensor | None = None
+
+
+Draw = Callable[[TrainingStep, int, float, float, str], Drawn]
+"""What draws captions, with the arguments of :func:`draw`."""
+
+
+def draw(step: TrainingStep, samples: int, temperature: float, top_p: float, key: str) -> Drawn:
+    """Captions that the policy itself draws of a batch.
 
     Args:
         step: with batch and features.
@@ -98,7 +128,7 @@ def draw(
     rows = grouped([[begin, *ids] for ids in said.ids], samples)
     tokens, mask = pad_captions(rows, samples, host.built_vocabulary.special.pad)
     texts = grouped([host.built_vocabulary.decode(ids) for ids in said.ids], samples)
-    return tokens.to(host.device), mask.to(host.device), texts
+    return Drawn(tokens.to(host.device), mask.to(host.device), texts)
 
 
 def grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:

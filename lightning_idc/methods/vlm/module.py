@@ -239,13 +239,27 @@ class VLMCaptioner(PairCaptioner):
     # ---- seeing and saying ------------------------------------------------------------------------------
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        inputs = dict(batch.model_inputs)
-        images: Tensor | list[Tensor] = batch.images
-        if SIZES in inputs:
-            sizes = inputs.pop(SIZES).tolist()
-            images = [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
+        inputs, images = batch.model_inputs, self._unpadded(batch)
         types = {name: inputs[name] for name in TOKEN_TYPES if name in inputs}
         return self.built_net.encode(images, inputs["prompt_ids"], inputs["prompt_mask"], types, batch.prepared)
+
+    @staticmethod
+    def _unpadded(batch: PairBatch) -> Tensor | list[Tensor]:
+        """Images of a batch, each pair in its own size."""
+        if SIZES not in batch.model_inputs:
+            return batch.images
+        sizes = batch.model_inputs[SIZES].tolist()
+        return [pair[..., :height, :width] for pair, (height, width) in zip(batch.images, sizes, strict=True)]
+
+    def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
+        shown = self.built_net.family.shown(self._unpadded(batch))
+        return list(zip(shown, self._questions(batch.ids, batch.meta), strict=True))
+
+    def _questions(self, ids: Sequence[str], metas: Sequence[dict[str, Any]]) -> list[str]:
+        """What is asked about each pair."""
+        by_part, usual = self.hparams["prompts"] or {}, self.hparams["prompt"]
+        prompts = [by_part.get(meta.get("part", ""), usual) for meta in metas]
+        return [with_question(*known) for known in zip(prompts, ids, metas, strict=True)]
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         net = self.built_net
@@ -266,9 +280,7 @@ class VLMCaptioner(PairCaptioner):
         shown = [self.fit(sample) for sample in samples]
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
         batch = super().collate(padded(shown))
-        by_part = self.hparams["prompts"] or {}
-        asked = [with_question(by_part.get(s.meta.get("part", ""), self.hparams["prompt"]), s) for s in samples]
-        batch.model_inputs = self.prompt_inputs(asked, sizes)
+        batch.model_inputs = self.prompt_inputs(self._questions(batch.ids, batch.meta), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)
@@ -441,7 +453,7 @@ class VLMCaptioner(PairCaptioner):
         return Path(folder)
 
 
-def with_question(prompt: str, sample: PairSample) -> str:
+def with_question(prompt: str, id: str, meta: dict[str, Any]) -> str:
     """The prompt with the question of the pair where it asks it.
 
     Raises:
@@ -449,10 +461,10 @@ def with_question(prompt: str, sample: PairSample) -> str:
     """
     if QUESTION not in prompt:
         return prompt
-    question = sample.meta.get("question")
+    question = meta.get("question")
     if not isinstance(question, str):
         raise ConfigError(
-            f"the prompt {prompt!r} asks a pair's own question, and pair {sample.id!r} has none; its data module has "
+            f"the prompt {prompt!r} asks a pair's own question, and pair {id!r} has none; its data module has "
             'to give meta["question"], as ImgDiff does, or set another prompt'
         )
     return prompt.replace(QUESTION, question)

@@ -9,9 +9,10 @@ import os
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,8 +89,45 @@ class Endpoint:
         with ThreadPoolExecutor(self.concurrency) as pool:
             return list(pool.map(self._one, contents, own))
 
-    def _one(self, content: Any, seed: int | None) -> str:
-        request = {
+    def draws(
+        self, contents: Sequence[Any], seeds: Sequence[int], count: int, options: Mapping[str, Any]
+    ) -> list[list[dict[str, Any]]]:
+        """``count`` choices for each content, as the server gives them, drawn anew whatever is kept.
+
+        Args:
+            contents: as of :meth:`ask`.
+            seeds: of each request.
+            count: choices for each content; a server that gives fewer is asked for those that are missing.
+            options: further fields of each request, which win over those of the endpoint.
+
+        Raises:
+            DataError: an answer holds no choice.
+        """
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            return list(pool.map(lambda content, seed: self._draw(content, seed, count, options), contents, seeds))
+
+    def _draw(self, content: Any, seed: int, count: int, options: Mapping[str, Any]) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        while len(found) < count:
+            request = {**self._request(content, seed + len(found)), **options, "n": count - len(found)}
+            reply = self._patiently(partial(self._send, "chat/completions", request))
+            given = reply.get("choices") if isinstance(reply, dict) else None
+            if not isinstance(given, list) or not given or not all(isinstance(one, dict) for one in given):
+                raise DataError(f"the endpoint {self.url} answered {str(reply)[:200]!r}; expected choices")
+            found += given
+        return found[:count]
+
+    def load(self, url: str, body: Mapping[str, Any]) -> None:
+        """Ask the server to take over weights.
+
+        Args:
+            url: of the request.
+            body: of the request, as JSON.
+        """
+        self._patiently(lambda: self._post(url, body).close())
+
+    def _request(self, content: Any, seed: int | None) -> dict[str, Any]:
+        return {
             "model": self.model,
             "messages": [{"role": "user", "content": content}],
             "max_tokens": self.max_tokens,
@@ -97,6 +135,9 @@ class Endpoint:
             **({"stop": list(self.stop)} if self.stop else {}),
             **({"seed": seed} if seed is not None else {}),
         }
+
+    def _one(self, content: Any, seed: int | None) -> str:
+        request = self._request(content, seed)
         kept = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
         if kept is not None and kept.is_file():
             return str(json.loads(kept.read_text(encoding="utf-8"))["answer"])
@@ -134,22 +175,25 @@ class Endpoint:
             DataError: the request was refused.
             OSError: it may be sent again.
         """
+        with self._post(f"{self.url.rstrip('/')}/{path}", request) as reply:
+            return json.load(reply)
+
+    def _post(self, url: str, request: Mapping[str, Any] | None) -> Any:
+        """Reply to a request, open for reading; raises as :meth:`_send`."""
         key = os.environ.get(self.key)
         headers = {"Content-Type": "application/json", **({"Authorization": f"Bearer {key}"} if key else {})}
         body = None if request is None else json.dumps(request).encode()
         try:
-            sent = urllib.request.Request(f"{self.url.rstrip('/')}/{path}", body, headers)
-            with urllib.request.urlopen(sent, timeout=self.timeout) as reply:
-                return json.load(reply)
+            return urllib.request.urlopen(urllib.request.Request(url, body, headers), timeout=self.timeout)
         except urllib.error.HTTPError as error:
             said = error.read(300).decode(errors="replace")
             if error.code in _AGAIN:
                 raise OSError(f"status {error.code}: {said}") from error
             if error.code in _SETTING:
                 raise ConfigError(
-                    f"{self.url} answers with status {error.code}: {said}; check url and {self.key}"
+                    f"{url} answers with status {error.code}: {said}; check url and {self.key}"
                 ) from error
-            raise DataError(f"{self.url} refused a request with status {error.code}: {said}") from error
+            raise DataError(f"{url} refused a request with status {error.code}: {said}") from error
 
 
 class EndpointText(TextModel):
