@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.paper import CLIP, MAKERS, best, clevr_change, run, run_stages_here
+from helpers.policy_server import PolicyServer
+from helpers.servers import serving
 from helpers.vlm_tiny import architecture
+
+from lightning_idc.methods.vlm.module import VLMCaptioner
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "data.num_workers": 0, "data.official": False}
 SHORT = {**HERE, "trainer.strategy": "auto", "trainer.precision": "32-true", "data.batch_size": 3}
@@ -58,25 +63,56 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
         assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("reward", ["cider", "facts"])
-def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(reward: str, here: Path) -> None:
-    pytest.importorskip("peft")
-    clevr_change(here)
+def grpo_vlm(here: Path, out: str, reward: str, **more: Any) -> Path:
+    """Run the recipe on tiny stand-ins, with more keys."""
     policy = {"model.model": None, "model.architecture": architecture("qwen2_5_vl"), "model.max_length": 6}
     short = {"trainer.accelerator": "cpu", "trainer.precision": "32-true", "trainer.max_epochs": 1}
     files = {"data.root": str(here), "data.official": False, "data.num_workers": 0}
     rendered = {f"data.{name}_pairs": count for name, count in (("train", 8), ("val", 2), ("test", 4))}
     data = files if reward == "cider" else {**rendered, "data.render_size": 32, "data.cache_dir": str(here)}
-    run(
-        "grpo_vlm", here / "out", **{"matrix.reward": reward}, **short, **policy, **data, **{"model.optimizer.lr": 0.01}
-    )
-    sft, found = weights(best(here / "out", "sft")), weights(best(here / "out", "grpo"))
+    keys = {"matrix.reward": reward, "matrix.rollouts": "own", "model.optimizer.lr": 0.01, **more}
+    run("grpo_vlm", here / out, **short, **policy, **data, **keys)
+    return here / out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reward", ["cider", "facts"])
+def test_a_vision_language_model_is_trained_by_rewards_from_the_adapters_of_sft(reward: str, here: Path) -> None:
+    pytest.importorskip("peft")
+    clevr_change(here)
+    out = grpo_vlm(here, "out", reward)
+    sft, found = weights(best(out, "sft")), weights(best(out, "grpo"))
     adapters = [name for name in found if ".default" in name]
     moved = [name for name in adapters if not torch.equal(found[name], sft[name])]
     assert adapters and moved, "the policy was trained on"
     for name in adapters:
         assert torch.equal(found[name.replace(".default", ".reference")], sft[name]), "what it is held to is SFT"
-    rows = json.loads((here / "out" / "test_grpo" / "comparison.json").read_text())
+    rows = json.loads((out / "test_grpo" / "comparison.json").read_text())
     assert list(rows) == ["SFT", "SFT+", "GRPO"]
     assert set(rows["GRPO"]["compared"]["floors"]) == {"constant", "dealt", "after := before"}
+    if reward == "cider":
+        assert_a_server_draws_the_same(here, out, found)
+
+
+def assert_a_server_draws_the_same(here: Path, own: Path, expected: dict[str, torch.Tensor]) -> None:
+    """A server that loads base and adapters as their files say gives the weights of captions drawn in process."""
+    sft = str(best(own, "sft"))
+
+    def opened(request: dict[str, Any]) -> VLMCaptioner:
+        assert request["lora_name"] == "policy" and request["load_inplace"] is True
+        model = VLMCaptioner.load_from_checkpoint(sft, map_location="cpu")
+        model.adapters.installed()["lora"].load(model.built_net, Path(request["lora_path"]))
+        return model
+
+    server = PolicyServer(opened)
+    with serving(server.http) as address:
+        callback = "stages.grpo.trainer.callbacks.3.init_args"
+        urls = {
+            f"{callback}.endpoint.url": f"{address}/v1",
+            f"{callback}.weights.init_args.url": f"{address}/load",
+        }
+        out = grpo_vlm(here, "served", "cider", **{"matrix.rollouts": "server", **urls})
+    found = weights(best(out, "grpo"))
+    assert len(server.requests) >= 3 and len(server.loaded) >= 2
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)

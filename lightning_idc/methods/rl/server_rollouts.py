@@ -230,16 +230,16 @@ def save_interrupted(trainer: Trainer) -> None:
 
     Where gradients are accumulated over batches, those so far would be lost; nothing is saved then.
     """
-    loop = trainer.fit_loop.epoch_loop
-    progress, loader = loop.batch_progress, trainer.train_dataloader
-    if not trainer.global_step or progress.current.processed % trainer.accumulate_grad_batches:
+    progress, loader = trainer.fit_loop.epoch_loop.batch_progress, trainer.train_dataloader
+    now: Any = progress.current
+    if not trainer.global_step or now.processed % trainer.accumulate_grad_batches:
         return
-    if progress.current.ready > progress.current.processed:  # the step itself failed, so its batch comes again
+    if now.ready > now.processed:  # the step itself failed, so its batch comes again
         if not isinstance(loader, PairLoader):
             return
         loader.give_back()
         progress.total.reset_on_restart()
-        progress.current.reset_on_restart()
+        now.reset_on_restart()
     target = Path(trainer.default_root_dir) / "checkpoints" / INTERRUPTED
     trainer.save_checkpoint(target)
     if trainer.is_global_zero:
