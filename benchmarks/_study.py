@@ -3,7 +3,8 @@
 A study trains some captioners for each of several seeds and tests all of them on the same pairs; ``Study.add`` takes
 what they said for one seed. Two intervals stand beside the difference of two rows: ``pairs``, the paired bootstrap over
 test pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference counts
-as decided where both leave 0 out. A row that is not above its floors with its intervals in every seed is below them.
+as decided where both leave 0 out; with one seed, where ``pairs`` does over at least 2,000 test pairs. A row that is not
+above its floors with its intervals in every seed is below them.
 
 ``--out`` keeps the summary. ``--part`` keeps what was said, word by word, so that seeds, worlds and rows that ran one
 by one, on several cores or machines, become one study: ``merge_study.py``.
@@ -38,6 +39,8 @@ Said = tuple[Captioned, dict[str, float]]
 """What a captioner says of the test pairs, and other scores of it by name."""
 STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 """0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
+MANY_PAIRS = 2000
+"""Test pairs from which on their bootstrap decides by itself; it does not know how another seed would have trained."""
 PLACES = ("cache", "work", "part", "out")
 """Arguments that say where something is kept, which are no settings of a study."""
 VARIED = ("seeds", "only", "world")
@@ -129,7 +132,8 @@ class Study:
         pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
         below = any(floor.low <= 0 for row in other for floor in row.over_floors.values())
         ends = [[pairs.low, pairs.high], *([seeds["interval"]] if seeds["interval"] else [])]
-        decided = len(ends) > 1 and (min(low for low, _ in ends) > 0 or max(high for _, high in ends) < 0)
+        enough = len(ends) > 1 or len(self.references) >= MANY_PAIRS
+        decided = enough and (min(low for low, _ in ends) > 0 or max(high for _, high in ends) < 0)
         return {
             "row": one[0].name,
             **seeds,
