@@ -231,6 +231,15 @@ def test_clevr_change_pairs(tmp_path: Path) -> None:
     assert data.no_change_captions() == ["no change was made"]
 
 
+def test_both_pairs_of_a_clevr_scene_come_in_one_step(tmp_path: Path) -> None:
+    clevr_change(tmp_path)
+    data = CLEVRChange(tmp_path, official=False, scenes_together=True, batch_size=2)
+    steps = [[id.removesuffix("_n") for id in batch["ids"]] for batch in data.train_dataloader()]
+    assert sorted(map(tuple, steps)) == [("000003.png",) * 2, ("000007.png",) * 2]
+    with pytest.raises(PairError, match="an even batch_size, found change and 3"):
+        CLEVRChange(tmp_path, pairs="change", scenes_together=True, batch_size=3)
+
+
 def test_a_missing_image_shifts_no_pair(tmp_path: Path) -> None:
     data = clevr_change(tmp_path)
     (tmp_path / "sc_images/CLEVR_semantic_000007.png").unlink()

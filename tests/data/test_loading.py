@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zlib
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -139,6 +140,30 @@ def test_ranks_interleave_to_one(size: int, world: int, shuffle: bool) -> None:
     dealt = [draw for together in zip(*ranks, strict=True) for draw in together]
     assert dealt[:size] == one
     assert set(dealt[size:]) <= set(one)
+
+
+@pytest.mark.parametrize("size", [8, 24, 26])
+def test_pairs_of_one_name_come_in_one_step_of_one_process(size: int) -> None:
+    """Both pairs of a scene, whatever the number of processes; together they see in a step what one process sees."""
+
+    def sampler(rank: int, world: int) -> PairSampler:
+        made = PairSampler(size, True, seed=5, rank=rank, world_size=world)
+        made.keep_together([index % (size // 2) for index in range(size)])
+        return made
+
+    def steps(rank: int, world: int) -> list[list[int]]:
+        drawn = [draw.index for draw in sampler(rank, world)]
+        return [drawn[start : start + 4 // world] for start in range(0, len(drawn), 4 // world)]
+
+    one, two = steps(0, 1), [steps(rank, 2) for rank in (0, 1)]
+    assert sorted(index for step in one for index in step) == list(range(size))
+    assert size == 8 or one != sorted(one), "scenes are drawn"
+    for ranks in (one, *two):
+        assert all(sorted(Counter(i % (size // 2) for i in step).values()) in ([2], [2, 2]) for step in ranks[:-1])
+    for step, own, other in zip(one[:-1], *two, strict=False):
+        assert sorted(own + other) == sorted(step)
+    with pytest.raises(PairError, match="not both"):
+        sampler(0, 1).group_by_size([(8, 8)] * size, 4)
 
 
 def test_evaluation_is_in_order_and_draws_no_seed() -> None:

@@ -10,6 +10,8 @@ from typing import Any, Literal, get_args
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
 from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.core.sampling import PairSampler
+from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_json, sentences
 from lightning_idc.data.io.tables import short
@@ -40,6 +42,7 @@ class CLEVRChange(Benchmark):
 
     Args:
         pairs: those with a change, those without, or all.
+        scenes_together: in training, the pair of a scene with a change and the one without come in the same step.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
 
     Example:
@@ -67,11 +70,25 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         for path in ("images", "sc_images", "nsc_images", "change_captions.json", "no_change_captions.json")
     )
 
-    def __init__(self, root: str | Path | None = None, pairs: Pairs = "all", **options: Any) -> None:
+    def __init__(
+        self, root: str | Path | None = None, pairs: Pairs = "all", scenes_together: bool = False, **options: Any
+    ) -> None:
         super().__init__(root, **options)
         one_of("pairs", pairs, get_args(Pairs))
         self.pairs: Pairs = pairs
+        if scenes_together and (pairs != "all" or self.batch_size % 2):
+            raise PairError(
+                "scenes_together puts both pairs of a scene into a step; expected pairs: all and an even batch_size, "
+                f"found {pairs} and {self.batch_size}"
+            )
+        self.scenes_together = scenes_together
         self._tables: dict[str, Any] = {}
+
+    def sampler(self, split: Split, source: PairSource) -> PairSampler:
+        sampler = super().sampler(split, source)
+        if self.scenes_together:
+            sampler.keep_together([id.removesuffix("_n") for id in source.ids])
+        return sampler
 
     def heading(self) -> str:
         return f"{self.title} ({self.pairs} pairs)"

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from itertools import zip_longest
 from typing import NamedTuple
 
 import torch
 from torch.utils.data import DistributedSampler
 
 from lightning_idc.core.distributed import get_rank_world_size
+from lightning_idc.core.types import PairError
 
 WINDOW = 50
 """Steps whose pairs are sorted by size together."""
@@ -54,6 +56,7 @@ class PairSampler(DistributedSampler[Draw]):
         """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
         self._sizes: Sequence[tuple[int, int]] | None = None
         self._batch = 1
+        self._groups: list[list[int]] | None = None
 
     def group_by_size(self, sizes: Sequence[tuple[int, int]], batch_size: int) -> None:
         """Let the pairs of a step, on all processes together, be of nearly one size.
@@ -64,8 +67,27 @@ class PairSampler(DistributedSampler[Draw]):
         Args:
             sizes: height and width of every pair.
             batch_size: pairs per process and step.
+
+        Raises:
+            PairError: pairs are kept together by name as well.
         """
+        if self._groups is not None:
+            raise PairError("pairs are grouped by size or kept together by name, not both; leave out either")
         self._sizes, self._batch = sizes, batch_size
+
+    def keep_together(self, names: Sequence[Hashable]) -> None:
+        """Let pairs of one name, such as those of one scene, follow each other in a shuffled order.
+
+        Where all names have equally many pairs and a step of one process holds a multiple of that, they come in the
+        same step of the same process.
+
+        Args:
+            names: one for every pair.
+        """
+        groups: dict[Hashable, list[int]] = {}
+        for index, name in enumerate(names):
+            groups.setdefault(name, []).append(index)
+        self._groups = list(groups.values())
 
     def _grouped(self, order: list[int]) -> list[int]:
         if self._sizes is None:
@@ -102,7 +124,13 @@ class PairSampler(DistributedSampler[Draw]):
         if not self.shuffle:
             return list(range(self.size))
         generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 0))
-        return torch.randperm(self.size, generator=generator).tolist()
+        if self._groups is None:
+            return torch.randperm(self.size, generator=generator).tolist()
+        drawn = [self._groups[place] for place in torch.randperm(len(self._groups), generator=generator).tolist()]
+        # card by card: the first pairs of as many groups as there are processes, then their second ones
+        hands = [drawn[start : start + self.world] for start in range(0, len(drawn), self.world)]
+        rounds = [list(zip_longest(*hand)) for hand in hands]
+        return [index for hand in rounds for dealt in hand for index in dealt if index is not None]
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
