@@ -1,36 +1,52 @@
-"""How long does a first caption take, and how many pairs of files a second are described?
+"""How long does a first caption take, how many pairs are described a second, and is any of them lost?
 
-    python benchmarks/answers.py [--model clevr] [--pairs 400] [--side 128] [--tries 5] [--out results/answers.json]
+    python benchmarks/answers.py [--model clevr] [--pairs 400] [--side 128] [--tries 5] [--requests 200]
+        [--resumed 10000] [--out results/answers.json]
 
-``describe``: the command as a user types it, started anew for every try, with the place of the change. Its seconds of
-CPU stand beside those of the clock, which other programs lengthen. ``predict``: pairs of PNG files of so many pixels a
-side that one process describes a second, without what starting it takes. One thread.
+``first caption``: the first command after an environment was made, caption and place of a change in two photographs
+of another size than the captioner's; nothing of Python is compiled yet. ``describe``: the same command again, started
+anew for every try. Their seconds of CPU stand beside those of the clock, which other programs lengthen. ``predict``:
+pairs of PNG files of so many pixels a side that one process describes a second, without what starting it takes.
+``serve``: requests that arrive at a server at once, and those that get the answer of Python. ``killed``: pairs whose
+prediction is killed three times and goes on. All with one thread.
 """
 
 from __future__ import annotations
 
 import argparse
+import http.client
+import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from _harness import report
-from resume import draw
+from _resumed import draw, killed
+from PIL import Image
 
 import lightning_idc
 
+COMMAND = [sys.executable, "-m", "lightning_idc"]
 
-def timed(*arguments: str) -> tuple[float, float]:
-    """Seconds by the clock, and of CPU, of a command that must end well."""
+
+def timed(*arguments: str, compiled: str) -> tuple[float, float]:
+    """Seconds by the clock, and of CPU, of a command that must end well.
+
+    Args:
+        arguments: of the command.
+        compiled: folder of Python's compiled files, which an environment has after the first start.
+    """
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    command = [sys.executable, "-m", "lightning_idc", *arguments]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    subprocess.run(command, check=True, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": compiled, "PYTHONDONTWRITEBYTECODE": ""}
+    subprocess.run([*COMMAND, *arguments], check=True, env=environment, capture_output=True)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     return seconds, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
@@ -39,33 +55,104 @@ def spread(seconds: list[float]) -> dict[str, float]:
     return {"best": round(min(seconds), 2), "median": round(median(seconds), 2), "worst": round(max(seconds), 2)}
 
 
+def starts(model: str, tries: int, place: Path) -> dict[str, Any]:
+    """The first command in an environment, and the same one again."""
+    pair = []
+    for path in lightning_idc.sample_pair("clevr"):
+        pair.append(str(place / path.name) + ".jpg")
+        with Image.open(path) as image:
+            image.convert("RGB").resize((1152, 768), Image.Resampling.BICUBIC).save(pair[-1], quality=92)
+    given = ("describe", *pair, "--model", model)
+    first, *again = (timed(*given, compiled=str(place / "compiled")) for _ in range(tries + 1))
+    return {
+        "first caption": {"seconds": round(first[0], 2), "cpu_seconds": round(first[1], 2)},
+        "describe": {"seconds": spread([wall for wall, _ in again]), "cpu_seconds": spread([cpu for _, cpu in again])},
+    }
+
+
+def batched(model: str, pairs: int, side: int, place: Path) -> dict[str, Any]:
+    """Pairs that one process describes a second."""
+    taken = []
+    for name, count in (("compiling", 8), ("few", 8), ("many", pairs + 8)):
+        folder = place / name
+        folder.mkdir()
+        draw(folder, count, side)
+        given = ("predict", str(folder), "--model", model, "--out", str(folder / "answers.jsonl"))
+        taken.append(timed(*given, compiled=str(place / "compiled")))
+    # the difference is what the pairs take
+    rates = [round(pairs / (taken[2][kind] - taken[1][kind]), 1) for kind in (0, 1)]
+    return {"pairs": pairs, "side": side, "pairs_per_second": rates[0], "pairs_per_cpu_second": rates[1]}
+
+
+def post(port: int, files: dict[str, bytes]) -> tuple[int, bytes]:
+    """Ask a server for the change between two files; its status and answer."""
+    head = '--xx\r\nContent-Disposition: form-data; name="{0}"; filename="{0}.png"\r\n\r\n'
+    body = b"".join(head.format(name).encode() + data + b"\r\n" for name, data in files.items()) + b"--xx--\r\n"
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
+    try:
+        connection.request("POST", "/describe", body, {"Content-Type": "multipart/form-data; boundary=xx"})
+        reply = connection.getresponse()
+        return reply.status, reply.read()
+    finally:
+        connection.close()
+
+
+def served(model: str, requests: int) -> dict[str, Any]:
+    """Requests that arrive at a server at once, and how many of them are answered as one alone is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = int(free.getsockname()[1])
+    files = {
+        side: path.read_bytes()
+        for side, path in zip(("before", "after"), lightning_idc.sample_pair("clevr"), strict=True)
+    }
+    server = subprocess.Popen([*COMMAND, "serve", "--model", model, "--port", str(port)], stdout=subprocess.DEVNULL)
+    try:
+        began = time.perf_counter()
+        while True:
+            try:
+                expected = json.loads(post(port, files)[1])["caption"]
+                break
+            except OSError:
+                if server.poll() is not None or time.perf_counter() - began > 300:
+                    raise
+                time.sleep(0.1)
+        ready, began = time.perf_counter() - began, time.perf_counter()
+        with ThreadPoolExecutor(requests) as pool:
+            found = list(pool.map(lambda _: post(port, files), range(requests)))
+        seconds = time.perf_counter() - began
+    finally:
+        server.terminate()
+        server.wait()
+    right = sum(status == 200 and json.loads(text)["caption"] == expected for status, text in found)
+    return {
+        "requests at once": requests,
+        "lost": requests - right,
+        "seconds": round(seconds, 2),
+        "seconds until the first answer": round(ready, 2),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="clevr")
     parser.add_argument("--pairs", type=int, default=400)
     parser.add_argument("--side", type=int, default=128)
     parser.add_argument("--tries", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--resumed", type=int, default=10_000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    pair = [str(path) for path in lightning_idc.sample_pair("clevr")]
-    cold = [timed("describe", *pair, "--model", options.model) for _ in range(options.tries)]
-    batches = []
-    for count in (8, options.pairs + 8):  # the difference is what the pairs take
-        with tempfile.TemporaryDirectory() as place:
-            draw(Path(place), count, options.side)
-            given = ["predict", place, "--model", options.model, "--out", str(Path(place, "answers.jsonl"))]
-            batches.append(timed(*given))
-    result = {
-        "model": options.model,
-        "describe": {"seconds": spread([wall for wall, _ in cold]), "cpu_seconds": spread([cpu for _, cpu in cold])},
-        "predict": {
-            "pairs": options.pairs,
-            "side": options.side,
-            "pairs_per_second": round(options.pairs / (batches[1][0] - batches[0][0]), 1),
-            "pairs_per_cpu_second": round(options.pairs / (batches[1][1] - batches[0][1]), 1),
-        },
-    }
-    report(result, options.out, "lightning_idc", seeds=[0])
+    os.environ["OMP_NUM_THREADS"] = "1"
+    with tempfile.TemporaryDirectory() as place:
+        result = {
+            "model": options.model,
+            **starts(options.model, options.tries, Path(place)),
+            "predict": batched(options.model, options.pairs, options.side, Path(place)),
+            "serve": served(options.model, options.requests),
+            "killed": killed(options.model, options.resumed, kills=3),
+        }
+    report(result, options.out, "lightning_idc", "litserve", seeds=[0])
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def serve(
     queue: int = 256,
     max_mb: float = 32.0,
     timeout: float = 30.0,
-    answer_timeout: float = 120.0,
+    answer_timeout: float = 300.0,
 ) -> int:
     """Answer over HTTP, with a page to drop two images on.
 

@@ -35,7 +35,8 @@ def result(stage: Path) -> dict[str, Any]:
 @pytest.mark.dist
 def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
     own_pairs(tmp_path / "mine")
-    keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40"]
+    half = ["--trainer.precision", "bf16-mixed"]
+    keys = ["own_pairs", "--smoke", "--data.root", "mine", "--data.limit", "40", *half]
     run(tmp_path, *keys, "--seeds", "1", "--run_dir", "out")
     printed = run(tmp_path, *keys, "--seeds", "1,2", "--resume", "out")
     assert printed.count("already done") == 2, "train and test of the first seed"

@@ -57,11 +57,21 @@ def test_every_key_and_type_is_right_and_the_reader_is_told_what_to_expect(path:
         check_recipe(recipe)
 
 
+HALF = ["--trainer.precision", "bf16-mixed"]
+"""What users of a GPU add first; in full precision, which trainers take otherwise, the quick start runs as typed."""
+SMOKE = [
+    *(pytest.param(path, [], id=name(path)) for path in RUN if path.stem == "quickstart"),
+    *(pytest.param(path, HALF, id=f"{name(path)}-half") for path in RUN),
+]
+
+
 @pytest.mark.dist
 @pytest.mark.timeout(500)
-@pytest.mark.parametrize("path", RUN, ids=name)
-def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    arguments: list[str] = []
+@pytest.mark.parametrize(("path", "precision"), SMOKE)
+def test_it_runs_at_its_smoke_size(
+    path: Path, precision: list[str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    arguments = list(precision)
     missing = [package for package in PACKAGES.get(name(path), ()) if find_spec(package) is None]
     if missing:
         pytest.skip(f"{', '.join(missing)} not installed")
@@ -71,7 +81,7 @@ def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.F
         root = request.getfixturevalue("shared") / REAL_DATA[name(path)]
         if not root.is_dir():
             pytest.skip(f"{root.name} is not in the shared folder")
-        arguments = ["--data.root", str(root)]
+        arguments += ["--data.root", str(root)]
     command = [sys.executable, "-m", "lightning_idc", "run", str(path), "--smoke", "--run_dir", "out", *arguments]
     # METEOR's index, which takes seconds to build, is shared by the recipes
     index = default_cache_dir() / "meteor"
@@ -95,6 +105,8 @@ def test_it_runs_at_its_smoke_size(path: Path, tmp_path: Path, request: pytest.F
     for stage in load(path).stages:
         record = json.loads((tmp_path / "out" / stage.name / "stage.json").read_text(encoding="utf-8"))
         if stage.run == "fit":
+            kept = (tmp_path / "out" / stage.name / "config.yaml").read_text(encoding="utf-8")
+            assert not precision or "precision: bf16-mixed" in kept, "a stage that trains does so as asked"
             assert (tmp_path / "out" / record["best"]).is_file()
         if stage.run == "test":
             assert any(metric.startswith("test/") for metric in record["metrics"])

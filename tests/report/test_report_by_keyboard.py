@@ -209,6 +209,6 @@ def test_two_thousand_pairs_open_within_a_second(browser: Any, tmp_path: Path) -
 
     target = tmp_path / "many.html"
     write(target, 2000)
-    best, size = min(seconds_to_open(browser, target, 3)["first pair"]), target.stat().st_size / 1e6
-    print(f"{size:.0f} MB, first pair after {best:.2f} s")
-    assert size > 30 and best < 1.5, "under one second where nothing else runs"
+    taken = {name: min(tries) for name, tries in seconds_to_open(browser, target, 3, "p1999").items()}
+    assert target.stat().st_size > 30e6 and taken["first pair"] < 1, taken
+    assert taken["any pair"] < 1.5, "under one second where nothing else runs"

@@ -1,6 +1,4 @@
-"""Does a batch that is killed again and again lose or repeat a pair?
-
-    python benchmarks/resume.py [--model clevr] [--pairs 10000] [--kills 3] [--out results/resume.json]
+"""A batch of pairs that is killed again and again: what it loses, repeats or answers otherwise.
 
 `lightning-idc predict` over pairs of files is killed (SIGKILL) when a further share of them is answered, and started
 again with the same command. Counted are the lines of the file that it leaves, the ids that are missing or stand there
@@ -9,7 +7,6 @@ twice, and the answers of earlier starts that are not taken over as they were.
 
 from __future__ import annotations
 
-import argparse
 import json
 import signal
 import subprocess
@@ -18,9 +15,9 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
-from _harness import report
 from PIL import Image
 
 SIDE = 64
@@ -45,24 +42,20 @@ def answered(part: Path) -> list[str]:
     return part.read_text(encoding="utf-8").rpartition("\n")[0].split("\n")[1:] if part.is_file() else []
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="clevr")
-    parser.add_argument("--pairs", type=int, default=10_000)
-    parser.add_argument("--kills", type=int, default=3)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
+def killed(model: str, pairs: int, kills: int) -> dict[str, Any]:
+    """What becomes of pairs whose prediction is killed so many times, and the seconds of all starts together."""
+    began = time.perf_counter()
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        names = draw(folder, options.pairs)
+        names = draw(folder, pairs)
         out, part = folder / "answers.jsonl", folder / "answers.jsonl.part"
-        command = [sys.executable, "-m", "lightning_idc", "predict", str(folder), "--model", options.model]
+        command = [sys.executable, "-m", "lightning_idc", "predict", str(folder), "--model", model]
         command += ["--out", str(out), "--batch-size", "32"]
         kept: list[str] = []
         killed_at, lost = [], 0
-        for kill in range(1, options.kills + 1):
+        for kill in range(1, kills + 1):
             running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            goal = options.pairs * kill // (options.kills + 1)
+            goal = pairs * kill // (kills + 1)
             while running.poll() is None and len(answered(part)) < goal:
                 time.sleep(0.05)
             running.send_signal(signal.SIGKILL)
@@ -75,17 +68,12 @@ def main() -> None:
         lines = out.read_text(encoding="utf-8").splitlines()
     final = set(lines)
     ids = Counter(json.loads(line)["id"] for line in lines)
-    result = {
-        "model": options.model,
-        "pairs": options.pairs,
+    return {
+        "pairs": pairs,
         "killed_at": killed_at,
         "lines": len(lines),
         "missing": len(set(names) - set(ids)),
         "repeated": sum(count > 1 for count in ids.values()),
         "changed_answers": lost + sum(line not in final for line in kept),
+        "seconds": round(time.perf_counter() - began, 1),
     }
-    report(result, options.out, "lightning_idc", seeds=[0])
-
-
-if __name__ == "__main__":
-    main()
