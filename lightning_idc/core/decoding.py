@@ -376,27 +376,37 @@ def sample(
     if uniforms is None:
         uniforms = torch.rand(count, length, generator=generator, device=generator.device if generator else None)
     uniforms = uniforms.to(device)
-    owners = torch.arange(len(features), device=device).repeat_interleave(samples)
-    state = select_rows(net.start(features), owners)
+    pairs = torch.arange(len(features), device=device)
+    owners = pairs.repeat_interleave(samples)
+    state = net.start(features)
+    shared = isinstance(state, BeamState)
+    state = state.reorder(owners, pairs) if shared else select_rows(state, owners)
     ids = torch.full((count, length), special.pad, dtype=torch.long, device=device)
     sums = torch.zeros(count, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
+    going = torch.ones(count, dtype=torch.bool, device=device)
     ends, never = torch.tensor(special.ends, device=device), _never_said(special, device)
     for position in range(length):
         log_probs = _next_log_probs(net.step(state, tokens), never)
-        tokens = _drawn(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
+        drawn = _drawn(sampling_probabilities(log_probs, temperature, top_p), uniforms[rows, position])
+        tokens = drawn.where(going, special.pad)
         ids[rows, position] = tokens
-        sums[rows] += log_probs.gather(1, tokens[:, None])[:, 0]
-        lengths[rows] += 1
-        going = ~torch.isin(tokens, ends)
-        alive = int(going.sum())
-        if position + 1 == length or alive == 0:
+        sums[rows] += log_probs.gather(1, drawn[:, None])[:, 0].where(going, 0.0)
+        lengths[rows] += going
+        going = going & ~torch.isin(tokens, ends)
+        # the memory of a pair is read once for all its captions, which then stay together until all have ended
+        kept = going.view(-1, samples).any(1) if shared else going
+        left = int(kept.sum())
+        if position + 1 == length or left == 0:
             break
-        if alive < len(rows):
-            rows, tokens = rows[going], tokens[going]
-            state = select_rows(state, going.nonzero()[:, 0])
+        if left < len(kept):
+            chosen = kept.nonzero()[:, 0]
+            kept = kept.repeat_interleave(samples) if shared else kept
+            rows, tokens, going = rows[kept], tokens[kept], going[kept]
+            places = kept.nonzero()[:, 0]
+            state = state.reorder(places, chosen) if shared else select_rows(state, chosen)
     return _collect(ids, lengths, sums)
 
 

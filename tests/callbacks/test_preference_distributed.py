@@ -85,14 +85,15 @@ def test_the_strategies_of_the_paper_recipes_shard_over_all_processes(tmp_path: 
 
 
 def preference_blocks() -> dict[str, list[str]]:
-    """Trainer blocks of all stages of recipes/paper that optimise preferences, each with the stages that have it."""
+    """Trainer blocks of all stages of recipes/paper that optimise preferences on several GPUs, each with its stages."""
     found: dict[str, list[str]] = {}
     for path in sorted(PAPER.glob("*.yaml")):
         for choice in choices(path, {}):
             for stage in load(path, choice).stages:
                 trainer = stage.config.get("trainer") or {}
                 names = [str(one.get("class_path")) for one in trainer.get("callbacks") or []]
-                if any(name.endswith("PreferenceOptimization") for name in names):
+                several = isinstance(trainer.get("strategy"), dict)
+                if several and any(name.endswith("PreferenceOptimization") for name in names):
                     block = {key: trainer.get(key) for key in ("strategy", "gradient_clip_val", "callbacks")}
                     found.setdefault(json.dumps(block, sort_keys=True), []).append(f"{path.stem}, {stage.name}")
     return found

@@ -30,7 +30,7 @@ MERGED: dict[str, tuple[str, dict[str, str]]] = {
     **{f"paper/procap_{data}": ("paper/procap", {"dataset": data}) for data in DATA},
     **{f"paper/namc_{phase}": ("paper/namc", {"phase": phase}) for phase in ("pretrain", "finetune")},
     **{
-        f"paper/{method}_{data}": ("paper/adpo", {"method": method, "dataset": data})
+        f"paper/{method}_{data}": ("paper/adpo", {"method": method, "dataset": data, "gpus": "two"})
         for method in ("sft", "dpo", "adpo")
         for data in DATA
     },

@@ -35,7 +35,7 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
     pytest.importorskip("open_clip")
     policy = {"model.model": None, "model.architecture": architecture("qwen2_5_vl"), "model.max_length": 4}
     sft: Path | None = None
-    for dataset, make in MAKERS.items():
+    for dataset, make in reversed(MAKERS.items()):
         root = here / dataset
         root.mkdir()
         make(root)
@@ -48,19 +48,49 @@ def test_every_benchmark_goes_through_retriever_and_adpo(here: Path) -> None:
         if dataset == "clevr_change":
             words = torch.load(best(retriever, "adapt"), weights_only=True)["hyper_parameters"]["vocabulary"]
             assert {"nothing", "modified", "cube"} <= set(words), "it saw pairs with a change and pairs without"
-        if sft is None:
-            steps = {"trainer.max_steps": 1, "trainer.accumulate_grad_batches": 1}
-            run("adpo", here / "sft", **named, **{"matrix.method": "sft"}, **SHORT, **policy, **steps)
-            sft = best(here / "sft", "sft")
-        start = {"matrix.method": "adpo", "model.init_from": str(sft), "trainer.max_epochs": 1}
-        encoder = {"stages.adpo.trainer.callbacks.2.init_args.encoder": str(best(retriever, "adapt"))}
-        run("adpo", here / f"adpo_{dataset}", **named, **start, **SHORT, **policy, **encoder)
-        trained, before = weights(best(here / f"adpo_{dataset}", "adpo")), weights(sft)
-        twin = "aux_addons.preference.reference.twin."
-        moved = [name for name, value in before.items() if not torch.equal(value, trained[name])]
-        assert moved and all(torch.equal(trained[twin + name], before[name]) for name in moved)
-        met = json.loads((here / f"adpo_{dataset}" / "adpo" / "negatives.json").read_text())
-        assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
+        encoder = {"encoder": str(best(retriever, "adapt")), **named, **SHORT, **policy}
+        if dataset == "image_editing_request":
+            assert sft is not None
+            alone(here, sft, encoder)
+        else:
+            sft = table(here, dataset, encoder)
+
+
+def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
+    """SFT, DPO, ADPO and the table of all, sharing weights or with LoRA; returns the checkpoint of SFT."""
+    lora = dataset == "spot_the_diff"
+    keys = {name: value for name, value in given.items() if name != "encoder"}
+    callback = f"stages.adpo.trainer.callbacks.{2 + lora}.init_args.encoder"
+    short = {"stages.sft.trainer.max_steps": 2, "trainer.accumulate_grad_batches": 1, "trainer.max_epochs": 1}
+    axes = {"matrix.method": "table", "matrix.gpus": "one_lora" if lora else "two"}
+    out = here / f"table_{dataset}"
+    rate = {"model.optimizer.lr": 0.01}
+    run("adpo", out, **keys, **axes, **short, **rate, **{callback: given["encoder"]})
+    sft, dpo, adpo = (weights(best(out, stage)) for stage in ("sft", "dpo", "adpo"))
+    for trained in (dpo, adpo):
+        moved = [name for name, value in sft.items() if name in trained and not torch.equal(value, trained[name])]
+        assert moved and all(".default" in name for name in moved) is lora
+        for name in moved:
+            held = name.replace(".default", ".reference") if lora else f"aux_addons.preference.reference.twin.{name}"
+            assert torch.equal(trained[held], sft[name]), "what it is compared with is SFT"
+    rows = json.loads((out / "test_adpo" / "comparison.json").read_text())
+    assert list(rows) == ["zero-shot", "SFT", "DPO", "ADPO"]
+    assert "difference" in json.dumps(rows["ADPO"]["compared"])
+    return best(out, "sft")
+
+
+def alone(here: Path, sft: Path, given: dict[str, Any]) -> None:
+    """ADPO from a checkpoint, as the method adpo has it."""
+    keys = {name: value for name, value in given.items() if name != "encoder"}
+    start = {"matrix.method": "adpo", "matrix.gpus": "two", "model.init_from": str(sft), "trainer.max_epochs": 1}
+    encoder = {"stages.adpo.trainer.callbacks.2.init_args.encoder": given["encoder"]}
+    run("adpo", here / "adpo", **keys, **start, **encoder)
+    trained, before = weights(best(here / "adpo", "adpo")), weights(sft)
+    twin = "aux_addons.preference.reference.twin."
+    moved = [name for name, value in before.items() if not torch.equal(value, trained[name])]
+    assert moved and all(torch.equal(trained[twin + name], before[name]) for name in moved)
+    met = json.loads((here / "adpo" / "adpo" / "negatives.json").read_text())
+    assert len(met) == 6 and all(row["positive"] != row["negative"] for row in met.values())
 
 
 def grpo_vlm(here: Path, out: str, reward: str, **more: Any) -> Path:
