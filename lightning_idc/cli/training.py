@@ -140,6 +140,8 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
     path = config.get("ckpt_path")
     if not path or path in _KEYWORDS:
         return config
+    if not isinstance(path, str):
+        raise ConfigError(f"--ckpt_path {path!r}: expected the path of a checkpoint")
     checkpoint, found = read_checkpoint(path), dict(config)
     if not (found.get("model") or {}).get("class_path"):
         stored = checkpoint.get("class_path")

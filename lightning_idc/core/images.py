@@ -175,25 +175,29 @@ def as_pair(
     return resize(first, size or own, interpolation), resize(second, size or own, interpolation)
 
 
-def warn_of_sizes(first: tuple[int, int], second: tuple[int, int], size: tuple[int, int] | None) -> None:
-    """Say that two images of different size are stretched onto each other, unless both only change their scale.
+def warn_of_sizes(
+    first: tuple[int, int], second: tuple[int, int], size: tuple[int, int] | None, scaled: bool = False
+) -> None:
+    """Say that two images of different size are stretched onto each other.
 
     Args:
         first: height and width.
         second: the same.
         size: that both are scaled to; that of the first when None.
+        scaled: also say so where both only change their scale.
     """
     if first == second:
         return
     (height, width), (own_height, own_width) = first, second
     ratio = (width / height) / (own_width / own_height)
-    if size is not None and abs(ratio - 1) <= _ASPECT:
-        return
     goal = "x".join(map(str, size[::-1])) if size is not None else f"{width}x{height}"
+    how = f"stretched to {goal}, so what stands still may seem to move. Crop or register the two first"
+    if size is not None and abs(ratio - 1) <= _ASPECT:
+        if not scaled:
+            return
+        how = f"scaled to {goal}"
     warnings.warn(
-        f"before is {width}x{height} and after is {own_width}x{own_height} pixels; both are stretched to {goal}, so "
-        "what stands still may seem to move. Crop or register the two first",
-        stacklevel=4,
+        f"before is {width}x{height} and after is {own_width}x{own_height} pixels; both are {how}", stacklevel=4
     )
 
 

@@ -93,7 +93,7 @@ class InputSpec:
                     f"{self.channels}"
                 )
         sizes = [(int(image.shape[1]), int(image.shape[2])) for image in (first, second)]
-        warn_of_sizes(sizes[0], sizes[1], self.size)
+        warn_of_sizes(sizes[0], sizes[1], self.size, scaled=True)
         meta: dict[str, Any] = {"sizes": sizes}
         if self.size is not None and sizes[0] == sizes[1]:
             rows, columns = content(first, second, self.size)

@@ -6,8 +6,8 @@ program, which takes thirty lines (docs/tasks/export.md).
 
 from __future__ import annotations
 
+import io
 import json
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -138,7 +138,9 @@ def write_graphs(captioner: PairCaptioner, folder: Path, kind: Literal["onnx", "
         if kind == "onnx":
             _write_onnx(program, folder / f"{name}.onnx")
         else:
-            atomic_write(folder / f"{name}.pt2", partial(torch.export.save, program))
+            packed = io.BytesIO()  # torch warns of names of files that do not end with .pt2
+            torch.export.save(program, packed)
+            atomic_write(folder / f"{name}.pt2", packed.getvalue())
     atomic_write(folder / ABOUT, json.dumps(about(captioner)))
     return folder
 

@@ -46,6 +46,7 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "19 a partner that is missing": (["predict", "broken.csv", "--model", "model"], "there is no image"),
     "19 a table in UTF-16": (["predict", "utf16.csv", "--model", "model"], "save the file as UTF-8"),
     "20 predict without weights": (["predict", "--config", "tiny.yaml"], "expected --ckpt_path FILE"),
+    "20 predict with weights unsaid": (["predict", "--ckpt_path"], "--ckpt_path True: expected the path of a"),
     "20 test without weights": (["test", "--config", "tiny.yaml"], "expected --ckpt_path FILE"),
     "21 an address as an image": (
         ["describe", "https://example.org/a.png", "before.png", "--model", "model"], "fetch it first",

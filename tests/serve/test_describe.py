@@ -71,6 +71,7 @@ def test_files_of_another_size_are_brought_to_that_of_the_training(
     ("sizes", "note"),
     [
         (((32, 32), (40, 32)), "before is 32x32 and after is 40x32 pixels; both are stretched"),
+        (((32, 32), (64, 64)), "before is 32x32 and after is 64x64 pixels; both are scaled to 32x32"),
         (((64, 32), (64, 32)), "stretched to another aspect"),
         (((12, 12), (12, 12)), "scaled 3 times up"),
     ],

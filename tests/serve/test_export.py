@@ -85,8 +85,11 @@ def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported
     np.testing.assert_allclose(1 - mass, np.asarray(wanted, float), atol=1e-4)
 
 
-def test_graphs_of_torch_run_without_the_classes_of_the_network(model: Path, tmp_path: Path) -> None:
+def test_graphs_of_torch_run_without_the_classes_of_the_network(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     assert main(["export", "torch", str(tmp_path / "out"), "--model", str(model)]) == 0
+    assert not [line for line in caplog.messages if "archive" in line], "nothing is said of names that nobody sees"
     encoder, step = (torch.export.load(tmp_path / "out" / f"{name}.pt2").module() for name in ("encoder", "step"))
     captioner = lightning_idc.load(model, device="cpu")
     images = torch.nn.functional.interpolate(rendered()[:5].flatten(0, 1), (32, 32)).view(5, 2, 3, 32, 32)
