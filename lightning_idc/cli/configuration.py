@@ -129,6 +129,20 @@ def _as_class(value: Any, always: bool) -> Any:
     )
 
 
+_ASK_FOR_A_FOLDER = tuple(f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger"))
+
+
+def with_log_folder(trainer: dict[str, Any]) -> dict[str, Any]:
+    """The Trainer's arguments with the folder of the run for loggers that ask for one, so that their name is enough."""
+    found = copied(trainer)
+    loggers = found.get("logger")
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, dict) and logger.get("class_path") in _ASK_FOR_A_FOLDER:
+            folder = {"save_dir": found.get("default_root_dir") or "."}
+            logger["init_args"] = {**folder, **(logger.get("init_args") or {})}
+    return found
+
+
 def copied(value: Any) -> Any:
     """Copy of a configuration, whose parts belong to nobody else."""
     if isinstance(value, dict):

@@ -25,7 +25,7 @@ from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.cli.checkpoint_data import StoreData, with_stored_data
-from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key
+from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key, with_log_folder
 from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
@@ -228,8 +228,9 @@ class PairCLI(LightningCLI):
             raise ConfigError(f"trainer: expected keys with values, found {trainer!r}")
         try:
             # without anything in it, a key that does not exist would be passed over; a trainer exists
+            given = {**args, "trainer": with_log_folder(trainer)}
             self.config = parser.parse_object(
-                {k: v if v != {} else None for k, v in args.items() if k != "trainer" or trainer}
+                {k: v if v != {} else None for k, v in given.items() if k != "trainer" or trainer}
             )
         except ArgumentError as error:
             known = ["seed_everything", "trainer", "model", "data", *self.own]

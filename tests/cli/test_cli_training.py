@@ -226,6 +226,15 @@ def test_what_the_machine_or_a_value_forbids_is_one_sentence(
     assert said.startswith("error: ") and says in said
 
 
+def test_a_logger_is_switched_on_by_its_name(write: Any, tmp_path: Path) -> None:
+    assert main(["fit", "--config", write(), "--trainer.logger", "CSVLogger"]) == 0
+    (written,) = tmp_path.rglob("hparams.yaml")
+    assert written.parent.parent.name == "lightning_logs"
+    more = ["--trainer.logger", "CSVLogger", "--trainer.logger.save_dir", "mine"]
+    assert main(["fit", "--config", write(), *more]) == 0
+    assert list((tmp_path / "mine").rglob("hparams.yaml"))
+
+
 def test_a_checkpoint_of_other_arguments_is_one_sentence(write: Any, tmp_path: Path, capsys: Any) -> None:
     assert main(["fit", "--config", write(width=5)]) == 0
     given = ["test", "--config", write(name="again.yaml", width=3), "--ckpt_path", str(trained(tmp_path))]
