@@ -27,13 +27,14 @@ from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetrieve
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 
 
-def callbacks_of(block: dict[str, Any]) -> list[Callback]:
-    """Those of preference optimisation; a retriever's encoder is replaced by heads on the captioner's features."""
+def callbacks_of(block: dict[str, Any], out: Path) -> list[Callback]:
+    """Those of preference optimisation; a retriever's encoder is the one that the test has put into the folder."""
     parser = ArgumentParser()
     parser.add_argument("--callbacks", type=list[Callback])
     given = with_full_names(block["callbacks"])
     for one in given:
-        one.get("init_args", {}).pop("encoder", None)
+        if "encoder" in one.get("init_args", {}):
+            one["init_args"]["encoder"] = str(out / "retriever.ckpt")
     found = parser.instantiate(parser.parse_object({"callbacks": given}))["callbacks"]
     return [one for one in found if isinstance(one, (PreferenceOptimization, AdversarialRetriever))]
 
@@ -43,7 +44,7 @@ def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
     atexit.register(destroy_process_group)
     for place, block in enumerate(blocks):
         seed_everything(3, workers=True, verbose=False)
-        callbacks = callbacks_of(block)
+        callbacks = callbacks_of(block, out)
         trainer = Trainer(
             strategy=strategy_of(json.dumps(block["strategy"])) if processes > 1 else "auto",
             devices=processes,
