@@ -61,6 +61,25 @@ def test_nothing_is_found_where_only_light_and_camera_changed() -> None:
         assert found == []
 
 
+@pytest.mark.parametrize("light", [0.75, 1.2])
+def test_what_is_as_gray_as_the_ground_is_found_by_its_outline(light: float) -> None:
+    first, second = scene(), scene(light=light)
+    for image, factor in ((first, 1.0), (second, light)):  # in both, so that what stays is no region
+        image[:, 10:28, 60:78] = round(90 * factor)
+    first[:, 50:68, 14:32] = 165
+    (found,) = ChangedThings().regions([first], [second])
+    assert [region.picture for region in found] == [0] and near(found[0].box, (14, 50, 32, 68))
+    (found,) = ChangedThings().regions([second], [first])
+    assert [region.picture for region in found] == [1]
+
+
+def test_of_two_things_of_a_hue_that_touch_the_one_that_is_gone_is_found() -> None:
+    first, second = scene(), scene(light=0.8)
+    first[:, 30:48, 98:116] = torch.tensor(COLORS["blue"], dtype=torch.uint8)[:, None, None]  # beside the blue one
+    (found,) = ChangedThings().regions([first], [second])
+    assert [region.picture for region in found] == [0] and near(found[0].box, (98, 30, 116, 48))
+
+
 def test_other_pictures_are_left_to_contours() -> None:
     noise = torch.randint(256, (2, 3, 64, 64), generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
     for before, after in ((noise[0], noise[1]), (scene(), scene(blue=None))):

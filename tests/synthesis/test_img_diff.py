@@ -44,11 +44,12 @@ pytest.importorskip("cv2")  # here, since importing it changes the environment
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("light", "camera", "precision", "recall"),
-    [(False, 0.0, 0.9, 0.8), (True, 0.0, 0.85, 0.8), (True, 0.7, 0.7, 0.7)],
+    [(False, 0.0, 0.9, 0.8), (True, 0.0, 0.85, 0.88), (True, 0.7, 0.7, 0.7)],
 )
 def test_the_boxes_are_right_on_rendered_scenes_with_known_objects(
     light: bool, camera: float, precision: float, recall: float
 ) -> None:
+    # no threshold was chosen on these scenes
     records = DifferenceAreas(filters="embedded").transform(scenes(80, 128, light, camera, seed=11))
     measured = found_and_true(records)
     assert measured["true"] > 80
