@@ -2,6 +2,7 @@
 
 python benchmarks/synthesis.py boxes          precision and recall on rendered scenes by light and camera, without each
                                               filter of the area generator in turn, and what each filter leaves out
+python benchmarks/synthesis.py cutouts        kept boxes that are rightly named where one's own cut-outs are pasted
 python benchmarks/synthesis.py throughput     records per second of each stage with the embedded slots
 python benchmarks/synthesis.py batches        stages with pretrained slots (random weights), one by one and in batches
 python benchmarks/synthesis.py mining 100000  building and searching the index, memory, recall of the approximate one
@@ -106,6 +107,75 @@ def _boxes_of(count: int, light: bool, jitter: float, seed: int) -> dict[str, An
     areas = [area for record in records for area in record.facts["areas"]]
     reasons = Counter("kept" if area["dropped"] is None else area["dropped"]["reason"] for area in areas)
     return {**found_and_true(records), "areas": dict(reasons), "recall by kind": of_kind}
+
+
+def own_cutouts(folder: Path) -> Path:
+    """Cut-outs of one's own: parts of photographs in five outlines, which no renderer has made."""
+    from PIL import Image
+
+    from lightning_idc.synthesis.sources import SamplePhotos
+
+    y, x = np.mgrid[-1:1:96j, -1:1:96j]
+    outlines = {
+        "leaf": (abs(x) < 0.95 * np.cos(y * 1.5) ** 2) & (abs(y) < 0.95),
+        "ring": (x**2 + y**2 < 0.95) & (x**2 + y**2 > 0.2),
+        "star": x**2 + y**2 < (0.6 + 0.3 * np.cos(5 * np.arctan2(y, x))) ** 2,
+        "boat": (y > 0) & (y < 0.8) & (abs(x) < 0.95 - 0.5 * y),
+        "moon": (x**2 + y**2 < 0.9) & ((x - 0.5) ** 2 + y**2 > 0.5),
+    }
+    photos = SamplePhotos()
+    for number, (name, inside) in enumerate(outlines.items()):
+        photo = photos.record(number % len(photos)).image("image").permute(1, 2, 0).numpy()
+        rgba = np.dstack([photo[60:156, 60:156], inside.astype(np.uint8) * 255])
+        Image.fromarray(rgba).save(folder / f"{name}.png")
+    return folder
+
+
+def pasted_and_described(library: str | None, known: str | None, seed: int = 0) -> Any:
+    """All of Img-Diff with the embedded slots, with things of one library pasted and those of another known."""
+    from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
+    from lightning_idc.methods.img_diff.edits import PasteEdits
+    from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
+    from lightning_idc.synthesis.slots.prototypes import NearestPrototype
+    from lightning_idc.synthesis.stages import Sequential
+
+    return Sequential(
+        [
+            PasteEdits(size=128, library=library, kinds=["replace", "remove", "add"], seed=seed),
+            PairSimilarity(filters="embedded"),
+            DifferenceAreas(filters="embedded"),
+            RegionCaptions(NearestPrototype(known), filters="embedded"),
+            DifferenceCaptions(),
+        ]
+    )
+
+
+def rightly_named(records: Any) -> tuple[int, int]:
+    """Kept boxes whose captions of both pictures are word for word right, and all kept boxes."""
+    from lightning_idc.methods.img_diff.filtering import kept
+
+    right = total = 0
+    for record in records:
+        for area in kept(record.facts.get("areas") or []) if record.dropped is None else []:
+            expected = ["plain background" if noun is None else f"a {noun}" for noun in record.facts["nouns"]]
+            right, total = right + (area["captions"] == expected), total + 1
+    return right, total
+
+
+def cutouts(arguments: argparse.Namespace) -> dict[str, Any]:
+    from lightning_idc.synthesis.pipeline import run
+    from lightning_idc.synthesis.sources import SamplePhotos
+
+    with tempfile.TemporaryDirectory() as name:
+        root = Path(name)
+        (root / "library").mkdir()
+        library = str(own_cutouts(root / "library"))
+        source = SamplePhotos(copies=-(-arguments.count // 6))
+        store = run(pasted_and_described(library, library, seed=2), source, root / "made", limit=arguments.count)
+        right, total = rightly_named(store)
+        kept_pairs, dropped = store.counts()
+    share = right / max(total, 1)
+    return {"pairs": len(store), "kept pairs": kept_pairs, "dropped": dropped, "kept boxes": total, "right": share}
 
 
 def throughput(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -305,6 +375,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(dest="verb", required=True)
     verbs.add_parser("boxes").add_argument("count", type=int, nargs="?", default=300)
+    verbs.add_parser("cutouts").add_argument("count", type=int, nargs="?", default=240)
     speed = verbs.add_parser("throughput")
     speed.add_argument("count", type=int, nargs="?", default=240)
     several = verbs.add_parser("batches")
@@ -324,7 +395,8 @@ def main() -> None:
     from _harness import complete
 
     began = time.perf_counter()
-    questions = {"boxes": boxes, "throughput": throughput, "batches": batches, "mining": mining, "kills": kills}
+    asked = (boxes, cutouts, throughput, batches, mining, kills)
+    questions = {question.__name__: question for question in asked}
     result = questions[arguments.verb](arguments)
     result["seconds"] = round(time.perf_counter() - began, 1)
     result = complete(
