@@ -37,7 +37,8 @@ from lightning_idc.report.html import Entry, write_report
 from lightning_idc.serve.formats import write_junit, write_reg
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.store import RecordStore, write_shard
+from lightning_idc.synthesis.shards import write_shard
+from lightning_idc.synthesis.store import RecordStore
 
 TRACE = "PWNED"
 SYSTEM = pickle.dumps(Calls(__import__("os").system, f"touch {TRACE}"))

@@ -34,9 +34,10 @@ from lightning_idc.methods.adpo.cached_scores import append_scores, read_scores
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.shards import write_shard
 from lightning_idc.synthesis.sources import ImageFolder
 from lightning_idc.synthesis.stages import MapStage
-from lightning_idc.synthesis.store import RecordStore, write_shard
+from lightning_idc.synthesis.store import RecordStore
 
 
 @dataclass(frozen=True)
