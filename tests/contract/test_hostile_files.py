@@ -229,7 +229,7 @@ def object_array(root: Path) -> Path:
     buffer = io.BytesIO()
     np.lib.format.write_array_header_1_0(buffer, {"descr": "|O", "fortran_order": False, "shape": (1,)})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_idc.synthesis.store._pack", lambda values: buffer.getvalue() + SYSTEM)
+        patch.setattr("lightning_idc.synthesis.shards._pack", lambda values: buffer.getvalue() + SYSTEM)
         write_shard(store, 0, [record])
     return store
 
