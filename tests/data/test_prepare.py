@@ -182,5 +182,5 @@ def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     assert cli.run(["data", "check", "spot_the_diff", "--root", str(tmp_path / "root")]) == 1
     told = capsys.readouterr().out
     assert "Spot-the-Diff (grouped)\n" in told and "found 1 pairs" in told and "resized_images/1.png" in told
-    with pytest.raises(PairError, match="no benchmark with files"):
+    with pytest.raises(PairError, match="not a benchmark with files"):
         cli.run(["data", "prepare", "folder", "--root", str(tmp_path)])

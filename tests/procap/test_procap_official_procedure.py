@@ -289,5 +289,5 @@ def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place() -> None:
     matrix.grad = torch.full_like(matrix, 1e6)  # more than 16 bits hold
     optimizer.step()
     assert bool(matrix.isfinite().all())
-    with pytest.raises(PairError, match="no group"):
+    with pytest.raises(PairError, match="not a group"):
         BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])

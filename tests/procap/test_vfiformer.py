@@ -120,7 +120,7 @@ def test_frames_of_a_pair_come_from_the_file_of_the_authors(parity: Path, narrow
 
 def test_other_files_are_refused(tmp_path: Path) -> None:
     torch.save({"net.weight": torch.zeros(2)}, tmp_path / "other.pth")
-    with pytest.raises(CheckpointError, match="no VFIformer"):
+    with pytest.raises(CheckpointError, match="not a VFIformer"):
         VFIformerMidpoint(str(tmp_path / "other.pth"))
     with pytest.raises(CheckpointError, match="there is no"):
         VFIformerMidpoint(str(tmp_path / "absent.pth"))
