@@ -11,15 +11,21 @@ def run(given: list[str]) -> int:
     """The verb `plan`."""
     from lightning_idc.cli import parser
 
-    arguments = parser("plan", "Memory of a recipe's stages that train a published vision-language model, computed.")
+    about = "Memory of a recipe's stages that train a published vision-language model, computed; of all entries of its "
+    arguments = parser("plan", about + "matrix, or of those that --matrix.AXIS ENTRY names.")
     arguments.add_argument("recipe", help="YAML file")
     arguments.add_argument("--memory", type=float, metavar="GIB", help="of a device; fail where a stage needs more")
-    options = arguments.parse_args(given[1:])
+    options, rest = arguments.parse_known_args(given[1:])
+    from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.recipe import choices, load
     from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
 
-    path, planned = Path(options.recipe), 0
-    for choice in choices(path, {}):
+    path, planned, overrides = Path(options.recipe), 0, parse_overrides(rest)
+    for key in overrides:
+        if not key.startswith("matrix."):
+            raise ConfigError(f"plan takes --memory and --matrix.AXIS, found --{key}; change the recipe instead")
+    chosen = {key.removeprefix("matrix."): str(entry) for key, entry in overrides.items()}
+    for choice in choices(path, chosen):
         name = "/".join(choice.values())
         for stage in load(path, choice).stages:
             if stage.run != "fit":

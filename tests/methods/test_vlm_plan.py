@@ -72,13 +72,18 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
         "recipe": {"title": "t", "requirements": "n", "minutes": 1},
         "base": {"data": data, **stage(stock, "bf16-mixed")},
         "stages": [{"name": "tune", "run": "fit", "config": {}}],
+        "matrix": {"gpus": {"one": {}, "two": {"base": {"trainer": {"devices": 2}}}}},
     }
     (tmp_path / "r.yaml").write_text(yaml.safe_dump(recipe))
     assert main(["plan", str(tmp_path / "r.yaml")]) == 0
     out = capsys.readouterr().out
     assert "frozen weights" in out and "lora" in out and "without activations" in out
     assert "TFLOP a step" in out and "activations" in out
-    assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "100000"]) == 0
+    assert "one/tune" in out and "two/tune" in out
+    assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "100000", "--matrix.gpus", "one"]) == 0
+    assert "two/tune" not in capsys.readouterr().out
+    assert main(["plan", str(tmp_path / "r.yaml"), "--data.root", "x"]) == 1
+    assert "plan takes --memory and --matrix.AXIS, found --data.root" in capsys.readouterr().err
     assert main(["plan", str(tmp_path / "r.yaml"), "--memory", "0.000001"]) == 1
     assert "more than 1e-06: set quantize" in capsys.readouterr().err
 
