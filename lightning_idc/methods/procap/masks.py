@@ -54,15 +54,14 @@ def random_rectangle(
     cells = height * width
     least, most = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
     wanted = _uniform(*area, generator) * cells
-    sizes = [
+    # of each height the width that comes closest to the wanted area; on a small grid all of these may be out of bounds
+    closest = [(rows, min(max(round(wanted / rows), 1), width)) for rows in range(1, height + 1)]
+    fits = [(rows, columns) for rows, columns in closest if least <= rows * columns <= most] or [
         (rows, columns)
         for rows in range(1, height + 1)
         for columns in range(1, width + 1)
         if least <= rows * columns <= most
     ]
-    # of each height the width that comes closest to the wanted area
-    closest = {(rows, min(max(round(wanted / rows), 1), width)) for rows in range(1, height + 1)}
-    fits = [size for size in sizes if size in closest] or sizes
     # widths at the border of the grid may be far from the wanted area: half a row or column is near enough
     near = [(rows, columns) for rows, columns in fits if abs(rows * columns - wanted) <= rows / 2 + 1e-9] or fits
     if not near:
