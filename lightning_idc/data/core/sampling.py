@@ -128,9 +128,8 @@ class PairSampler(DistributedSampler[Draw]):
             return torch.randperm(self.size, generator=generator).tolist()
         drawn = [self._groups[place] for place in torch.randperm(len(self._groups), generator=generator).tolist()]
         # card by card: the first pairs of as many groups as there are processes, then their second ones
-        hands = [drawn[start : start + self.world] for start in range(0, len(drawn), self.world)]
-        rounds = [list(zip_longest(*hand)) for hand in hands]
-        return [index for hand in rounds for dealt in hand for index in dealt if index is not None]
+        hands = (drawn[start : start + self.world] for start in range(0, len(drawn), self.world))
+        return [index for hand in hands for dealt in zip_longest(*hand) for index in dealt if index is not None]
 
 
 def sample_seed(seed: int, epoch: int, index: int) -> int:
