@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.synthesis.slots.base import Region
+from lightning_idc.synthesis.slots.ground import resized
 
 _SIDE = 128
 """Longer side in which pictures are compared; all lengths below are pixels of it."""
@@ -83,13 +84,7 @@ def _slopes_apart(before: Tensor, after: Tensor) -> np.ndarray:
 
 
 def _light(image: Tensor) -> np.ndarray:
-    import cv2
-
-    height, width = image.shape[1:]
-    scale = _SIDE / max(height, width)
-    how = cv2.INTER_LINEAR if scale > 1 else cv2.INTER_AREA
-    gray = image.float().mean(0).numpy()
-    return np.log(cv2.resize(gray, (round(width * scale), round(height * scale)), interpolation=how) + 8)
+    return np.asarray(np.log(resized(image.float().mean(0).numpy(), _SIDE) + 8))
 
 
 def widened(values: np.ndarray, reach: int) -> np.ndarray:

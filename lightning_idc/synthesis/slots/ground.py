@@ -33,6 +33,16 @@ class Picture:
     steps: np.ndarray
 
 
+def resized(values: np.ndarray, side: int) -> np.ndarray:
+    """Values ``(H, W)`` or ``(H, W, C)`` of a picture whose longer side has ``side`` pixels then."""
+    import cv2
+
+    height, width = values.shape[:2]
+    scale = side / max(height, width)
+    how = cv2.INTER_LINEAR if scale > 1 else cv2.INTER_AREA
+    return np.asarray(cv2.resize(values, (round(width * scale), round(height * scale)), interpolation=how))
+
+
 def picture_of(image: Tensor) -> Picture:
     """What things are looked for in.
 
@@ -41,11 +51,7 @@ def picture_of(image: Tensor) -> Picture:
     """
     import cv2
 
-    height, width = image.shape[1:]
-    scale = SIDE / max(height, width)
-    size = (round(width * scale), round(height * scale))
-    how = cv2.INTER_LINEAR if scale > 1 else cv2.INTER_AREA
-    values = np.log(cv2.resize(image.permute(1, 2, 0).numpy().astype(np.float32), size, interpolation=how) + 16)
+    values = np.log(resized(image.permute(1, 2, 0).numpy().astype(np.float32), SIDE) + 16)
     red, green, blue = values[..., 0], values[..., 1], values[..., 2]
     light, colors = values.mean(2), np.stack([red - green, blue - (red + green) / 2], 2)
     steps = _slope(light)
