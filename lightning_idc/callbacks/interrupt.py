@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-NAME = "interrupted.ckpt"
+from lightning_idc.core.checkpoint_io import INTERRUPTED
 
 
 class StopCleanly(Callback):
@@ -52,7 +52,7 @@ class StopCleanly(Callback):
         if self._waits:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
-        target = folder / NAME
+        target = folder / INTERRUPTED
         trainer.save_checkpoint(target)
         print(f"\nstopping after step {trainer.global_step}, saved in {target}", flush=True)
         raise KeyboardInterrupt

@@ -20,6 +20,8 @@ SHARDS = "meta.pt"
 """In the folder of a checkpoint in pieces, what the processes have in common."""
 NEEDED = ("global_step", "optimizer_states", "loops")
 """What training cannot go on without."""
+INTERRUPTED = "interrupted.ckpt"
+"""Checkpoint of a run that was stopped between its own ones."""
 FULL = (errno.ENOSPC, errno.EDQUOT)
 
 

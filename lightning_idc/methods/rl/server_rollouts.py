@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.checkpoint_io import INTERRUPTED
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.data.core.loading import PairLoader
 from lightning_idc.errors import ConfigError, DataError, IDCError
@@ -20,8 +21,6 @@ from lightning_idc.methods.rl.policy_addon import PolicyGradient
 from lightning_idc.methods.rl.rollout import Drawn, draw, grouped, seeds_of
 from lightning_idc.methods.rl.server_weights import ServerWeights
 from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
-
-INTERRUPTED = "interrupted.ckpt"
 
 
 class ServerError(ConfigError):
