@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinyPairs
-from helpers.training import QUIET, Losses, fit
-from lightning.pytorch import Trainer
+from helpers.training import Losses, fit, tiny_retriever
 
 from lightning_idc.core.addon import addons_of
 from lightning_idc.core.types import PairError
@@ -55,12 +54,7 @@ LANGUAGE = r".*language_model.*\.(q_proj|v_proj)"
 @pytest.mark.slow
 def test_an_adapted_clip4idc_retrieves(tmp_path: Path) -> None:
     pytest.importorskip("open_clip")
-    from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
-
-    encoder = Clip4IdcRetrieval(CLIP, intra_layers=1, vocabulary=None)
-    trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
-    trainer.fit(encoder, TinyPairs(batch_size=6))
-    trainer.save_checkpoint(tmp_path / "retriever.ckpt")
+    encoder = tiny_retriever(CLIP, tmp_path)
     model = TinyCaptioner(learning_rates={"addons.retriever": 20.0})
     fit(
         [PreferenceOptimization(), AdversarialRetriever(str(tmp_path / "retriever.ckpt"))], tmp_path, model, max_steps=3

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinySource
-from helpers.training import Losses, assert_same, fit, host_state
+from helpers.training import Losses, assert_same, fit, host_state, supervised
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
@@ -43,11 +43,7 @@ class ColourReward(Reward):
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Checkpoint of a captioner that says sentences, of which some are right."""
-    folder = tmp_path_factory.mktemp("sft")
-    model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25, enable_checkpointing=True)
-    model.trainer.save_checkpoint(folder / "sft.ckpt")
-    return str(folder / "sft.ckpt")
+    return supervised(tmp_path_factory.mktemp("sft"))
 
 
 FAST = {"vision": 3.0, "language": 3.0}

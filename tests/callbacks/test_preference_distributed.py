@@ -12,9 +12,7 @@ import pytest
 import torch
 from helpers.paper import CLIP
 from helpers.processes import launch
-from helpers.tiny import TinyPairs
-from helpers.training import QUIET
-from lightning.pytorch import Trainer
+from helpers.training import tiny_retriever
 
 from lightning_idc.cli.recipe import choices, load
 from lightning_idc.core.distributed import shard
@@ -103,23 +101,13 @@ def preference_blocks() -> dict[str, list[str]]:
     return found
 
 
-def encoder_of_the_retriever(folder: Path) -> None:
-    """A tiny CLIP4IDC, which has a scalar weight and takes images of one size, as retriever.ckpt."""
-    pytest.importorskip("open_clip")
-    from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
-
-    encoder = Clip4IdcRetrieval(CLIP, intra_layers=1, vocabulary=None)
-    trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder, **QUIET)
-    trainer.fit(encoder, TinyPairs(batch_size=6))
-    trainer.save_checkpoint(folder / "retriever.ckpt")
-
-
 @pytest.mark.dist
 def test_stages_of_the_paper_recipes_on_two_processes_equal_one(tmp_path: Path) -> None:
     blocks = preference_blocks()
     assert {"adpo, dpo", "adpo, adpo"} <= {stage for stages in blocks.values() for stage in stages}
     given = json.dumps([json.loads(block) for block in blocks])
-    encoder_of_the_retriever(tmp_path)
+    pytest.importorskip("open_clip")
+    tiny_retriever(CLIP, tmp_path)  # with a scalar weight, for images of one size
     for processes in ("1", "2"):
         launch(HERE / "two_processes_stage.py", given, processes, tmp_path)
     for place, stages in enumerate(blocks.values()):

@@ -12,7 +12,7 @@ import torch
 from helpers.policy_server import PolicyServer
 from helpers.servers import serving
 from helpers.tiny import TinyCaptioner, TinySource
-from helpers.training import Losses, assert_same, fit, host_state
+from helpers.training import Losses, assert_same, fit, host_state, supervised
 from test_policy_optimisation import FAST, ColourReward
 
 from lightning_idc.core.addon import TrainingStep, addons_of
@@ -43,11 +43,7 @@ def rollouts(server: PolicyServer, folder: Path, every: int = 1, log_probs: Any 
 
 @pytest.fixture(scope="module")
 def sft(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Checkpoint of a captioner that says sentences, of which some are right."""
-    folder = tmp_path_factory.mktemp("sft")
-    model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25, enable_checkpointing=True)
-    model.trainer.save_checkpoint(folder / "sft.ckpt")
-    return str(folder / "sft.ckpt")
+    return supervised(tmp_path_factory.mktemp("sft"))
 
 
 def start(sft: str) -> TinyCaptioner:

@@ -36,6 +36,24 @@ def fit(callbacks: list[Callback], folder: Path, model: LightningModule | None =
     return model
 
 
+def supervised(folder: Path) -> str:
+    """Checkpoint, in a folder, of a captioner that says sentences, of which some are right."""
+    model = fit([], folder, TinyCaptioner(captions_per_pair=3), max_epochs=25, enable_checkpointing=True)
+    model.trainer.save_checkpoint(folder / "sft.ckpt")
+    return str(folder / "sft.ckpt")
+
+
+def tiny_retriever(clip: dict[str, Any], folder: Path) -> LightningModule:
+    """A CLIP4IDC of the shape of a tiny CLIP, trained for a step, which lies in the folder as retriever.ckpt."""
+    from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
+
+    encoder = Clip4IdcRetrieval(clip, intra_layers=1, vocabulary=None)
+    trainer = Trainer(max_steps=1, limit_val_batches=0, enable_checkpointing=False, default_root_dir=folder, **QUIET)
+    trainer.fit(encoder, TinyPairs(batch_size=6))
+    trainer.save_checkpoint(folder / "retriever.ckpt")
+    return encoder
+
+
 def host_state(model: nn.Module) -> dict[str, Tensor]:
     """Weights without those of add-ons."""
     return {k: v for k, v in model.state_dict().items() if not k.startswith("aux_addons.")}
