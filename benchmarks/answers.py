@@ -18,7 +18,6 @@ import http.client
 import json
 import os
 import resource
-import socket
 import subprocess
 import sys
 import tempfile
@@ -30,6 +29,7 @@ from typing import Any
 
 from _harness import report
 from _resumed import draw, killed
+from _serve_faults import form, free_port
 from PIL import Image
 
 import lightning_idc
@@ -84,10 +84,8 @@ def batched(model: str, pairs: int, side: int, place: Path) -> dict[str, Any]:
     return {"pairs": pairs, "side": side, "pairs_per_second": rates[0], "pairs_per_cpu_second": rates[1]}
 
 
-def post(port: int, files: dict[str, bytes]) -> tuple[int, bytes]:
+def post(port: int, body: bytes) -> tuple[int, bytes]:
     """Ask a server for the change between two files; its status and answer."""
-    head = '--xx\r\nContent-Disposition: form-data; name="{0}"; filename="{0}.png"\r\n\r\n'
-    body = b"".join(head.format(name).encode() + data + b"\r\n" for name, data in files.items()) + b"--xx--\r\n"
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=300)
     try:
         connection.request("POST", "/describe", body, {"Content-Type": "multipart/form-data; boundary=xx"})
@@ -99,19 +97,13 @@ def post(port: int, files: dict[str, bytes]) -> tuple[int, bytes]:
 
 def served(model: str, requests: int) -> dict[str, Any]:
     """Requests that arrive at a server at once, and how many of them are answered as one alone is."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = int(free.getsockname()[1])
-    files = {
-        side: path.read_bytes()
-        for side, path in zip(("before", "after"), lightning_idc.sample_pair("clevr"), strict=True)
-    }
+    port, body = free_port(), form(*(path.read_bytes() for path in lightning_idc.sample_pair("clevr")))
     server = subprocess.Popen([*COMMAND, "serve", "--model", model, "--port", str(port)], stdout=subprocess.DEVNULL)
     try:
         began = time.perf_counter()
         while True:
             try:
-                expected = json.loads(post(port, files)[1])["caption"]
+                expected = json.loads(post(port, body)[1])["caption"]
                 break
             except OSError:
                 if server.poll() is not None or time.perf_counter() - began > 300:
@@ -119,7 +111,7 @@ def served(model: str, requests: int) -> dict[str, Any]:
                 time.sleep(0.1)
         ready, began = time.perf_counter() - began, time.perf_counter()
         with ThreadPoolExecutor(requests) as pool:
-            found = list(pool.map(lambda _: post(port, files), range(requests)))
+            found = list(pool.map(lambda _: post(port, body), range(requests)))
         seconds = time.perf_counter() - began
     finally:
         server.terminate()

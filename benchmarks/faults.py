@@ -325,8 +325,10 @@ def drawn(options: argparse.Namespace, mounts: bool) -> list[tuple[Scenario, Cal
         if options.only in (None, fault.__name__, scenario.name)
         and (mounts or fault not in (*NEED_MOUNT, full_temporary_folder))
     ]
+    if not every:
+        raise SystemExit(f"--only {options.only}: there is no such fault, or it cannot be done here")
     order, found = random.Random(options.seed), []
-    while every and len(found) < options.faults:
+    while len(found) < options.faults:
         order.shuffle(every)
         found += every
     return found[: options.faults]
