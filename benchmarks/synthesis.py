@@ -90,7 +90,7 @@ def boxes(arguments: argparse.Namespace) -> dict[str, Any]:
     records = scenes(arguments.count, 128, False, 0.0, seed=SCENES["fitted"])
     without: dict[str, Any] = {}
     for name, values in off.items():
-        stage = DifferenceAreas(DifferenceContours(least_area=1 / 2000), filters="embedded")
+        stage = DifferenceAreas(DifferenceContours(min_area=1 / 2000), filters="embedded")
         stage.filters = replace(usual, **values)
         again = [Record(r.id, dict(r.facts), decoded=r.decoded) for r in records]
         without[name] = found_and_true(stage.transform(again))

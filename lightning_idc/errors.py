@@ -37,24 +37,24 @@ PairError = IDCError
 """Name of the base class in the first edition."""
 
 
-def check_number(name: str, value: float, least: float, below: float = math.inf) -> None:
+def check_number(name: str, value: float, minimum: float, below: float = math.inf) -> None:
     """Refuse a number that is out of range, NaN included.
 
     Args:
         name: of the argument, for the message.
         value: that was given.
-        least: smallest value that is accepted.
+        minimum: smallest value that is accepted.
         below: first value that is too large.
 
     Raises:
         ConfigError: the number is out of range.
 
     Example:
-        >>> check_number("heads", 4, least=1)
+        >>> check_number("heads", 4, minimum=1)
     """
-    if not least <= value < below:
+    if not minimum <= value < below:
         upper = "" if math.isinf(below) else f" and less than {below}"
-        raise ConfigError(f"{name} is {value!r}; expected at least {least}{upper}")
+        raise ConfigError(f"{name} is {value!r}; expected at least {minimum}{upper}")
 
 
 @contextmanager

@@ -30,7 +30,7 @@ class CacheFeatures(Callback):
             ``(N, ...)``; ``net.tokenizer.encoder`` of a ProCap.
         half: keep 16-bit numbers; features are then rounded to them in any case.
         always: use the disk without timing it.
-        most_gb: of new features per process; what does not fit, as with random crops, is computed every time.
+        max_gb: of new features per process; what does not fit, as with random crops, is computed every time.
     """
 
     def __init__(
@@ -39,10 +39,10 @@ class CacheFeatures(Callback):
         module: str = "net.backbone",
         half: bool = False,
         always: bool = False,
-        most_gb: float = 20.0,
+        max_gb: float = 20.0,
     ) -> None:
         self.folder = default_cache_dir() / "features" if folder is None else Path(folder)
-        self.module, self.half, self.always, self.most_gb = module, half, always, most_gb
+        self.module, self.half, self.always, self.max_gb = module, half, always, max_gb
         self.cache: FeatureCache | None = None
         """What is in use; None while no stage runs."""
         self._wrapped: nn.Module | None = None
@@ -115,7 +115,7 @@ class CacheFeatures(Callback):
         kind = np.dtype(np.float16 if self.half else np.float32)
         facts = (str(trainer.precision), captioner.device.type, kind.name)
         store = FeatureStore(folder_of(self.folder, module, type(module).__name__, *facts), kind)
-        self.cache = FeatureCache(module.forward, store, self.always, self.most_gb * 1e9)
+        self.cache = FeatureCache(module.forward, store, self.always, self.max_gb * 1e9)
         # an attribute of the instance: keys of checkpoints and the hooks of the module stay what they are
         module.forward = self._forward  # type: ignore[method-assign]
         self._wrapped, self._told, self._called = module, False, False

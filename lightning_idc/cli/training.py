@@ -152,7 +152,7 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
     return with_stored_data(found, checkpoint)
 
 
-_LEAST = {
+_MINIMUM = {
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
     **dict.fromkeys(("gradient_clip_val", "log_every_n_steps", "min_epochs", "min_steps"), 0),
     "num_sanity_val_steps": -1,
@@ -277,11 +277,11 @@ class PairCLI(LightningCLI):
         Raises:
             ConfigError: a number is out of range.
         """
-        check_number("seed_everything", self.config["seed_everything"], least=0, below=2**32)
-        for name, least in _LEAST.items():
+        check_number("seed_everything", self.config["seed_everything"], minimum=0, below=2**32)
+        for name, minimum in _MINIMUM.items():
             value = self.config["trainer"].get(name)
             if isinstance(value, int | float):
-                check_number(f"trainer.{name}", value, least)
+                check_number(f"trainer.{name}", value, minimum)
 
     @contextmanager
     def _one_sentence(self) -> Iterator[None]:

@@ -113,6 +113,19 @@ SPLIT_CLASSES = {
     "lightning_idc.methods.ProcedureModel": ("variant", {"official": "lightning_idc.methods.OfficialProcedureModel"}),
 }
 
+# public name of a class -> arguments of an earlier edition, and what they are called now
+RENAMED_ARGUMENTS = {
+    "lightning_idc.callbacks.CacheFeatures": {"most_gb": "max_gb"},
+    "lightning_idc.data.RandomCrop": {"least": "min_scale"},
+    "lightning_idc.methods.JudgeReward": {"most": "max_score"},
+    "lightning_idc.methods.LengthReward": {"most": "max_words"},
+    "lightning_idc.synthesis.Audit": {"most": "max_pairs"},
+    "lightning_idc.synthesis.ColorRegions": {"least_area": "min_area", "most_area": "max_area"},
+    "lightning_idc.synthesis.DifferenceContours": {"least_area": "min_area"},
+    "lightning_idc.synthesis.NearestPrototype": {"least": "min_similarity"},
+    "lightning_idc.synthesis.slots.things.ChangedThings": {"least_area": "min_area", "least_ground": "min_ground"},
+}
+
 
 def current_path(class_path: str) -> str:
     """Class path of today for one that an earlier edition stored.

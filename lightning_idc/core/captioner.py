@@ -67,13 +67,13 @@ class PairCaptioner(PairModule):
         input_spec: dict[str, Any] | None = None,
         **options: Any,
     ) -> None:
-        check_number("captions_per_pair", captions_per_pair, least=1)
-        check_number("num_beams", num_beams, least=1)
-        check_number("min_word_count", min_word_count, least=1)
+        check_number("captions_per_pair", captions_per_pair, minimum=1)
+        check_number("num_beams", num_beams, minimum=1)
+        check_number("min_word_count", min_word_count, minimum=1)
         if max_length is not None:
-            check_number("max_length", max_length, least=1)
+            check_number("max_length", max_length, minimum=1)
         for side in image_size or ():
-            check_number("a side of image_size", side, least=1)
+            check_number("a side of image_size", side, minimum=1)
         super().__init__(**options)
         self.vocabulary: Vocabulary | None = None
         self.evaluation = CorpusEvaluation()

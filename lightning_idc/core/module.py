@@ -93,7 +93,7 @@ class PairModule(AddonHost):
     ) -> None:
         super().__init__()
         for group, factor in (learning_rates or {}).items():
-            check_number(f"learning_rates.{group}", factor, least=0)
+            check_number(f"learning_rates.{group}", factor, minimum=0)
         # of the outermost subclass, whose arguments are all of the checkpoint's
         self.save_hyperparameters(ignore=list(TRAINING_ONLY))
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc._lazy import public_names
-from lightning_idc.core.aliases import SPLIT_CLASSES, current_path
+from lightning_idc.core.aliases import RENAMED_ARGUMENTS, SPLIT_CLASSES, current_path
 from lightning_idc.errors import ConfigError
 
 PACKAGES = ("methods", "callbacks", "data", "synthesis", "nn")
@@ -117,19 +117,20 @@ def known_name(name: str) -> str:
 
 
 def class_and_options(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Class of today and its options, where an option of an earlier edition chose the class.
+    """Class of today and its options, where an option of an earlier edition has another name or chose the class.
 
     Example:
         >>> class_and_options("ProCap", {"variant": "official", "queries": 2})
         ('lightning_idc.methods.OfficialProCap', {'queries': 2})
     """
     name = known_name(name)
+    renamed = RENAMED_ARGUMENTS.get(name, {})
+    options = {renamed.get(key, key): value for key, value in options.items()}
     option, classes = SPLIT_CLASSES.get(name, ("", {}))
     if option not in options:
-        return name, dict(options)
-    chosen = options[option]
-    kept = {key: value for key, value in options.items() if key != option}
-    return classes.get(chosen, name) if isinstance(chosen, str) else name, kept
+        return name, options
+    chosen = options.pop(option)
+    return classes.get(chosen, name) if isinstance(chosen, str) else name, options
 
 
 def _classes(module: str) -> set[str]:

@@ -25,7 +25,7 @@ def bleu_statistics(corpus: Corpus) -> Floats:
     correct = np.zeros((MOST_WORDS, corpus.pairs))
     for n, (grams, known) in enumerate(zip(corpus.grams, corpus.references.grams, strict=True)):
         place, seen = find(known.pair_key, grams.key)
-        clipped = np.minimum(grams.count[seen], known.most[place[seen]])
+        clipped = np.minimum(grams.count[seen], known.max_count[place[seen]])
         correct[n] = np.bincount(grams.caption[seen], weights=clipped, minlength=corpus.pairs)
     guesses = np.maximum(lengths[None] - np.arange(MOST_WORDS)[:, None], 0)
     return np.concatenate([correct, guesses, lengths[None], _closest_lengths(corpus, lengths)[None]])

@@ -47,7 +47,7 @@ class ReferenceGrams(Grams):
     Args:
         table: all distinct n-grams as numbers, sorted, ``(G,)``.
         pair_key: distinct pairs and n-grams, sorted, ``(Q,)``.
-        most: highest count of the n-gram in any one reference of the pair, ``(Q,)``.
+        max_count: highest count of the n-gram in any one reference of the pair, ``(Q,)``.
         rarity: log of pairs over pairs whose references have the n-gram, ``(G,)``.
         weight: count times rarity, ``(E,)``.
         norm: length of the vector of weights by reference, ``(R,)``.
@@ -55,7 +55,7 @@ class ReferenceGrams(Grams):
 
     table: Ints
     pair_key: Ints
-    most: Ints
+    max_count: Ints
     rarity: Floats
     weight: Floats
     norm: Floats

@@ -89,18 +89,18 @@ def _rates(matches: Matches, there: int, claimed: int) -> tuple[float, float, fl
     return recall, precision, 2 * recall * precision / max(recall + precision, 1e-12)
 
 
-def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], least: float = 0.5) -> list[Matches | None]:
+def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], threshold: float = 0.5) -> list[Matches | None]:
     """A judge that compares words: the floor that a language model must agree with better than by chance.
 
     Args:
         pairs: differences and claims of each pair.
-        least: F1 of words, each counted as often as it is said, from which on a claim states a difference.
+        threshold: F1 of words, each counted as often as it is said, from which on a claim states a difference.
     """
-    return [best_matches(there, claims, _word_f1, least) for there, claims in pairs]
+    return [best_matches(there, claims, _word_f1, threshold) for there, claims in pairs]
 
 
 def best_matches(
-    there: Sequence[str], claims: Sequence[str], alike: Callable[[str, str], float], least: float
+    there: Sequence[str], claims: Sequence[str], alike: Callable[[str, str], float], threshold: float
 ) -> Matches:
     """The assignment of claims to differences that agrees best, without pairs that agree too little.
 
@@ -108,12 +108,12 @@ def best_matches(
         there: differences.
         claims: about them.
         alike: of a difference and a claim, 0 to 1.
-        least: from which on a claim states a difference.
+        threshold: from which on a claim states a difference.
     """
     from scipy.optimize import linear_sum_assignment
 
     table = np.array([[alike(one, other) for other in claims] for one in there]).reshape(len(there), len(claims))
-    table = np.where(table >= least, table, 0)
+    table = np.where(table >= threshold, table, 0)
     matches: Matches = [None] * len(there)
     for row, column in zip(*linear_sum_assignment(table, maximize=True), strict=True):
         if table[row, column] > 0:

@@ -212,16 +212,16 @@ def with_ious(truths: Sequence[ReferenceRecord], ious: Mapping[str, float]) -> l
     return [replace(truth, iou=_found(truth, ious, known)) for truth in truths]
 
 
-def paragraph(sentences: Sequence[str], most: int | None = None) -> str:
+def paragraph(sentences: Sequence[str], max_words: int | None = None) -> str:
     """One text of several sentences, in their order, with a full stop between them.
 
     Args:
         sentences: in their order; an empty one leaves a full stop, as in CARD's annotations.
-        most: words after which the text is cut.
+        max_words: words after which the text is cut.
     """
     text = ". ".join([*(sentence.rstrip(" .") for sentence in sentences[:-1]), *sentences[-1:]])
     words = text.split()
-    return text if most is None or len(words) <= most else " ".join(words[:most])
+    return text if max_words is None or len(words) <= max_words else " ".join(words[:max_words])
 
 
 def _merged(truths: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:

@@ -28,12 +28,12 @@ class Rubric:
     Args:
         name: of the rubric, for results.
         prompt: with ``{expected}`` and ``{said}``.
-        most: highest score; the lowest is 0.
+        max_score: highest score; the lowest is 0.
     """
 
     name: str
     prompt: str
-    most: float
+    max_score: float
 
     def ask(self, said: str, expected: str) -> str:
         """The prompt about one caption."""
@@ -47,7 +47,7 @@ class Rubric:
         It is given after "score", before "/" and the most, or alone at the very beginning.
         """
         text = answer.replace("*", "")
-        most = f"{self.most:g}"
+        most = f"{self.max_score:g}"
         # the scale itself, as the prompt names it, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{most}\b\)?", " ", text)
         out_of = rf"\s*(?:/|out of)\s*{most}(?![\d.])"
@@ -60,7 +60,7 @@ class Rubric:
         if len(scores) != 1:
             return None
         (score,) = scores
-        return score if 0 <= score <= self.most else None
+        return score if 0 <= score <= self.max_score else None
 
 
 OMNIDIFF = Rubric(

@@ -65,16 +65,16 @@ class CellCounts(nn.Module):
         classes: that cells are named with, "nothing changed" as the first one included.
         width: of the tokens.
         regions: along each side.
-        most: larger counts are read as this one.
+        max_count: larger counts are read as this one.
     """
 
-    def __init__(self, channels: int, classes: int, width: int, regions: int = 3, most: int = 8) -> None:
+    def __init__(self, channels: int, classes: int, width: int, regions: int = 3, max_count: int = 8) -> None:
         super().__init__()
-        check_number("counts", classes, least=2)
-        check_number("regions", regions, least=1)
-        self.regions, self.most = regions, most
+        check_number("counts", classes, minimum=2)
+        check_number("regions", regions, minimum=1)
+        self.regions, self.max_count = regions, max_count
         self.head = nn.Conv2d(channels, classes, 1)
-        self.embed = nn.Linear((1 + regions**2) * (most + 1), width)
+        self.embed = nn.Linear((1 + regions**2) * (max_count + 1), width)
         self.kind = nn.Parameter(torch.empty(classes - 1, width))
         nn.init.normal_(self.kind, std=0.2)  # zeros would make all kinds alike at first
 
@@ -107,8 +107,8 @@ class CellCounts(nn.Module):
         height, width = cells.shape[-2:]
         rows, columns = (_shares(side, self.regions).to(cells) for side in (height, width))
         regions = torch.einsum("bkhw,rh,cw->bkrc", cells, rows, columns).flatten(2)
-        counts = torch.cat([cells.sum((2, 3))[..., None], regions], -1).clamp(max=self.most)
-        steps = torch.arange(self.most + 1, device=cells.device)
+        counts = torch.cat([cells.sum((2, 3))[..., None], regions], -1).clamp(max=self.max_count)
+        steps = torch.arange(self.max_count + 1, device=cells.device)
         near = (1 - (counts[..., None] - steps).abs()).clamp(min=0)
         return self.embed(near.flatten(2)) + self.kind
 

@@ -29,7 +29,7 @@ class GridCaptionNet(nn.Module):
     def __init__(self, backbone: GridBackbone, grid: tuple[int, int], freeze_backbone: bool) -> None:
         super().__init__()
         for side in grid:
-            check_number("grid", side, least=1)
+            check_number("grid", side, minimum=1)
         self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
         if freeze_backbone:
             backbone.requires_grad_(False).eval()

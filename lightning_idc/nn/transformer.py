@@ -22,8 +22,8 @@ def check_heads(width: int, heads: int) -> None:
     Raises:
         ConfigError: the width is not a multiple of the heads.
     """
-    check_number("heads", heads, least=1)
-    check_number("width", width, least=1)
+    check_number("heads", heads, minimum=1)
+    check_number("width", width, minimum=1)
     if width % heads:
         raise ConfigError(f"heads is {heads} and width {width}; expected a width that is a multiple of the heads")
 
@@ -50,7 +50,7 @@ class FeedForward(nn.Sequential):
     """
 
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
-        check_number("dropout", dropout, least=0, below=1)
+        check_number("dropout", dropout, minimum=0, below=1)
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.Dropout(dropout))
 
 
@@ -241,7 +241,7 @@ class Decoder(nn.Module):
         self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float, max_length: int = 256
     ) -> None:
         super().__init__()
-        check_number("layers of the decoder", layers, least=1)
+        check_number("layers of the decoder", layers, minimum=1)
         check_heads(width, heads)
         self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)

@@ -107,12 +107,12 @@ def as_picture(image: Tensor) -> Image:
     return Image.fromarray(image.permute(1, 2, 0).contiguous().numpy())
 
 
-def data_uri(image: Tensor, most: int) -> str:
-    """A picture of at most ``most`` pixels each way, inside its own address.
+def data_uri(image: Tensor, max_side: int) -> str:
+    """A picture of at most ``max_side`` pixels each way, inside its own address.
 
     Args:
         image: uint8 ``(3, H, W)``.
-        most: pixels.
+        max_side: pixels.
     """
     from PIL.Image import Resampling
 
@@ -122,7 +122,7 @@ def data_uri(image: Tensor, most: int) -> str:
         picture.save(stream, "PNG")
         kind = "png"
     else:
-        picture.thumbnail((most, most), Resampling.BICUBIC)
+        picture.thumbnail((max_side, max_side), Resampling.BICUBIC)
         picture.save(stream, "JPEG", quality=82, subsampling=0)
         kind = "jpeg"
     return f"data:image/{kind};base64,{base64.b64encode(stream.getvalue()).decode('ascii')}"

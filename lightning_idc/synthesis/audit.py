@@ -28,7 +28,7 @@ class Audit(PipelineStage):
         title: heading.
         images: names of the pictures to show; where a record has none of them, its ``image`` is shown.
         texts: facts to show as text.
-        most: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
+        max_pairs: pairs on the page: equally many of each reason, as far as there are; the counts are of all.
         seed: see `PipelineStage`.
     """
 
@@ -38,11 +38,12 @@ class Audit(PipelineStage):
         title: str = "Audit",
         images: Sequence[str] = ("before", "after"),
         texts: Sequence[str] = ("captions", "caption", "description"),
-        most: int = 600,
+        max_pairs: int = 600,
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        self.page, self.title, self.images, self.texts, self.most = Path(page), title, tuple(images), tuple(texts), most
+        self.page, self.title, self.max_pairs = Path(page), title, max_pairs
+        self.images, self.texts = tuple(images), tuple(texts)
 
     def process(self, records: list[Record]) -> list[Record]:
         return records
@@ -50,7 +51,7 @@ class Audit(PipelineStage):
     def finish(self, store: RecordStore) -> None:
         kept, reasons = store.counts()
         counts = {"kept": kept, **reasons}
-        shown = min(self.most, len(store))
+        shown = min(self.max_pairs, len(store))
         subtitle = f"{len(store):,} pairs" + (f", {shown:,} of them shown" if shown < len(store) else "")
         about = {"records": str(store.folder), "fingerprint": store.fingerprint[:16], **_times(store)}
 
@@ -67,7 +68,7 @@ class Audit(PipelineStage):
             print(f"what was kept and dropped, and why: {self.page}", flush=True)
 
     def _entries(self, store: RecordStore, counts: dict[str, int]) -> Iterator[AuditEntry]:
-        room = _fair_shares(counts, self.most)
+        room = _fair_shares(counts, self.max_pairs)
         for record in store:
             reason = "kept" if record.dropped is None else record.dropped["reason"]
             if room[reason] > 0:
@@ -117,9 +118,9 @@ def _times(store: RecordStore) -> dict[str, str]:
     return found
 
 
-def _fair_shares(counts: dict[str, int], most: int) -> dict[str, int]:
+def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
     """How many of each reason are shown: as equal as can be."""
-    room, left = dict.fromkeys(counts, 0), most
+    room, left = dict.fromkeys(counts, 0), max_pairs
     for position, name in enumerate(sorted(counts, key=lambda name: counts[name])):
         room[name] = min(counts[name], left // (len(counts) - position))
         left -= room[name]

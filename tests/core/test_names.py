@@ -8,7 +8,8 @@ import pytest
 
 from lightning_idc._lazy import public_names
 from lightning_idc.core import names
-from lightning_idc.core.aliases import MOVED_MODULES, current_path
+from lightning_idc.core.aliases import MOVED_MODULES, RENAMED_ARGUMENTS, current_path
+from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of, full_name, public_name, with_full_names
 from lightning_idc.errors import ConfigError
 
@@ -83,3 +84,12 @@ def test_names_are_filled_in_at_any_depth_and_nothing_else_is_touched() -> None:
     assert found["a"][0]["class_path"] == "lightning_idc.methods.ProCap"
     assert found["a"][0]["init_args"]["b"]["class_path"] == "torch.optim.AdamW"
     assert found["model"] == "ProCap" and given["a"][0]["class_path"] == "ProCap"
+
+
+@pytest.mark.parametrize("name", RENAMED_ARGUMENTS)
+def test_arguments_with_a_new_name_are_read_under_the_old_one(name: str) -> None:
+    for old, new in RENAMED_ARGUMENTS[name].items():
+        known = accepted_arguments(class_of(name)) or ()
+        assert new in known and old not in known
+        found = with_full_names({"class_path": name, "init_args": {old: 2}})
+        assert found == {"class_path": name, "init_args": {new: 2}}

@@ -106,7 +106,7 @@ def test_probabilities_of_cells_sum_to_the_number_of_changes(namer: ChangeNaming
 
 
 def test_counts_are_read_over_the_image_and_in_its_parts() -> None:
-    counts = CellCounts(4, 3, 8, regions=3, most=2)
+    counts = CellCounts(4, 3, 8, regions=3, max_count=2)
     seen: list[torch.Tensor] = []
     counts.embed.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
     cells = torch.zeros(1, 2, 4, 6)

@@ -84,7 +84,7 @@ def test_nothing_in_a_caption_can_run_and_nothing_is_fetched(tmp_path: Path) -> 
 
 
 def test_few_pairs_show_all_reasons_and_the_counts_stay_whole(tmp_path: Path) -> None:
-    html = page(tmp_path, most=4)
+    html = page(tmp_path, max_pairs=4)
     reasons = [pair["reason"] for pair in data_of(html)["pairs"]]
     assert sorted(map(str, reasons)) == ["None", "None", "pair too similar", "pair too similar"]
     assert "<td>6</td>" in html and "10 pairs, 4 of them shown" in html

@@ -203,7 +203,7 @@ class DeepPCB(PairDataModule):
     ) -> None:
         super().__init__(**options)
         refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
-        check_number("repaired", repaired, least=0)
+        check_number("repaired", repaired, minimum=0)
         self.repaired = repaired
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}

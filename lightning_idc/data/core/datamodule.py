@@ -76,10 +76,10 @@ class PairDataModule(LightningDataModule):
             raise PairError(f"batch_size is {batch_size} and num_workers {num_workers}; expected at least 1 and 0")
         if interpolation not in get_args(Interpolation):
             raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
-        check_number("batch_size", batch_size, least=1)
-        check_number("num_workers", num_workers, least=0)
+        check_number("batch_size", batch_size, minimum=1)
+        check_number("num_workers", num_workers, minimum=0)
         if limit is not None:
-            check_number("limit", limit, least=1)
+            check_number("limit", limit, minimum=1)
         self.interpolation: Interpolation = interpolation
         self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
         self.image_size: tuple[int, int] | None = (

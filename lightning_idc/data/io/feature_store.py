@@ -33,7 +33,7 @@ class FeatureCache:
         encode: maps images ``(N, 3, H, W)``, each by itself, to features ``(N, ...)``.
         store: of the features.
         always: use the disk without timing it.
-        most_bytes: of this process' new features; what does not fit is computed every time.
+        max_bytes: of this process' new features; what does not fit is computed every time.
     """
 
     def __init__(
@@ -41,9 +41,9 @@ class FeatureCache:
         encode: Callable[[Tensor], Tensor],
         store: FeatureStore,
         always: bool = False,
-        most_bytes: float = float("inf"),
+        max_bytes: float = float("inf"),
     ) -> None:
-        self.encode, self.store, self.most_bytes = encode, store, most_bytes
+        self.encode, self.store, self.max_bytes = encode, store, max_bytes
         self.used: bool | None = True if always else None
         """Whether the disk is used; None until it has been timed."""
         self.seconds: dict[str, float] = {}
@@ -80,7 +80,7 @@ class FeatureCache:
         if not new:
             return torch.from_numpy(read).float().to(images.device)
         fresh = self._encoded(images[new]).float()
-        if self.store.written + fresh.numel() * self.store.kind.itemsize <= self.most_bytes:
+        if self.store.written + fresh.numel() * self.store.kind.itemsize <= self.max_bytes:
             self.store.add([digests[place] for place in new], fresh.cpu().numpy())
         if read is None:
             return fresh

@@ -129,12 +129,12 @@ def download(remote: Remote, target: Path) -> str | None:
         part.unlink(missing_ok=True)
 
 
-def _copy(source: IO[bytes], target: IO[bytes], most: int | None) -> int:
+def _copy(source: IO[bytes], target: IO[bytes], max_bytes: int | None) -> int:
     copied = 0
     while chunk := source.read(_CHUNK):
         copied += len(chunk)
-        if most is not None and copied > most:
-            raise ValueError(f"more than the {most:,} bytes expected")
+        if max_bytes is not None and copied > max_bytes:
+            raise ValueError(f"more than the {max_bytes:,} bytes expected")
         target.write(chunk)
     return copied
 

@@ -216,7 +216,7 @@ def _csv_rows(path: Path, header: bool = False) -> Iterator[Row]:
             return
 
 
-def _csv_chunks(path: Path, most: int) -> Iterator[Chunk]:
+def _csv_chunks(path: Path, max_rows: int) -> Iterator[Chunk]:
     """Rows of a CSV, at most so many at a time."""
     with open(path, encoding="utf-8-sig", newline="") as file:
         # spreadsheets write what their country uses; names of columns hold none of the three
@@ -241,7 +241,7 @@ def _csv_chunks(path: Path, most: int) -> Iterator[Chunk]:
                     )
                 chunk.lines.append(line)
                 chunk.fields.append(fields)
-                if len(chunk.lines) == most:
+                if len(chunk.lines) == max_rows:
                     yield chunk
                     chunk = Chunk(path, chunk.names, [], [])
         except (csv.Error, DataError, UnicodeDecodeError) as error:

@@ -28,13 +28,13 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
     Args:
         source: rendered pairs.
         grid: rows and columns, or one number for both.
-        least: share of a cell that a thing must cover to be named there.
+        min_share: share of a cell that a thing must cover to be named there.
     """
 
-    def __init__(self, source: SyntheticSource, grid: int | tuple[int, int] = 8, least: float = 0.08) -> None:
+    def __init__(self, source: SyntheticSource, grid: int | tuple[int, int] = 8, min_share: float = 0.08) -> None:
         self.source = source
         self.grid = grid
-        self.least = least
+        self.min_share = min_share
         # labels are kept from the first epoch on: 256 bytes each are less work than reading the truth again
         shape = (grid, grid) if isinstance(grid, int) else grid
         self._labels = np.zeros((2 * len(source), len(ATTRIBUTE_WORDS), *shape), np.uint8)
@@ -47,7 +47,7 @@ class ObjectCells(Dataset[tuple[Tensor, Tensor]]):
         pair, side = divmod(index, 2)
         if not self._known[index]:
             things = self.source.truth(pair)["after" if side else "before"]["things"]
-            self._labels[index] = cell_labels(self.source.seen[pair, side], things, self.grid, self.least)
+            self._labels[index] = cell_labels(self.source.seen[pair, side], things, self.grid, self.min_share)
             self._known[index] = True
         image = torch.from_numpy(np.array(self.source.images[pair, side]))
         return image, torch.from_numpy(self._labels[index].astype(np.int64))

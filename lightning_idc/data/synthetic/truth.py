@@ -67,7 +67,7 @@ def view_overlap(
 
 
 def cell_labels(
-    seen: np.ndarray, things: Sequence[Any], grid: int | tuple[int, int] = 8, least: float = 0.08
+    seen: np.ndarray, things: Sequence[Any], grid: int | tuple[int, int] = 8, min_share: float = 0.08
 ) -> np.ndarray:
     """Name what dominates each cell of a grid over the picture, uint8 ``(4, rows, columns)``.
 
@@ -75,7 +75,7 @@ def cell_labels(
         seen: index of the thing at each pixel or -1, ``(H, W)``.
         things: mappings with the keys of `ATTRIBUTE_WORDS`, one per thing.
         grid: rows and columns, or one number for both.
-        least: share of a cell that a thing must cover to be named there.
+        min_share: share of a cell that a thing must cover to be named there.
     """
     down, across = (grid, grid) if isinstance(grid, int) else grid
     height, width = seen.shape
@@ -85,7 +85,9 @@ def cell_labels(
     counts = np.bincount((cells * slots + seen + 1).ravel(), minlength=down * across * slots).reshape(-1, slots)
     area = counts.sum(1)
     winner = counts[:, 1:].argmax(1) if len(things) else np.zeros(len(counts), int)
-    covered = counts[np.arange(len(counts)), winner + 1] >= least * area if len(things) else np.zeros(len(counts), bool)
+    covered = (
+        counts[np.arange(len(counts)), winner + 1] >= min_share * area if len(things) else np.zeros(len(counts), bool)
+    )
     table = np.zeros((slots, len(ATTRIBUTE_WORDS)), np.uint8)
     for index, thing in enumerate(things):
         table[index + 1] = [words.index(thing[name]) + 1 for name, words in ATTRIBUTE_WORDS.items()]

@@ -112,15 +112,15 @@ class RandomCrop(PairTransform):
     Boxes that it cuts away become NaN. Keep most of the images where captions name places or small things.
 
     Args:
-        least: smallest share of each side that stays.
+        min_scale: smallest share of each side that stays.
     """
 
-    def __init__(self, least: float = 0.8) -> None:
-        self.least = least
+    def __init__(self, min_scale: float = 0.8) -> None:
+        self.min_scale = min_scale
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
         height, width = sample.before.shape[1:]
-        tall, wide = (max(1, round(side * _uniform(generator, self.least))) for side in (height, width))
+        tall, wide = (max(1, round(side * _uniform(generator, self.min_scale))) for side in (height, width))
         top = int(_uniform(generator, 0, height - tall + 1))
         left = int(_uniform(generator, 0, width - wide + 1))
 
@@ -156,7 +156,7 @@ class CropToChange(PairTransform):
     """
 
     def __init__(self, size: int, anywhere: float = 0.1) -> None:
-        check_number("size", size, least=1)
+        check_number("size", size, minimum=1)
         self.size, self.anywhere = size, anywhere
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:

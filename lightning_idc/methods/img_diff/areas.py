@@ -135,14 +135,14 @@ class DifferenceAreas(PipelineStage):
             area.setdefault("match", [None, None])[side] = round(score, 4)
 
 
-def found_and_true(records: Sequence[Record], least: float = 0.5) -> dict[str, float]:
+def found_and_true(records: Sequence[Record], min_iou: float = 0.5) -> dict[str, float]:
     """Precision and recall of the kept boxes, where the fact ``true_boxes`` tells the truth.
 
     A region counts once: for the true box, of either picture, that it overlaps most.
 
     Args:
         records: dropped ones have no boxes.
-        least: IoU from which on a box is found.
+        min_iou: IoU from which on a box is found.
     """
     right = found = true = 0
     for record in records:
@@ -156,7 +156,7 @@ def found_and_true(records: Sequence[Record], least: float = 0.5) -> dict[str, f
         pairs = sorted(((box_iou(a, b), i, j) for i, a in enumerate(truth) for j, b in enumerate(boxes)), reverse=True)
         used: set[tuple[str, int]] = set()
         for value, i, j in pairs:
-            if value >= least and ("true", i) not in used and ("found", j) not in used:
+            if value >= min_iou and ("true", i) not in used and ("found", j) not in used:
                 used |= {("true", i), ("found", j)}
                 right += 1
         found, true = found + len(boxes), true + len(truth)

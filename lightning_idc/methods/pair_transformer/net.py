@@ -53,7 +53,7 @@ class PairTransformerNet(GridCaptionNet):
                 f"counts is {counts} and backbone reads images one by one; changes are counted by 'difference'"
             )
         check_heads(width, heads)
-        check_number("encoder_layers", encoder_layers, least=0)
+        check_number("encoder_layers", encoder_layers, minimum=0)
         self.register_buffer("coordinates", _coordinates(grid), persistent=False)
         channels = backbone.width if backbone.reads_pairs else 3 * backbone.width
         self.fuse = nn.Sequential(nn.Linear(channels + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))

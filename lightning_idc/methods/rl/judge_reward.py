@@ -24,9 +24,9 @@ class JudgeReward(Reward):
 
     Args:
         endpoint: where the judge answers, and how it is asked.
-        rubric: name of :data:`RUBRICS`; ``prompt`` and ``most`` take its place.
+        rubric: name of :data:`RUBRICS`; ``prompt`` and ``max_score`` take its place.
         prompt: of your own, with ``{expected}`` for the references and ``{said}`` for the caption.
-        most: highest score of that prompt.
+        max_score: highest score of that prompt.
         images: also show the judge both pictures.
         tries: of a caption whose answer cannot be read.
         unreadable: share of captions without a score from which on a step is an error.
@@ -40,7 +40,7 @@ class JudgeReward(Reward):
         endpoint: Endpoint,
         rubric: str = IMG_DIFF.name,
         prompt: str | None = None,
-        most: float = 1.0,
+        max_score: float = 1.0,
         images: bool = False,
         tries: int = 2,
         unreadable: float = 0.5,
@@ -51,7 +51,7 @@ class JudgeReward(Reward):
         if prompt is not None and "{said}" not in prompt:
             raise ConfigError("the judge's prompt has no {said}, where the caption to be judged stands; add it")
         self.endpoint, self.images, self.tries, self.unreadable = endpoint, images, tries, unreadable
-        self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, most)
+        self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, max_score)
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         if "{expected}" in self.rubric.prompt:
@@ -71,7 +71,7 @@ class JudgeReward(Reward):
             self.tries - 1,
             max(1, len(contents)),
         )
-        known = [float("nan") if score is None else score / self.rubric.most for score in scores]
+        known = [float("nan") if score is None else score / self.rubric.max_score for score in scores]
         return self._filled(torch.tensor(known).view(len(texts), -1))
 
     def _filled(self, values: Tensor) -> Tensor:
@@ -81,6 +81,6 @@ class JudgeReward(Reward):
         if share > self.unreadable:
             raise DataError(
                 f"{int(missing.sum())} of {missing.numel()} answers of the judge {self.endpoint.model!r} hold no score "
-                f"from 0 to {self.rubric.most:g}; use a larger judge, or a prompt that asks for 'Score: <number>'"
+                f"from 0 to {self.rubric.max_score:g}; use a larger judge, or a prompt that asks for 'Score: <number>'"
             )
         return torch.where(missing, values.nanmean(1, keepdim=True).nan_to_num(0.0), values)

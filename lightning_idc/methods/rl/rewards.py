@@ -176,25 +176,25 @@ class LengthReward(Reward):
 
     Args:
         free: words that cost nothing.
-        most: words from which on the reward is -1.
+        max_words: words from which on the reward is -1.
 
     Raises:
-        ConfigError: ``most`` is not above ``free``.
+        ConfigError: ``max_words`` is not above ``free``.
 
     Example:
         >>> LengthReward(2, 4).of("one two three")
         -0.5
     """
 
-    def __init__(self, free: int, most: int) -> None:
+    def __init__(self, free: int, max_words: int) -> None:
         super().__init__()
-        if not 0 <= free < most:
-            raise ConfigError(f"free is {free} and most is {most}; expected 0 <= free < most")
-        self.free, self.most = free, most
+        if not 0 <= free < max_words:
+            raise ConfigError(f"free is {free} and max_words is {max_words}; expected 0 <= free < max_words")
+        self.free, self.max_words = free, max_words
 
     def of(self, text: str) -> float:
         """Reward of one caption."""
-        return -min(1.0, max(0.0, (len(words_of(text)) - self.free) / (self.most - self.free)))
+        return -min(1.0, max(0.0, (len(words_of(text)) - self.free) / (self.max_words - self.free)))
 
     def __call__(self, pairs: PairBatch, texts: Texts) -> Tensor:
         return torch.tensor([[self.of(text) for text in row] for row in texts])

@@ -136,12 +136,12 @@ class ServerRollouts(Callback):
             [*(image_part(image.cpu()) for image in images), *([{"type": "text", "text": asked}] if asked else [])]
             for images, asked in host.asked(step.batch)
         ]
-        most = host.hparams["max_length"]
-        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": most}
+        max_tokens = host.hparams["max_length"]
+        options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         if self.log_probs == "server":
             options |= {"logprobs": True, "return_token_ids": True}
         choices = self.endpoint.draws(contents, seeds_of(step.batch, key), samples, options)
-        found = [self._caption(choice, host, most) for row in choices for choice in row]
+        found = [self._caption(choice, host, max_tokens) for row in choices for choice in row]
         if not any(caption.text.strip() for caption in found):
             raise DataError(
                 f"all {len(found)} captions that the endpoint drew of {len(choices)} pairs are empty, which teaches "
@@ -149,7 +149,7 @@ class ServerRollouts(Callback):
             )
         return found
 
-    def _caption(self, choice: dict[str, Any], host: PairCaptioner, most: int) -> _Caption:
+    def _caption(self, choice: dict[str, Any], host: PairCaptioner, max_tokens: int) -> _Caption:
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else None
         text = text if isinstance(text, str) else ""
@@ -169,8 +169,8 @@ class ServerRollouts(Callback):
                 f"the endpoint drew {text[:80]!r}, which holds tokens (such as {wrong[0]}) that the policy never says; "
                 "it must serve the same model with the same tokenizer"
             )
-        ids = ids[:most]
-        return _Caption(ids, log_probs[:most], host.built_vocabulary.decode(ids))
+        ids = ids[:max_tokens]
+        return _Caption(ids, log_probs[:max_tokens], host.built_vocabulary.decode(ids))
 
     @staticmethod
     def _old(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:

@@ -25,11 +25,11 @@ class QuestionAnswerer:
 
     Args:
         captioner: that answers.
-        most: tokens of an answer, at most.
+        max_tokens: tokens of an answer, at most.
     """
 
     captioner: VLMCaptioner
-    most: int = 128
+    max_tokens: int = 128
 
     @torch.inference_mode()
     def __call__(self, images: Sequence[Picture], questions: Sequence[str]) -> list[str]:
@@ -59,7 +59,7 @@ class QuestionAnswerer:
             asked = {name: value.to(captioner.device) for name, value in inputs.items()}
             types = {name: asked[name] for name in TOKEN_TYPES if name in asked}
             behind = net.with_prompt(features, asked["prompt_ids"], asked["prompt_mask"], types)
-            answers.append(captioner.generate(behind, max_length=self.most)[0].text)
+            answers.append(captioner.generate(behind, max_length=self.max_tokens)[0].text)
         return answers
 
     def _about(self, picture: Tensor, question: str) -> str:
@@ -85,7 +85,7 @@ class QuestionAnswerer:
             out: Tensor = net.model.generate(
                 **inputs,
                 do_sample=False,
-                max_new_tokens=self.most,
+                max_new_tokens=self.max_tokens,
                 eos_token_id=list(special.ends),
                 pad_token_id=special.pad,
                 suppress_tokens=list(special.never_said),

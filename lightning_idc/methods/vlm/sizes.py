@@ -15,28 +15,28 @@ SIZES = "sizes"
 """Heights and widths of pairs that were padded to one size, among the inputs of a batch."""
 
 
-def fitted(sample: PairSample, least: int | None, most: int | None) -> PairSample:
-    """Pair scaled, with its aspect kept, to at most ``most`` and at least ``least`` pixels per image."""
+def fitted(sample: PairSample, min_pixels: int | None, max_pixels: int | None) -> PairSample:
+    """Pair scaled, with its aspect kept, to at most ``max_pixels`` and at least ``min_pixels`` pixels per image."""
     _, height, width = sample.before.shape
-    size = fitting_size(height, width, least, most)
+    size = fitting_size(height, width, min_pixels, max_pixels)
     if size == (height, width):
         return sample
     before, after = (resize(image, size, "bicubic") for image in (sample.before, sample.after))
     return replace(sample, before=before, after=after, boxes=None, masks=None)
 
 
-def fitting_size(height: int, width: int, least: int | None, most: int | None) -> tuple[int, int]:
-    """Height and width of one aspect with at least ``least`` and at most ``most`` pixels.
+def fitting_size(height: int, width: int, min_pixels: int | None, max_pixels: int | None) -> tuple[int, int]:
+    """Height and width of one aspect with at least ``min_pixels`` and at most ``max_pixels`` pixels.
 
     Example:
         >>> fitting_size(600, 800, None, 120_000)
         (300, 400)
     """
     scale = 1.0
-    if least is not None:
-        scale = max(scale, math.sqrt(least / (height * width)))
-    if most is not None:
-        scale = min(scale, math.sqrt(most / (height * width)))
+    if min_pixels is not None:
+        scale = max(scale, math.sqrt(min_pixels / (height * width)))
+    if max_pixels is not None:
+        scale = min(scale, math.sqrt(max_pixels / (height * width)))
     if scale == 1.0:
         return height, width
     towards = math.ceil if scale > 1 else math.floor

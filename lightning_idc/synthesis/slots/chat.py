@@ -258,6 +258,6 @@ class PromptedCaptioner(ImageCaptioner):
         return self.model.answer([[_enlarged(image, self.least_side)] for image in images], [self.prompt] * len(images))
 
 
-def _enlarged(image: Tensor, least: int) -> Tensor:
+def _enlarged(image: Tensor, min_side: int) -> Tensor:
     height, width = image.shape[1:]
-    return resize(image, (max(height, least), max(width, least)))
+    return resize(image, (max(height, min_side), max(width, min_side)))

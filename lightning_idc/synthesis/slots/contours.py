@@ -27,22 +27,22 @@ class DifferenceContours(Segmenter):
     Args:
         color: least difference of the logarithms' colour under the same light.
         structure: least difference of the logarithms' brightness, after its slow part is taken out; the same.
-        least_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
+        min_area: share of the picture that a region must have; the ImgDiff scripts leave out less than 1/400.
         gap: share of the picture's side that is bridged inside of one region.
     """
 
     def __init__(
-        self, color: float = 0.1, structure: float = 0.12, least_area: float = 1 / 400, gap: float = 1 / 16
+        self, color: float = 0.1, structure: float = 0.12, min_area: float = 1 / 400, gap: float = 1 / 16
     ) -> None:
         super().__init__()
-        self.color, self.structure, self.least_area, self.gap = color, structure, least_area, gap
+        self.color, self.structure, self.min_area, self.gap = color, structure, min_area, gap
 
     def settings(self) -> dict[str, Any]:
         return {
             "model": "DifferenceContours",
             "color": self.color,
             "structure": self.structure,
-            "least_area": self.least_area,
+            "least_area": self.min_area,
             "gap": self.gap,
         }
 
@@ -88,11 +88,11 @@ class DifferenceContours(Segmenter):
         outlines, _ = cv2.findContours(mask, cv2.RETR_EXTERNAL, cv2.CHAIN_APPROX_NONE)
         mask = cv2.drawContours(np.zeros_like(mask), outlines, -1, 1, -1)
         _, labels, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=8)
-        least = mask.size * self.least_area
+        min_pixels = mask.size * self.min_area
         return [
             ((int(x), int(y), int(x + w), int(y + h)), labels == number)
             for number, (x, y, w, h, area) in enumerate(stats)
-            if number and area >= least
+            if number and area >= min_pixels
         ]
 
     def _largest(self, mask: np.ndarray) -> tuple[tuple[int, int, int, int], np.ndarray] | None:
@@ -112,20 +112,20 @@ class ColorRegions(Segmenter):
 
     Args:
         colors: number of clusters.
-        least_area: share of the picture that a region must have.
-        most_area: share of the picture that it may have.
+        min_area: share of the picture that a region must have.
+        max_area: share of the picture that it may have.
     """
 
-    def __init__(self, colors: int = 6, least_area: float = 1 / 200, most_area: float = 1 / 6) -> None:
+    def __init__(self, colors: int = 6, min_area: float = 1 / 200, max_area: float = 1 / 6) -> None:
         super().__init__()
-        self.colors, self.least_area, self.most_area = colors, least_area, most_area
+        self.colors, self.min_area, self.max_area = colors, min_area, max_area
 
     def settings(self) -> dict[str, Any]:
         return {
             "model": "ColorRegions",
             "colors": self.colors,
-            "least_area": self.least_area,
-            "most_area": self.most_area,
+            "least_area": self.min_area,
+            "most_area": self.max_area,
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
@@ -146,7 +146,7 @@ class ColorRegions(Segmenter):
             mask = cv2.morphologyEx((labels == color).astype(np.uint8), cv2.MORPH_OPEN, np.ones((5, 5), np.uint8))
             _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
             for number, (x, y, w, h, area) in enumerate(stats):
-                if number and self.least_area <= area / mask.size <= self.most_area:
+                if number and self.min_area <= area / mask.size <= self.max_area:
                     box = (int(x), int(y), int(x + w), int(y + h))
                     found.append(Region(box, float(area / (w * h)), torch.from_numpy(parts == number), 0))
         return sorted(found, key=lambda region: -region.confidence)

@@ -54,7 +54,7 @@ class NearestPrototype(ImageCaptioner):
     Args:
         library: folder of cut-outs that the pictures were made with; None for rendered things.
         side: longer side of a thing when it is compared, pixels.
-        least: similarity below which nothing is recognised.
+        min_similarity: similarity below which nothing is recognised.
         background: what is said then.
     """
 
@@ -62,12 +62,12 @@ class NearestPrototype(ImageCaptioner):
         self,
         library: str | None = None,
         side: int = 20,
-        least: float = 0.92,
+        min_similarity: float = 0.92,
         background: str = "plain background",
     ) -> None:
         super().__init__()
         self.library, self.identity = library, library_identity(library)
-        self.side, self.least, self.background = side, least, background
+        self.side, self.min_similarity, self.background = side, min_similarity, background
         self.names: list[str] = []
         self.outlines: list[Outline] = []
 
@@ -81,7 +81,7 @@ class NearestPrototype(ImageCaptioner):
         ]
 
     def settings(self) -> dict[str, Any]:
-        return {"model": "NearestPrototype", "library": self.identity, "side": self.side, "least": self.least}
+        return {"model": "NearestPrototype", "library": self.identity, "side": self.side, "least": self.min_similarity}
 
     def refusal(self, facts: Mapping[str, Any]) -> str | None:
         if facts.get("library") == self.identity:
@@ -132,7 +132,7 @@ class NearestPrototype(ImageCaptioner):
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         best = self.similarities(images).max(1)
         return [
-            f"a {self.names[index]}" if value >= self.least else self.background
+            f"a {self.names[index]}" if value >= self.min_similarity else self.background
             for value, index in zip(best.values.tolist(), best.indices.tolist(), strict=True)
         ]
 

@@ -69,8 +69,8 @@ class ChangedThings(Segmenter):
         otherwise: segmenter of all other pairs.
         differs: distance from which on a thing has changed, in logarithms of colours.
         blurs: what is added to that where the camera moved.
-        least_ground: share of both pictures that is plain ground.
-        least_area: share of the picture that a thing must have.
+        min_ground: share of both pictures that is plain ground.
+        min_area: share of the picture that a thing must have.
     """
 
     def __init__(
@@ -78,12 +78,12 @@ class ChangedThings(Segmenter):
         otherwise: Segmenter | None = None,
         differs: float = 0.085,
         blurs: float = 0.04,
-        least_ground: float = 0.4,
-        least_area: float = 1 / 2000,
+        min_ground: float = 0.4,
+        min_area: float = 1 / 2000,
     ) -> None:
         super().__init__()
         self.otherwise = otherwise or DifferenceContours()
-        self.differs, self.blurs, self.least_ground, self.least_area = differs, blurs, least_ground, least_area
+        self.differs, self.blurs, self.min_ground, self.min_area = differs, blurs, min_ground, min_area
 
     def settings(self) -> dict[str, Any]:
         return {
@@ -91,8 +91,8 @@ class ChangedThings(Segmenter):
             "otherwise": self.otherwise.settings(),
             "differs": self.differs,
             "blurs": self.blurs,
-            "least_ground": self.least_ground,
-            "least_area": self.least_area,
+            "least_ground": self.min_ground,
+            "least_area": self.min_area,
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:
@@ -105,7 +105,7 @@ class ChangedThings(Segmenter):
     def _changed(self, before: Tensor, after: Tensor) -> list[Region] | None:
         """Regions of a pair; None where the ground is not plain."""
         pair = [picture_of(image) for image in (before, after)]
-        if min(picture.ground.mean() for picture in pair) < self.least_ground:
+        if min(picture.ground.mean() for picture in pair) < self.min_ground:
             return None
         found: list[Region] = []
         colored = np.zeros(before.shape[1:], bool)
@@ -151,7 +151,7 @@ class ChangedThings(Segmenter):
             _, parts, stats, _ = cv2.connectedComponentsWithStats(mask, connectivity=4)
             for number, (*_, area) in enumerate(stats):
                 own = parts == number
-                if number and area >= self.least_area * mask.size and (hue > 1 or is_sharp(own, picture)):
+                if number and area >= self.min_area * mask.size and (hue > 1 or is_sharp(own, picture)):
                     found.append(Thing(own, hue == 1, np.zeros(2, int)))
         return found
 
