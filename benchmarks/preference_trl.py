@@ -254,7 +254,7 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
 
 def of_ours(folder: Path, size: Size, steps: int, batch: int, without: frozenset[str]) -> dict[str, Any]:
     """Seconds of this library's training steps and its log-probabilities before the first."""
-    from lightning_idc.core.captioner import pad_captions
+    from lightning_idc.core.captions import pad_captions
     from lightning_idc.methods.adpo.cached_scores import CachedScores
     from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
     from lightning_idc.methods.adpo.preference import PreferenceOptimization

@@ -9,7 +9,7 @@ import os
 import platform
 import sys
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -50,6 +50,24 @@ def _flush(path: Path) -> None:
         os.fsync(number)
     finally:
         os.close(number)
+
+
+def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
+    """JSON of plain values with a digest of themselves."""
+    plain = json.loads(json.dumps(value))
+    return json.dumps({**plain, "seal": digest(json.dumps(plain, sort_keys=True))}, indent=indent, ensure_ascii=False)
+
+
+def unseal(text: str) -> dict[str, Any] | None:
+    """The values of :func:`seal`; None where the text is not what was sealed."""
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict):
+        return None
+    sealed = found.pop("seal", None)
+    return found if sealed == digest(json.dumps(found, sort_keys=True)) else None
 
 
 def default_cache_dir() -> Path:

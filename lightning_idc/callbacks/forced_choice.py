@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.types import PairBatch, PairError
 
 WORDINGS = 5

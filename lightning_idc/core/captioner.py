@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.captions import chosen_captions, learned_vocabulary, mass_missing, pad_captions, pair_losses
 from lightning_idc.core.decoding import Decoded, beam_search, greedy, sample
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
-from lightning_idc.core.input_spec import InputSpec
-from lightning_idc.core.module import PairModule, ProvidesCaptions, ProvidesInputSpec
+from lightning_idc.core.input_spec import InputSpec, noted
+from lightning_idc.core.module import PairModule
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
-from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import ConfigError, DataError, check_number
 
 if TYPE_CHECKING:
@@ -227,7 +227,7 @@ class PairCaptioner(PairModule):
     def change_scores(self, features: PairFeatures) -> list[float | None]:
         """1 minus the probability mass of the known no-change sentences, per pair."""
         known = self._no_change(len(features))
-        return [None] * len(features) if known is None else _mass_missing(self.score(features, *known))
+        return [None] * len(features) if known is None else mass_missing(self.score(features, *known))
 
     @torch.no_grad()
     def losses_and_change_scores(self, features: PairFeatures, batch: PairBatch) -> tuple[Tensor, list[float | None]]:
@@ -244,7 +244,7 @@ class PairCaptioner(PairModule):
             for parts in ((batch.tokens, known[0]), (batch.caption_mask, known[1]))
         )
         sums, captions = self.score(features, tokens, mask), batch.tokens.shape[1]
-        return _pair_losses(sums[:, :captions], batch.caption_mask), _mass_missing(sums[:, captions:])
+        return pair_losses(sums[:, :captions], batch.caption_mask), mass_missing(sums[:, captions:])
 
     def _no_change(self, pairs: int) -> tuple[Tensor, Tensor] | None:
         """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
@@ -261,7 +261,7 @@ class PairCaptioner(PairModule):
 
     def caption_losses(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Loss of each pair, ``(B,)``: the mean over captions of the mean over tokens; 0 where there is no caption."""
-        return _pair_losses(self.score(features, batch.tokens, batch.caption_mask), batch.caption_mask)
+        return pair_losses(self.score(features, batch.tokens, batch.caption_mask), batch.caption_mask)
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
         """Mean over pairs of the mean over captions of the mean over tokens of the negative log-probability.
@@ -273,11 +273,8 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: a pair has no caption.
         """
-        empty = [
-            name
-            for name, any_ in zip(batch.ids, batch.caption_mask.flatten(1).any(-1).tolist(), strict=True)
-            if not any_
-        ]
+        known = batch.caption_mask.flatten(1).any(-1).tolist()
+        empty = [name for name, any_ in zip(batch.ids, known, strict=True) if not any_]
         if empty:
             raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
         return self.caption_losses(features, batch).mean()
@@ -296,15 +293,10 @@ class PairCaptioner(PairModule):
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
         """Note what the images that the network is trained on are like, which a checkpoint then brings along."""
-        size = self.batch_image_size(batch)
-        spec = self.hparams["input_spec"] or {}
-        if not self._noted_input:  # what a start from other weights brought was of other images
-            spec = self.data.input_spec() if isinstance(self.data, ProvidesInputSpec) else {}
-            spec = {"size": size, **{name: value for name, value in spec.items() if name != "image_size"}}
-            self._noted_input = True
-        elif spec.get("size") != size:
-            spec = {**spec, "size": None}  # mixed sizes: images keep theirs
-        self.hparams["input_spec"] = spec
+        # what a start from other weights brought was of other images
+        known = self.hparams["input_spec"] if self._noted_input else None
+        self.hparams["input_spec"] = noted(known, self.batch_image_size(batch), self.data)
+        self._noted_input = True
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:
         """Height and width of the images of a batch; None where they differ."""
@@ -314,10 +306,6 @@ class PairCaptioner(PairModule):
     def input_spec(self) -> InputSpec:
         """What the images of the training were like, and so how others are prepared."""
         return InputSpec.of(self.hparams)
-
-    def described_size(self) -> tuple[int, int] | None:
-        """Height and width that images are resized to before they are described; None keeps their own."""
-        return self.input_spec.size
 
     def at_trained_size(self, samples: Sequence[PairSample]) -> Sequence[PairSample]:
         """Pairs of a test or prediction at the size that the network was trained on, unless the data names a size."""
@@ -387,10 +375,7 @@ class PairCaptioner(PairModule):
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
         losses, scores = self.losses_and_change_scores(features, batch)
-        captions = [
-            replace(caption, change_score=score) for caption, score in zip(self.generate(features), scores, strict=True)
-        ]
-        self.evaluation.update(batch, captions, losses)
+        self.evaluation.update(batch, self.generate(features), losses, scores)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -406,24 +391,10 @@ class PairCaptioner(PairModule):
     # ---- making it --------------------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        options, words = self.hparams, self.hparams["vocabulary"]
-        vocabulary = None if words is None else load_vocabulary(words)
-        data = self.data
-        # fitting learns what was not given; a test needs the words alone, and its data may have no captions for it
-        unknown = None in (options["max_length"], options["no_change_captions"])
-        learns = words is None or (self.fitting and unknown)
-        if learns and isinstance(data, ProvidesCaptions):
-            captions = data.train_captions()
-            if not captions and vocabulary is None:
-                raise DataError("the training split has no captions; a captioner needs some to learn its words from")
-            vocabulary = vocabulary or Vocabulary.build(captions, options["min_word_count"])
-            options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
-            options["image_size"] = options["image_size"] or data.image_size
-            if options["max_length"] is None:
-                options["max_length"] = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
+        vocabulary = learned_vocabulary(self.hparams, self.data, self.fitting)
         if vocabulary is None:
             return None
-        options["vocabulary"] = vocabulary.key
+        self.hparams["vocabulary"] = vocabulary.key
         self.vocabulary = vocabulary
         return self.build_net(vocabulary)
 
@@ -446,43 +417,3 @@ class PairCaptioner(PairModule):
         for name in ("no_change_captions", "image_size", "input_spec", "max_length"):
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
-
-
-def _pair_losses(sums: Tensor, mask: Tensor) -> Tensor:
-    """Loss of each pair, ``(B,)``, from summed log-probabilities ``(B, K)`` and the mask of tokens ``(B, K, T)``."""
-    token_count = mask.sum(-1)
-    return (-sums / token_count.clamp(min=1)).sum(-1) / (token_count > 0).sum(-1).clamp(min=1)
-
-
-def _mass_missing(sums: Tensor) -> list[float | None]:
-    """1 minus the probability of K sentences, from their log-probabilities ``(B, K)``."""
-    values: list[float | None] = (1.0 - sums.exp().sum(-1)).clamp(0.0, 1.0).tolist()
-    return values
-
-
-def chosen_captions(sample: PairSample, wanted: int) -> list[str]:
-    """Captions of a pair for one step: ``wanted`` of them drawn by ``meta["seed"]``, the first ones without a seed."""
-    seed = sample.meta.get("seed")
-    if seed is None or len(sample.captions) <= wanted:
-        return sample.captions[:wanted]
-    order = torch.randperm(len(sample.captions), generator=torch.Generator().manual_seed(seed))
-    return [sample.captions[i] for i in order[:wanted].tolist()]
-
-
-def pad_captions(rows: Iterable[Sequence[Sequence[int]]], captions: int, pad: int = 0) -> tuple[Tensor, Tensor]:
-    """Pad token ids of B pairs into ``(B, K, T)`` with the mask of the tokens to be predicted.
-
-    Args:
-        rows: per pair at most K lists of ids, begin and end tokens included.
-        captions: K.
-        pad: id of padding.
-    """
-    rows = list(rows)
-    length = max((len(ids) for row in rows for ids in row), default=2)
-    tokens = torch.full((len(rows), captions, length), pad, dtype=torch.long)
-    mask = torch.zeros(tokens.shape, dtype=torch.bool)
-    for b, row in enumerate(rows):
-        for k, ids in enumerate(row):
-            tokens[b, k, : len(ids)] = torch.tensor(ids)
-            mask[b, k, 1 : len(ids)] = True
-    return tokens, mask

@@ -41,28 +41,32 @@ class CorpusEvaluation(nn.Module):
         self.caption_scores.reset()
         self.caption_scores.metrics = USUAL if test else FAST
 
-    def update(self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor) -> None:
+    def update(
+        self, batch: PairBatch, captions: Sequence[Caption], losses: Tensor, change_scores: Sequence[float | None] = ()
+    ) -> None:
         """Add a batch.
 
         Args:
             batch: B pairs.
             captions: generated, one per pair.
             losses: ``(B,)``; not counted where a pair has no reference.
+            change_scores: of the pairs, where they are known.
         """
         known = batch.caption_mask.flatten(1).any(-1).tolist()
-        rows = zip(batch.ids, captions, batch.references, batch.change_types, losses.tolist(), known, strict=True)
+        scores = change_scores or [None] * len(captions)
+        of_pairs = batch.ids, captions, scores, batch.references, batch.change_types, losses.tolist(), known
         self.caption_scores.update(
             [
                 {
                     "id": id,
                     "caption": caption.text,
                     "log_prob": caption.log_prob,
-                    "change_score": caption.change_score,
+                    "change_score": score,
                     "references": texts,
                     "change_type": kind,
                     "loss": loss if counted else None,
                 }
-                for id, caption, texts, kind, loss, counted in rows
+                for id, caption, score, texts, kind, loss, counted in zip(*of_pairs, strict=True)
             ]
         )
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_idc.core.bars import content
 from lightning_idc.core.images import Interpolation, open_pair, resize, warn_of_sizes
-from lightning_idc.core.types import PairSample
+from lightning_idc.core.types import PairSample, ProvidesInputSpec
 from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.errors import DataError
 
@@ -141,3 +141,17 @@ class InputSpec:
                 else f"{1 / scale:.0f} times up"
             )
             warnings.warn(f"the images are {width}x{height} pixels and {known}: they are scaled {much}", stacklevel=4)
+
+
+def noted(spec: dict[str, Any] | None, size: list[int] | None, data: Any) -> dict[str, Any]:
+    """What a checkpoint says of the images of a training, after a batch.
+
+    Args:
+        spec: after the batches before; None at the first.
+        size: height and width of this batch.
+        data: data module of the run.
+    """
+    if spec is None:
+        said = data.input_spec() if isinstance(data, ProvidesInputSpec) else {}
+        return {"size": size, **{name: value for name, value in said.items() if name != "image_size"}}
+    return spec if spec.get("size") == size else {**spec, "size": None}  # mixed sizes: images keep theirs

@@ -6,11 +6,10 @@ and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoint
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast, runtime_checkable
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from lightning.pytorch.cli import OptimizerCallable
@@ -21,38 +20,15 @@ from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
+from lightning_idc.core.folders import CONFIG, read_config, read_weights, write_folder
 from lightning_idc.core.io import TRAINING_ONLY, class_named, plain_hparams, read_checkpoint, refuse_nan
 from lightning_idc.core.names import class_and_options, public_name
+from lightning_idc.core.parameter_groups import SPARED, by_decay, clip_apart
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
-from lightning_idc.core.shards import seal, unseal
-from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number, reading, reads_file
-from lightning_idc.files import atomic_write, file_digest
+from lightning_idc.errors import ConfigError, IDCError, check_number, reading, reads_file
 
 if TYPE_CHECKING:
     from typing_extensions import Self
-
-CONFIG, WEIGHTS = "config.json", "model.safetensors"
-
-SPARED = ".undecayed"
-"""Ending of the name of a group of parameters that weight decay spares."""
-
-
-@runtime_checkable
-class ProvidesCaptions(Protocol):
-    """What a module asks of a data module before its layers can be made."""
-
-    image_size: tuple[int, int] | None
-
-    def train_captions(self) -> list[str]: ...
-
-    def no_change_captions(self) -> list[str]: ...
-
-
-@runtime_checkable
-class ProvidesInputSpec(Protocol):
-    """What a captioner asks of a data module to know what its images are like."""
-
-    def input_spec(self) -> dict[str, Any]: ...
 
 
 class PairModule(AddonHost):
@@ -243,17 +219,8 @@ class PairModule(AddonHost):
         ):
             if unknown := set(named) - set(groups):
                 raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
-        return [part for name, parameters in groups.items() for part in self._by_decay(name, parameters)]
-
-    def _by_decay(self, name: str, parameters: list[nn.Parameter]) -> list[dict[str, Any]]:
-        """A group of parameters, and beside it those of them that weight decay spares."""
-        if not self.undecayed:
-            return [{"name": name, "params": parameters}]
-        spared = {id(parameter) for path, parameter in self.named_parameters() if path.endswith(self.undecayed)}
-        parts = ([p for p in parameters if id(p) not in spared], [p for p in parameters if id(p) in spared])
-        found: list[dict[str, Any]] = [{"name": name, "params": parts[0]}]
-        found.append({"name": name + SPARED, "params": parts[1], "weight_decay": 0.0})
-        return [part for part in found if part["params"]]
+        spared = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
+        return [part for name, parameters in groups.items() for part in by_decay(name, parameters, spared)]
 
     def group_of(self, path: str) -> str:
         """Group of a parameter."""
@@ -278,16 +245,9 @@ class PairModule(AddonHost):
     ) -> None:
         """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
         apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
-        apart |= {name + SPARED for name in apart}
-        alone = [group for group in optimizer.param_groups if group.get("name") in apart]
-        if not gradient_clip_val or not alone:
-            self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
+        if gradient_clip_val and clip_apart(optimizer, gradient_clip_val, gradient_clip_algorithm == "value", apart):
             return
-        rest = [p for group in optimizer.param_groups if group.get("name") not in apart for p in group["params"]]
-        by_value = gradient_clip_algorithm == "value"
-        clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-        for parameters in [rest, *(group["params"] for group in alone)]:
-            clip(parameters, gradient_clip_val)
+        self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
     def schedule_of(self, group: str) -> Schedule:
         """Schedule of a group of parameters."""
@@ -396,17 +356,12 @@ class PairModule(AddonHost):
 
         In a distributed run all processes must call this; sharded weights are put together and the first one writes.
         """
-        from safetensors.torch import save_file
-
         folder = Path(folder)
         hparams = {k: v for k, v in dict(self.hparams).items() if not k.startswith("_")}
         config = {"class_path": public_name(type(self)), "init_args": hparams}
         state = full_state_dict({k: v for k, v in self.state_dict().items() if not k.startswith(f"{AUX}.")})
         if is_rank_zero():
-            folder.mkdir(parents=True, exist_ok=True)
-            atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
-            config["weights"] = file_digest(folder / WEIGHTS)
-            atomic_write(folder / CONFIG, seal(config, indent=2))
+            write_folder(folder, config, state)
         all_gather_object(None)  # no process goes on to read what is not written yet
         return folder
 
@@ -418,47 +373,18 @@ class PairModule(AddonHost):
         Raises:
             CheckpointError: a file is missing, or the folder holds another class.
         """
-        from safetensors.torch import load_file
-
         folder = Path(folder)
-        text = _file_of(folder, CONFIG).read_text(encoding="utf-8")
-        config = json.loads(text)
-        if isinstance(config, dict) and "class_path" not in config and "model_type" in config:
-            raise CheckpointError(
-                f"{str(folder)!r} is a model of transformers ({str(config['model_type'])[:40]}), not a captioner; a "
-                "vision-language model is the argument `model` of VLMCaptioner"
-            )
+        config = read_config(folder)
         options = plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
         name, options = class_and_options(config["class_path"], options)
         model: Self = class_named(name, cls)(**options)
         model.build_from(folder)
-        state = load_file(_file_of(folder, WEIGHTS))
-        refuse_nan(state, folder / WEIGHTS)
-        model.load_state_dict(state)
-        _refuse_changed(folder, text)
+        model.load_state_dict(read_weights(folder, config))
         return model.eval()
 
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
         self.build()
-
-
-def _refuse_changed(folder: Path, text: str) -> None:
-    """Refuse a folder whose files are not those that were saved; one of an earlier version says nothing of them."""
-    config = json.loads(text)
-    names = [CONFIG] if "seal" in config and unseal(text) is None else []
-    names += [WEIGHTS] if config.get("weights") not in (None, file_digest(folder / WEIGHTS)) else []
-    if names:
-        raise CheckpointError(
-            f"{str(folder / names[0])!r} is not what was saved: it is damaged or was changed; fetch the folder again, "
-            f"or remove the lines 'seal' and 'weights' from {CONFIG} where it was changed on purpose"
-        )
-
-
-def _file_of(folder: Path, name: str) -> Path:
-    if not (folder / name).is_file():
-        raise CheckpointError(f"{str(folder)!r} has no {name}; expected a folder that save_pretrained wrote")
-    return folder / name
 
 
 def rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:

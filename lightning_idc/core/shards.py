@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -21,7 +20,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from lightning_idc.errors import DataError
-from lightning_idc.files import DIGEST_BYTES, atomic_write, digest, file_digest
+from lightning_idc.files import DIGEST_BYTES, atomic_write, file_digest, seal, unseal
 
 OPEN_SHARDS = 64
 """Shards that a process keeps mapped at once, of all stores together."""
@@ -88,24 +87,6 @@ class Shard:
     def about(self) -> Mapping[str, Any]:
         """What its writer says of it."""
         return self.segments[0].about
-
-
-def seal(value: Mapping[str, Any], indent: int | None = None) -> str:
-    """JSON of plain values with a digest of themselves."""
-    plain = json.loads(json.dumps(value))
-    return json.dumps({**plain, "seal": digest(json.dumps(plain, sort_keys=True))}, indent=indent, ensure_ascii=False)
-
-
-def unseal(text: str) -> dict[str, Any] | None:
-    """The values of :func:`seal`; None where the text is not what was sealed."""
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict):
-        return None
-    sealed = found.pop("seal", None)
-    return found if sealed == digest(json.dumps(found, sort_keys=True)) else None
 
 
 def read_shard(path: Path, store: str, remedy: str = "") -> Shard | None:

@@ -17,18 +17,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.shards import (
-    OPEN_SHARDS,
-    Shard,
-    StoreError,
-    check_shard,
-    is_suspect,
-    open_shard,
-    read_shard,
-    seal,
-    unseal,
-)
-from lightning_idc.files import atomic_write, fingerprint
+from lightning_idc.core.shards import OPEN_SHARDS, Shard, StoreError, check_shard, is_suspect, open_shard, read_shard
+from lightning_idc.files import atomic_write, fingerprint, seal, unseal
 
 FORMAT = 2
 """Raise it when stores are written otherwise; those of another format are never read."""
@@ -131,8 +121,9 @@ class Store:
         self._set_shards(self._described())
 
     def _described(self) -> list[Shard]:
-        if self.manifest["shards"] is None:
-            return self._readable()
+        if self.manifest["shards"] is None:  # any number may be added to it
+            readable = (self._shard(path.stem) for path in sorted(self.folder.glob("*.arrow")))
+            return [shard for shard in readable if shard is not None]
         found = [self._shard(shard_name(number)) for number in range(self.manifest["shards"])]
         absent = [shard_name(number) for number, shard in enumerate(found) if shard is None]
         if absent:
@@ -141,11 +132,6 @@ class Store:
             raise StoreError(
                 f"{self.folder} lacks {absent[0]} ({len(absent)} of {len(found)} shards): {part}; {self.remedy}"
             )
-        return [shard for shard in found if shard is not None]
-
-    def _readable(self) -> list[Shard]:
-        """The shards of a store that any number may be added to."""
-        found = (self._shard(path.stem) for path in sorted(self.folder.glob("*.arrow")))
         return [shard for shard in found if shard is not None]
 
     def _shard(self, name: str) -> Shard | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -164,3 +164,21 @@ def stack_images(samples: Sequence[PairSample]) -> Tensor:
         found = ", ".join(f"{size[1]}x{size[2]} ({name!r})" for size, name in sizes.items())
         raise PairError(f"a batch holds pairs of mixed sizes: {found}; set the data module's `image_size`")
     return torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
+
+
+@runtime_checkable
+class ProvidesCaptions(Protocol):
+    """What a module asks of a data module before its layers can be made."""
+
+    image_size: tuple[int, int] | None
+
+    def train_captions(self) -> list[str]: ...
+
+    def no_change_captions(self) -> list[str]: ...
+
+
+@runtime_checkable
+class ProvidesInputSpec(Protocol):
+    """What a captioner asks of a data module to know what its images are like."""
+
+    def input_spec(self) -> dict[str, Any]: ...

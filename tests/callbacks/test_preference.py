@@ -16,7 +16,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.core.addon import TrainingStep, addons_of
-from lightning_idc.core.captioner import pad_captions
+from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.negatives import (

@@ -13,7 +13,7 @@ from helpers.tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import Trainer
 
-from lightning_idc.core.captioner import chosen_captions, pad_captions
+from lightning_idc.core.captions import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.errors import CheckpointError
@@ -254,7 +254,7 @@ def test_the_size_of_the_training_images_travels_with_the_checkpoint(trained: Ti
     ]
     assert again.describe(*twice).text == again.describe(sample.before, sample.after).text
     again.save_pretrained(tmp_path / "folder")
-    assert TinyCaptioner.from_pretrained(tmp_path / "folder").described_size() == tuple(side)
+    assert TinyCaptioner.from_pretrained(tmp_path / "folder").input_spec.size == tuple(side)
 
 
 def test_a_prediction_of_larger_files_is_made_at_the_trained_size(trained: TinyCaptioner) -> None:

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.addon import ADDON_METHODS, Addon, TrainingStep
-from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.distributed import mean_over_processes
 from lightning_idc.core.types import PairBatch
 from lightning_idc.methods.adpo.comparison import Comparison

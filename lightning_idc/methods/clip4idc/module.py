@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.io import plain_hparams, read_checkpoint
-from lightning_idc.core.module import PairModule, ProvidesCaptions
-from lightning_idc.core.types import PairError
+from lightning_idc.core.module import PairModule
+from lightning_idc.core.types import PairError, ProvidesCaptions
 from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.errors import reads_file
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip

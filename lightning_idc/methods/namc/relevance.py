@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.module import PairModule, ProvidesCaptions
+from lightning_idc.core.module import PairModule
 from lightning_idc.core.schedules import Schedule, WarmupCosine
+from lightning_idc.core.types import ProvidesCaptions
 from lightning_idc.core.vocabulary import Vocabulary, words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions

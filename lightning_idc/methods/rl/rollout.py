@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.addon import TrainingStep
-from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.types import PairBatch
 
 

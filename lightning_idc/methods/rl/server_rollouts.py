@@ -12,7 +12,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from lightning_idc.core.addon import TrainingStep, addons_of
-from lightning_idc.core.captioner import PairCaptioner, pad_captions
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.checkpoint_io import INTERRUPTED
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.data.core.loading import PairLoader
