@@ -16,8 +16,9 @@ from torch.distributed import checkpoint as dcp
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError
-from lightning_idc.methods.vlm.module import VLMCaptioner, stock_name
+from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.published import Source, load_empty, load_model
+from lightning_idc.methods.vlm.stock import stock_name
 
 HERE = Path(__file__).parent
 

@@ -74,7 +74,8 @@ def cost_of_pair(
     parts = _linear_parts(net)
     flops = {name: sum(2.0 * w.numel() for w in weights) * tokens[name] for name, weights in parts.items()}
     flops["tower"] += _tower_attention(net, places)
-    flops["language"] += _language_attention(net, tokens["language"])
+    config = net.model.config.get_text_config()
+    flops["language"] += 4.0 * config.num_hidden_layers * tokens["language"] ** 2 * config.hidden_size
     mdp_kept = 0
     for adapter in adapters:
         if isinstance(adapter, MDP):
@@ -145,11 +146,6 @@ def _tower_attention(net: VLMNet, places: int) -> float:
         return 4.0 * depth * places * image * width
     window = (config["window_size"] // config["patch_size"]) ** 2
     return 4.0 * places * width * (len(whole) * image + (depth - len(whole)) * min(window, image))
-
-
-def _language_attention(net: VLMNet, tokens: int) -> float:
-    config = net.model.config.get_text_config()
-    return 4.0 * config.num_hidden_layers * tokens**2 * config.hidden_size
 
 
 def _mdp(adapter: MDP, places: int, width: int) -> tuple[float, int]:

@@ -7,16 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from jinja2 import TemplateError
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
-from lightning_idc.core.module import ProvidesCaptions
-from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, image_token
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
 from lightning_idc.methods.vlm.loading import (
     load_language_model,
     make_model,
@@ -26,6 +24,7 @@ from lightning_idc.methods.vlm.loading import (
 )
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
+from lightning_idc.methods.vlm.prompting import PROMPT, media_tokens, padded_prompts, prompt_tokens, with_question
 from lightning_idc.methods.vlm.published import (
     QUANTIZED,
     SKELETON,
@@ -38,13 +37,12 @@ from lightning_idc.methods.vlm.published import (
 from lightning_idc.methods.vlm.scoring import WAYS
 from lightning_idc.methods.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
+from lightning_idc.methods.vlm.stock import belongs, leave_stock, stock_name, take_stock
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
 from lightning_idc.nn.backbones import load_backbone
 
 KEPT = "weights"
 """Names of the weights in a checkpoint, where ``model`` brings the others."""
-PROMPT = "What changed from the first image to the second?"
-QUESTION = "{question}"
 MOST_PROMPTS = 512  # that are kept as tokens
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
 
@@ -194,7 +192,9 @@ class VLMCaptioner(PairCaptioner):
 
     def _source(self) -> Source:
         options = self.hparams
-        device = None if self._trainer is not None else device_named(options["device"])
+        device = None if self._trainer is not None else options["device"]
+        if device == "auto":
+            device = "cuda" if torch.cuda.is_available() else None
         if self._trainer is not None and self._trainer.state.fn == "fit" and options["quantize"] == "int4":
             raise ConfigError(
                 "quantize is int4, whose product in torchao has no gradient: it is for captions alone. Train with "
@@ -305,22 +305,7 @@ class VLMCaptioner(PairCaptioner):
             sizes: height and width of the images of each.
         """
         asked = [self._prompt(prompt, *size) for prompt, size in zip(prompts, sizes, strict=True)]
-        longest = max(len(row["input_ids"]) for row in asked)
-        lengths = torch.tensor([len(row["input_ids"]) for row in asked])
-        padding = self.built_vocabulary.special.pad
-        # padded on the left, so that every answer starts right behind its prompt
-        found = {
-            ("prompt_ids" if name == "input_ids" else name): torch.stack(
-                [
-                    nn.functional.pad(
-                        row[name], (longest - len(row[name]), 0), value=padding if name == "input_ids" else 0
-                    )
-                    for row in asked
-                ]
-            )
-            for name in asked[0]
-        }
-        return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}
+        return padded_prompts(asked, self.built_vocabulary.special.pad)
 
     def prompt_ids(self, prompt: str, height: int, width: int) -> list[int]:
         """Token ids of a prompt about two images of a size, with a placeholder per feature of theirs."""
@@ -329,31 +314,9 @@ class VLMCaptioner(PairCaptioner):
     def _prompt(self, prompt: str, height: int, width: int) -> dict[str, Tensor]:
         key = (prompt, height, width)
         if key not in self._prompts:
-            net = self.built_net
-            images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
-            try:
-                found = net.family.inputs(net.processor, [prompt], images)
-            except (ValueError, TemplateError) as error:
-                raise ConfigError(
-                    f"the processor cannot put two images into the prompt {prompt!r}: {error}; choose a model that "
-                    "takes several images"
-                ) from error
-            if not (found["input_ids"] == image_token(net.model.config)).any():
-                raise ConfigError(
-                    f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "
-                    "model's processor a template that shows them, or none"
-                )
-            length = found["input_ids"].shape[1]
-            room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
-            if room is not None and length + self.hparams["max_length"] > room:
-                raise ConfigError(
-                    f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of "
-                    f"{self.hparams['max_length']} that is more than the {room} of the model. Set `max_pixels`, or a "
-                    "smaller max_length"
-                )
             if len(self._prompts) >= MOST_PROMPTS:  # questions may be as many as pairs
                 self._prompts.clear()
-            self._prompts[key] = {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
+            self._prompts[key] = prompt_tokens(self.built_net, prompt, (height, width), self.hparams["max_length"])
         return self._prompts[key]
 
     # ---- checkpoints ------------------------------------------------------------------------------------
@@ -362,7 +325,7 @@ class VLMCaptioner(PairCaptioner):
         super().on_save_checkpoint(checkpoint)
         state = checkpoint["state_dict"]
         left = set(self._left_out())
-        for name in [name for name in state if name in left or (self.hparams["quantize"] and _belongs(name, left))]:
+        for name in [name for name in state if name in left or (self.hparams["quantize"] and belongs(name, left))]:
             del state[name]
         if self._stock:
             checkpoint[KEPT] = list(state)
@@ -451,67 +414,3 @@ class VLMCaptioner(PairCaptioner):
             net.processor.save_pretrained(folder)
         all_gather_object(None)
         return Path(folder)
-
-
-def with_question(prompt: str, id: str, meta: dict[str, Any]) -> str:
-    """The prompt with the question of the pair where it asks it.
-
-    Raises:
-        ConfigError: the pair has none.
-    """
-    if QUESTION not in prompt:
-        return prompt
-    question = meta.get("question")
-    if not isinstance(question, str):
-        raise ConfigError(
-            f"the prompt {prompt!r} asks a pair's own question, and pair {id!r} has none; its data module has "
-            'to give meta["question"], as ImgDiff does, or set another prompt'
-        )
-    return prompt.replace(QUESTION, question)
-
-
-def device_named(name: str | None) -> str | None:
-    """Device of a name; a GPU if there is one for ``auto``."""
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else None
-
-
-def media_tokens(config: Any) -> list[int]:
-    """Ids of a configuration that stand for features of images, videos or sound."""
-    names = ("image_token_id", "video_token_id", "audio_token_id")
-    return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
-
-
-def _belongs(name: str, weights: set[str]) -> bool:
-    """Whether an entry says how one of some quantized weights is scaled, beside it or below it."""
-    heads = [name[:place] for place, letter in enumerate(name) if letter == "."]
-    return any(head in weights for head in heads) or f"{heads[-1]}.weight" in weights
-
-
-def stock_name(name: str) -> str:
-    """Path that a parameter had before peft put its layer into another one."""
-    return name.replace(".base_layer.", ".").replace(".original_module.", ".")
-
-
-def leave_stock(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Leave the weights of ``model`` out of what strategies save and read of a sharded module: a post-hook."""
-    assert isinstance(host, VLMCaptioner)
-    if host.device_mesh is not None and not host._whole:
-        for name in host._left_out():
-            state_dict.pop(prefix + name, None)
-
-
-def take_stock(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Fill in weights that a checkpoint left to ``model``: a ``load_state_dict`` pre-hook.
-
-    Only weights that still are those of ``model`` are filled in; what the checkpoint brings is none of them from then
-    on, and everything else stays strict.
-    """
-    assert isinstance(host, VLMCaptioner)
-    host._stock -= {stock_name(key.removeprefix(prefix)) for key in state_dict}
-    if not host._stock:
-        return
-    for name, parameter in host.named_parameters(remove_duplicate=False):
-        if stock_name(name) in host._stock:
-            state_dict.setdefault(prefix + name, parameter)

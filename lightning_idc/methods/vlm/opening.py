@@ -9,7 +9,8 @@ import torch
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.errors import ConfigError
-from lightning_idc.methods.vlm.module import PROMPT, VLMCaptioner
+from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.prompting import PROMPT
 
 
 def open_captioner(

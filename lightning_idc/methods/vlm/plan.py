@@ -16,8 +16,8 @@ from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.costs import PairCost, cost_of_pair
 from lightning_idc.methods.vlm.families import family_for
 from lightning_idc.methods.vlm.lora import LoRA
-from lightning_idc.methods.vlm.module import PROMPT
 from lightning_idc.methods.vlm.net import VLMNet
+from lightning_idc.methods.vlm.prompting import PROMPT
 from lightning_idc.methods.vlm.published import Source, find_model, read_config
 
 GIB = 2**30

@@ -65,7 +65,8 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     if source.attn is not None:
         options["attn_implementation"] = source.attn
     if source.quantize is not None:
-        options["quantization_config"] = quantization(source.quantize, source.dtype, source.device or default_device())
+        device = source.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        options["quantization_config"] = quantization(source.quantize, source.dtype, device)
     dtype = source.dtype
     if source.quantize == "int4":
         dtype = dtype or torch.bfloat16  # of the products that its kernels know
@@ -97,11 +98,6 @@ def _keep_gradients(model: nn.Module) -> None:
     for part in model.modules():
         if isinstance(part, Linear4bit):
             part.support_avx512bf16_for_cpu = False  # else the first evaluation packs them
-
-
-def default_device() -> str:
-    """Where a Trainer without further notice computes."""
-    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def load_empty(source: Source) -> tuple[Any, Any, Family]:

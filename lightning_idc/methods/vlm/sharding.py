@@ -84,12 +84,10 @@ def _separate(root: nn.Module, divide: Divide, main: torch.dtype | None = None) 
     for part, parameters in reversed(owners):
         if part is not root and next(part.children(), None) is not None and any(p.dtype != main for p in parameters):
             _divide_leaves(part, divide, set(sizes))
-            _raise_loose(part)
+            _cast_loose(part, torch.float32)
             divide(part)
     _divide_leaves(root, divide, set(sizes) - {main})
-    for _, parameters in _leftover(root):
-        for parameter in parameters:
-            parameter.data = parameter.data.to(main)
+    _cast_loose(root, main)
 
 
 def _divide_leaves(root: nn.Module, divide: Divide, kinds: set[torch.dtype]) -> None:
@@ -100,10 +98,10 @@ def _divide_leaves(root: nn.Module, divide: Divide, kinds: set[torch.dtype]) -> 
             divide(group)
 
 
-def _raise_loose(root: nn.Module) -> None:
+def _cast_loose(root: nn.Module, kind: torch.dtype) -> None:
     for _, parameters in _leftover(root):
         for parameter in parameters:
-            parameter.data = parameter.data.float()
+            parameter.data = parameter.data.to(kind)
 
 
 def _leftover(root: nn.Module) -> Iterable[tuple[nn.Module, list[nn.Parameter]]]:

@@ -163,7 +163,10 @@ class Family:
         from transformers.modeling_outputs import BaseModelOutputWithPooling
 
         output = BaseModelOutputWithPooling(pooler_output=self._as_given(memory, mask, repeats))
-        deep = [self._as_given(extras[f"deepstack{i}"], mask, repeats) for i in range(count_deepstack(extras))]
+        deep = [
+            self._as_given(extras[f"deepstack{i}"], mask, repeats)
+            for i in range(sum(name.startswith("deepstack") for name in extras))
+        ]
         if deep:
             output["deepstack_features"] = deep
         if INDICATORS in extras:
@@ -196,11 +199,6 @@ class Family:
 def image_token(config: Any) -> int:
     """Id of the placeholder of one feature of an image."""
     return int(config.image_token_id)
-
-
-def count_deepstack(extras: dict[str, Tensor]) -> int:
-    """Number of earlier layers whose features go on to the language model, too."""
-    return sum(name.startswith("deepstack") for name in extras)
 
 
 def by_pair(features: Any, rows: Sequence[int]) -> tuple[Tensor, Tensor | None]:

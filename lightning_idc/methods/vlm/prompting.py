@@ -1,0 +1,95 @@
+"""Prompts about two images as a model takes them: their tokens, with a placeholder per feature of the images."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from jinja2 import TemplateError
+from torch import Tensor, nn
+
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, image_token
+from lightning_idc.methods.vlm.net import VLMNet
+
+PROMPT = "What changed from the first image to the second?"
+QUESTION = "{question}"
+
+
+def with_question(prompt: str, id: str, meta: dict[str, Any]) -> str:
+    """The prompt with the question of the pair where it asks it.
+
+    Raises:
+        ConfigError: the pair has none.
+    """
+    if QUESTION not in prompt:
+        return prompt
+    question = meta.get("question")
+    if not isinstance(question, str):
+        raise ConfigError(
+            f"the prompt {prompt!r} asks a pair's own question, and pair {id!r} has none; its data module has "
+            'to give meta["question"], as ImgDiff does, or set another prompt'
+        )
+    return prompt.replace(QUESTION, question)
+
+
+def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) -> dict[str, Tensor]:
+    """Inputs of the model for one prompt about two images.
+
+    Args:
+        net: of the captioner.
+        prompt: what is asked.
+        size: height and width of the images.
+        answer: tokens that an answer may have.
+
+    Raises:
+        ConfigError: the prompt shows no two images, or is longer than the model's context.
+    """
+    height, width = size
+    images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
+    try:
+        found = net.family.inputs(net.processor, [prompt], images)
+    except (ValueError, TemplateError) as error:
+        raise ConfigError(
+            f"the processor cannot put two images into the prompt {prompt!r}: {error}; choose a model that takes "
+            "several images"
+        ) from error
+    if not (found["input_ids"] == image_token(net.model.config)).any():
+        raise ConfigError(
+            f"the prompt {prompt!r} shows no image: the chat template of the model leaves them out; give the "
+            "model's processor a template that shows them, or none"
+        )
+    length = found["input_ids"].shape[1]
+    room = net.model.config.get_text_config().to_dict().get("max_position_embeddings")
+    if room is not None and length + answer > room:
+        raise ConfigError(
+            f"a prompt with two images of {height}x{width} has {length} tokens; with an answer of {answer} that "
+            f"is more than the {room} of the model. Set `max_pixels`, or a smaller max_length"
+        )
+    return {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
+
+
+def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[str, Tensor]:
+    """Prompts of a batch, padded to one length.
+
+    Args:
+        asked: of each pair, as of :func:`prompt_tokens`.
+        padding: id of it.
+    """
+    lengths = torch.tensor([len(row["input_ids"]) for row in asked])
+    # padded on the left, so that every answer starts right behind its prompt
+    found = {
+        ("prompt_ids" if name == "input_ids" else name): nn.utils.rnn.pad_sequence(
+            [row[name] for row in asked], True, padding if name == "input_ids" else 0, "left"
+        )
+        for name in asked[0]
+    }
+    longest = int(lengths.max())
+    return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}
+
+
+def media_tokens(config: Any) -> list[int]:
+    """Ids of a configuration that stand for features of images, videos or sound."""
+    names = ("image_token_id", "video_token_id", "audio_token_id")
+    return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
