@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -179,21 +179,64 @@ def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
         at = inner
 
 
-def parse_overrides(arguments: list[str]) -> dict[str, Any]:
-    """``--a.b value`` and ``--a.b=value`` to ``{"a.b": value}``, values read as YAML."""
-    found: dict[str, Any] = {}
+def _given(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple[str, str | None]]:
+    """``--key value`` and ``--key=value`` one by one; None for a key that has no value.
+
+    Raises:
+        ConfigError: something else stands where a key is expected.
+    """
     rest = list(arguments)
     while rest:
-        flag = rest.pop(0)
-        if not flag.startswith("--") or flag == "--":
+        flag, equals, value = rest.pop(0).partition("=")
+        if flag != short and (not flag.startswith("--") or flag == "--"):
             raise ConfigError(f"expected --key value, found {flag!r}")
-        key, equals, value = flag[2:].partition("=")
-        if not equals:
-            if not rest or rest[0].startswith("--"):
-                raise ConfigError(f"--{key} has no value; expected --{key} VALUE")
-            value = rest.pop(0)
+        yield flag, value if equals else rest.pop(0) if rest and not rest[0].startswith("--") else None
+
+
+def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
+    """Keys of a command to their values, read as YAML."""
+    found: dict[str, Any] = {}
+    for flag, value in _given(arguments):
+        if value is None:
+            raise ConfigError(f"{flag} has no value; expected {flag} VALUE")
         try:
-            found[key] = parse_value(value)
+            found[flag[2:]] = parse_value(value)
         except IDCError as error:
-            raise ConfigError(f"--{key}: {error}") from error
+            raise ConfigError(f"{flag}: {error}") from error
     return found
+
+
+def gather(arguments: Sequence[str]) -> dict[str, Any]:
+    """Merge the configuration files and ``--key value`` of a command, in their order.
+
+    ``--trainer.callbacks+ NAME`` appends; ``--trainer.callbacks.KEY value`` belongs to the one named last.
+
+    Raises:
+        ConfigError: a file or a value that cannot be read, or a name that is not known.
+    """
+    config: dict[str, Any] = {}
+    for flag, value in _given(arguments, short="-c"):
+        if flag in ("--config", "-c"):
+            config = merge(config, _read(Path("true" if value is None else value)))
+            continue
+        parsed = True if value is None else parse_value(value)
+        *path, name = flag.removeprefix("--").split(".")
+        if name.endswith("+"):
+            over: dict[str, Any] = {name: parsed}
+            for key in reversed(path):
+                over = {key: over}
+            config = merge(config, normalised(over))
+        else:
+            set_key(config, [*path, name], parsed)
+            config = normalised(config)
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    config = read_yaml(path)
+    if "stages" in config:
+        raise ConfigError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
+    try:
+        return normalised(config)
+    except IDCError as error:
+        raise ConfigError(f"{path}: {error}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import warnings
@@ -40,7 +41,9 @@ def run(given: list[str]) -> int:
         print(_HELP)
         return 0 if given else 2
     from lightning_idc.cli.configuration import parse_overrides
+    from lightning_idc.cli.peers import place_in_job
     from lightning_idc.cli.recipe import choices
+    from lightning_idc.cli.stages import RUN, new_folder
 
     if "--smallest" in given:
         warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)
@@ -53,17 +56,24 @@ def run(given: list[str]) -> int:
     path = _file(given[0])
     smoke = any(flag in given for flag in flags)
     chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
-    if seeds:
-        return _run_seeds(path, overrides, seeds, run_dir, resume, smoke)
-    entries = [chosen] if resume else choices(path, chosen)
-    for choice in entries:
-        if len(entries) > 1:
-            print(f"\n#### {', '.join(f'{axis} {entry}' for axis, entry in choice.items())}", flush=True)
-        folder = run_dir / "_".join(choice.values()) if run_dir and len(entries) > 1 else run_dir
+    # a run that is resumed says itself which entry it is of; one folder of several seeds does not
+    entries = [chosen] if resume and not seeds else choices(path, chosen)
+    home = resume or run_dir or (new_folder(path) if seeds else None)
+    for seed, choice in itertools.product(seeds or [None], entries):
         keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}}
-        if status := _run_one(path, keys, folder, resume, smoke):
+        folder = home
+        if seeds:
+            print(f"\n#### {', '.join([f'seed {seed}', *choice.values()])}", flush=True)
+            keys["seed_everything"] = seed
+            folder = home and home.joinpath(f"seed_{seed}", *choice.values())
+        elif len(entries) > 1:
+            print(f"\n#### {', '.join(f'{axis} {entry}' for axis, entry in choice.items())}", flush=True)
+            folder = home and home / "_".join(choice.values())
+        begun = resume is not None and folder is not None and (not seeds or (folder / RUN).is_file())
+        if status := _run_one(path, keys, None if begun else folder, folder if begun else None, smoke):
             return status
-    return 0
+    place = place_in_job() if seeds else None
+    return _compare_seeds(home, len(seeds)) if seeds and home and (place is None or place.rank == 0) else 0
 
 
 def _seeds(overrides: dict[str, Any]) -> list[int]:
@@ -75,30 +85,6 @@ def _seeds(overrides: dict[str, Any]) -> list[int]:
     if found and "seed_everything" in overrides:
         raise ConfigError("--seeds sets seed_everything of each run; leave --seed_everything out")
     return [int(seed) for seed in found]
-
-
-def _run_seeds(
-    path: Path, overrides: dict[str, Any], seeds: list[int], run_dir: Path | None, resume: Path | None, smoke: bool
-) -> int:
-    """Run each entry of a recipe's matrix with each seed, and compare what they reached."""
-    from lightning_idc.cli.peers import place_in_job
-    from lightning_idc.cli.recipe import choices
-    from lightning_idc.cli.stages import RUN, new_folder
-
-    home = resume or run_dir or new_folder(path)
-    chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
-    for seed in seeds:
-        for choice in choices(path, chosen):
-            print(f"\n#### {', '.join([f'seed {seed}', *choice.values()])}", flush=True)
-            keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}, "seed_everything": seed}
-            folder = home.joinpath(f"seed_{seed}", *choice.values())
-            begun = (folder / RUN).is_file()
-            if status := _run_one(
-                path, keys, None if begun and resume else folder, folder if begun and resume else None, smoke
-            ):
-                return status
-    place = place_in_job()
-    return _compare_seeds(home, len(seeds)) if place is None or place.rank == 0 else 0
 
 
 def _compare_seeds(folder: Path, seeds: int) -> int:

@@ -52,8 +52,9 @@ def run(given: list[str]) -> int:
     if not files or given[1] in ("-h", "--help"):
         print(_HELP, file=sys.stdout if files else sys.stderr)
         return 0 if files else 2
+    from lightning_idc.cli.configuration import gather
     from lightning_idc.cli.processes import RESULT, end_with_parent
-    from lightning_idc.cli.training import PairCLI, gather
+    from lightning_idc.cli.training import PairCLI
     from lightning_idc.synthesis.pipeline import Records
     from lightning_idc.synthesis.ray_launcher import RayPool, launch_stream
 

@@ -25,7 +25,7 @@ from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.cli.checkpoint_data import StoreData, with_stored_data
-from lightning_idc.cli.configuration import merge, normalised, parse_value, read_yaml, set_key, with_log_folder
+from lightning_idc.cli.configuration import gather, with_log_folder
 from lightning_idc.cli.errors import explain, readable
 from lightning_idc.cli.memory import keep_freed_memory
 from lightning_idc.cli.processes import RESULT, end_with_parent
@@ -88,47 +88,6 @@ def _for_help(arguments: list[str]) -> list[str]:
             value = value if equals else next(iter(arguments[number + 1 :]), "")
             return [f"{flag}={full_name(value)}" if value else flag]
     return ["--help"]
-
-
-def gather(arguments: list[str]) -> dict[str, Any]:
-    """Merge the configuration files and ``--key value`` of a command, in their order.
-
-    ``--trainer.callbacks+ NAME`` appends; ``--trainer.callbacks.KEY value`` belongs to the one named last.
-
-    Raises:
-        ConfigError: a file or a value that cannot be read, or a name that is not known.
-    """
-    config: dict[str, Any] = {}
-    rest = list(arguments)
-    while rest:
-        flag, equals, value = rest.pop(0).partition("=")
-        if not flag.startswith("--") and flag != "-c":
-            raise ConfigError(f"expected --key value, found {flag!r}")
-        if not equals:
-            value = rest.pop(0) if rest and not rest[0].startswith("--") else "true"
-        if flag in ("--config", "-c"):
-            config = merge(config, _read(Path(value)))
-            continue
-        *path, name = flag.removeprefix("--").split(".")
-        if name.endswith("+"):
-            over: dict[str, Any] = {name: parse_value(value)}
-            for key in reversed(path):
-                over = {key: over}
-            config = merge(config, normalised(over))
-        else:
-            set_key(config, [*path, name], parse_value(value))
-            config = normalised(config)
-    return config
-
-
-def _read(path: Path) -> dict[str, Any]:
-    config = read_yaml(path)
-    if "stages" in config:
-        raise ConfigError(f"{path} is a recipe of stages; run it with: lightning-idc run {path}")
-    try:
-        return normalised(config)
-    except IDCError as error:
-        raise ConfigError(f"{path}: {error}") from error
 
 
 def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,8 @@ from lightning.pytorch import Trainer
 
 from lightning_idc.callbacks.progress import PlainProgress, duration
 from lightning_idc.cli import main
-from lightning_idc.cli.training import RESULT, PairCLI, gather, with_checkpoint
+from lightning_idc.cli.configuration import gather
+from lightning_idc.cli.training import RESULT, PairCLI, with_checkpoint
 from lightning_idc.errors import IDCError, PairError
 
 TRAINER = {"max_epochs": 1, "logger": False, "enable_model_summary": False, "accelerator": "cpu"}

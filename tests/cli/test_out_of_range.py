@@ -10,7 +10,8 @@ import yaml
 from PIL import Image
 
 from lightning_idc.cli import main
-from lightning_idc.cli.training import PairCLI, gather
+from lightning_idc.cli.configuration import gather
+from lightning_idc.cli.training import PairCLI
 
 VALUES = {
     **dict.fromkeys(("model.heads 3", "model.heads 0", "model.heads -1"), "heads"),
