@@ -107,7 +107,8 @@ class ShowResults(Callback):
         if results.summary is not None:
             log_facts(trainer, results)
             table = results.summary.as_dict()
-            save_json(folder / "scores.json", {**table, "confusion": confusion_dict(results)})
+            confusion = None if results.confusion is None else dict(vars(results.confusion))
+            save_json(folder / "scores.json", {**table, "confusion": confusion})
             save(folder / "scores.md", lambda path: path.write_text(as_markdown(results.summary), encoding="utf-8"))  # type: ignore[arg-type]
             self._result(trainer, name, results, folder / "result.json")
         if chosen and results.data is not None:
@@ -118,11 +119,12 @@ class ShowResults(Callback):
             self._report(trainer, name, results, folder / "report.html")
 
     def _result(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
+        hparams = trainer.lightning_module.hparams
         origin = Origin(
             name,
             None if results.data is None else type(results.data).__name__,
             results.split,
-            decoding_of(trainer.lightning_module),
+            {key: hparams[key] for key in ("num_beams", "max_length") if key in hparams},
             int(os.environ["PL_GLOBAL_SEED"]) if "PL_GLOBAL_SEED" in os.environ else None,
             Path(trainer.ckpt_path).name if trainer.ckpt_path else None,
             None if not trainer.ckpt_path else selected_on(Path(trainer.ckpt_path)),
@@ -222,11 +224,6 @@ def about(trainer: Trainer, results: Results) -> dict[str, str]:
     return facts
 
 
-def decoding_of(captioner: Any) -> dict[str, Any]:
-    """How a captioner decodes, as far as its hyper-parameters say."""
-    return {name: captioner.hparams[name] for name in ("num_beams", "max_length") if name in captioner.hparams}
-
-
 def selected_on(checkpoint: Path) -> str | None:
     """Split on whose values a checkpoint was chosen; None where it was not chosen, or that is unknown."""
     if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
@@ -249,11 +246,6 @@ def log_facts(trainer: Trainer, results: Results) -> None:
     values = {f"{results.split}/fact/{name}": results.summary.rows["all"][name] for name in judged}
     for logger in trainer.loggers if values else []:
         logger.log_metrics(values, step=trainer.global_step)
-
-
-def confusion_dict(results: Results) -> dict[str, int] | None:
-    """Change against no change as plain values."""
-    return None if results.confusion is None else dict(vars(results.confusion))
 
 
 def say(text: str) -> None:

@@ -178,18 +178,6 @@ def _meteor(corpus: Corpus, resources: ScoringResources) -> Measured | NotComput
     return {"METEOR": outcome.corpus}, {"METEOR": outcome.per_pair}, outcome.statistics
 
 
-def _rouge_l(corpus: Corpus, resources: ScoringResources) -> Measured:
-    return _mean("ROUGE-L", *rouge_l(corpus))
-
-
-def _cider_d(corpus: Corpus, resources: ScoringResources) -> Measured:
-    return _mean("CIDEr-D", *cider_d(corpus, resources.counts))
-
-
-def _cider(corpus: Corpus, resources: ScoringResources) -> Measured:
-    return _mean("CIDEr", *cider(corpus, resources.counts))
-
-
 def _spice(corpus: Corpus, resources: ScoringResources) -> Measured | NotComputed:
     outcome = spice_scores(corpus.candidates, corpus.references.tokens, resources.corenlp)
     return outcome if isinstance(outcome, NotComputed) else _mean("SPICE", *outcome)
@@ -202,9 +190,9 @@ def _mean(name: str, whole: float, each: Floats) -> Measured:
 _MEASURES: dict[str, Callable[[Corpus, ScoringResources], Measured | NotComputed]] = {
     "BLEU": _bleu,
     "METEOR": _meteor,
-    "ROUGE-L": _rouge_l,
-    "CIDEr-D": _cider_d,
-    "CIDEr": _cider,
+    "ROUGE-L": lambda corpus, _: _mean("ROUGE-L", *rouge_l(corpus)),
+    "CIDEr-D": lambda corpus, resources: _mean("CIDEr-D", *cider_d(corpus, resources.counts)),
+    "CIDEr": lambda corpus, resources: _mean("CIDEr", *cider(corpus, resources.counts)),
     "SPICE": _spice,
 }
 FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {

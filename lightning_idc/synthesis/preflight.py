@@ -86,17 +86,14 @@ def _memory(stage: BasePipelineStage, trainer: dict[str, Any]) -> list[str]:
     )
     if on_gpu and not torch.cuda.is_available():
         return ["a GPU is asked for, and torch sees none"]
-    there = torch.cuda.get_device_properties(0).total_memory if on_gpu else _host_memory()
+    host = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    there = torch.cuda.get_device_properties(0).total_memory if on_gpu else host
     if weights * _ROOM <= there:
         return []
     return [
         f"the weights have {weights / 1e9:.1f} GB, the {'GPU' if on_gpu else 'machine'} {there / 1e9:.1f} GB; set "
         "loading to {quantization: int4} or {device_map: auto}, or ask an endpoint"
     ]
-
-
-def _host_memory() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def _limits() -> list[str]:

@@ -211,7 +211,9 @@ def images_below(root: Root, side: str) -> dict[str, str]:
         # a link may lead back to a folder above it
         below[:] = sorted(name for name in below if not name.startswith(".") and _new(os.path.join(folder, name), seen))
         if not root.follow_links:
-            passed += [f"{os.path.join(folder, name)} (a link)" for name in below if _is_link(folder, name)]
+            passed += [
+                f"{os.path.join(folder, name)} (a link)" for name in below if os.path.islink(os.path.join(folder, name))
+            ]
         for name in sorted(files):
             if name.startswith(".") or name in _IGNORED:
                 continue
@@ -236,10 +238,6 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             stacklevel=2,
         )
     return found
-
-
-def _is_link(folder: str, name: str) -> bool:
-    return os.path.islink(os.path.join(folder, name))
 
 
 def _new(path: str, seen: set[str]) -> bool:

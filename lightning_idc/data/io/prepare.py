@@ -52,7 +52,8 @@ def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[
         say(f"unpacked {count:,} files of {archive} to {data.root}")
     left = []
     for remote in data.remotes:
-        target = inside_root(data.root, remote.path)
+        data.root.mkdir(parents=True, exist_ok=True)
+        target = inside(data.root, remote.path, str(data.root))
         if target.is_dir():
             say(f"there is    {remote.path}/")
         elif target.is_file():
@@ -71,12 +72,6 @@ def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[
     if left:
         say(f"{data.title}:{data.layout()}")
     return left
-
-
-def inside_root(root: Path, relative: str) -> Path:
-    """Path below a root that may not be there yet."""
-    root.mkdir(parents=True, exist_ok=True)
-    return inside(root, relative, str(root))
 
 
 def wrong_with(path: Path, remote: Remote) -> str | None:

@@ -55,18 +55,14 @@ def relation_holds(said: ParsedChange, change: Mapping[str, Any], truth: Mapping
         return False
     side = "after" if change["side"] else "before"
     scene = truth[side]
-    things = [_thing(plain) for plain in scene["things"]]
+    names = ("shape", "size", "color", "material", "x", "y", "rotation")
+    things = [SceneObject(**{name: plain[name] for name in names}) for plain in scene["things"]]
     target = change[side][0]
     anchors = [thing for index, thing in enumerate(things) if index != target and Attributes.of(thing) == said.anchor]
     if len(anchors) != 1:
         return False
     view = view_of(Camera(**scene["camera"]))
     return related(view, things[target], said.relation, anchors[0], RELATION_MARGIN)
-
-
-def _thing(plain: Mapping[str, Any]) -> SceneObject:
-    names = ("shape", "size", "color", "material", "x", "y", "rotation")
-    return SceneObject(**{name: plain[name] for name in names})
 
 
 def report_accuracy(caption: str, truth: Mapping[str, Any]) -> dict[str, float]:

@@ -122,7 +122,7 @@ class CachedScores(ReferencePolicy):
         return {"scores": self._rows()} if self.path is None else {}
 
     def restore(self, kept: dict[str, Any]) -> None:
-        self._scores = from_rows(kept.get("scores", []))
+        self._scores = {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in kept.get("scores", [])}
 
     def _gather(self) -> None:
         self._scores = {key: entry for part in all_gather_object(self._scores) for key, entry in part.items()}
@@ -130,11 +130,6 @@ class CachedScores(ReferencePolicy):
     def _rows(self) -> list[Row]:
         self._gather()
         return [(id, list(ids), pixels, value) for (id, ids), (pixels, value) in self._scores.items()]
-
-
-def from_rows(rows: list[Row]) -> Scores:
-    """Scores as they were before they became plain types."""
-    return {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in rows}
 
 
 def append_scores(path: Path, weights: str, scores: Scores) -> None:

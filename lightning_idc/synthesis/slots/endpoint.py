@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.files import atomic_write, fingerprint
 from lightning_idc.synthesis.records import encode_image
-from lightning_idc.synthesis.slots.base import TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import ModelInterface, TextModel, VisionLanguageModel
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses after which a request is sent again."""
@@ -196,8 +196,8 @@ class Endpoint:
             raise DataError(f"{url} refused a request with status {error.code}: {said}") from error
 
 
-class EndpointText(TextModel):
-    """A language model behind an endpoint.
+class _Remote(ModelInterface):
+    """A model behind an endpoint.
 
     Args:
         endpoint: where and how.
@@ -213,28 +213,17 @@ class EndpointText(TextModel):
     def requirements(self) -> list[str]:
         problem = self.endpoint.problem()
         return [problem] if problem else []
+
+
+class EndpointText(_Remote, TextModel):
+    """A language model behind an endpoint."""
 
     def answer(self, prompts: Sequence[str], seeds: Sequence[int]) -> list[str]:
         return self.endpoint.ask(prompts, seeds)
 
 
-class EndpointVision(VisionLanguageModel):
-    """A vision-language model behind an endpoint; pictures are sent as PNG.
-
-    Args:
-        endpoint: where and how.
-    """
-
-    def __init__(self, endpoint: Endpoint) -> None:
-        super().__init__()
-        self.endpoint = endpoint
-
-    def settings(self) -> dict[str, Any]:
-        return self.endpoint.settings()
-
-    def requirements(self) -> list[str]:
-        problem = self.endpoint.problem()
-        return [problem] if problem else []
+class EndpointVision(_Remote, VisionLanguageModel):
+    """A vision-language model behind an endpoint; pictures are sent as PNG."""
 
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
         return self.endpoint.ask(
