@@ -59,7 +59,7 @@ def run(given: list[str]) -> int:
     # a run that is resumed says itself which entry it is of; one folder of several seeds does not
     entries = [chosen] if resume and not seeds else choices(path, chosen)
     home = resume or run_dir or (new_folder(path) if seeds else None)
-    for seed, choice in itertools.product(seeds or [None], entries):
+    for seed, choice in itertools.product(seeds or [0], entries):
         keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}}
         folder = home
         if seeds:

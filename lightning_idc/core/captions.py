@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.errors import DataError
 
 
-def learned_vocabulary(options: dict[str, Any], data: Any, fitting: bool) -> Vocabulary | None:
+def learned_vocabulary(options: MutableMapping[str, Any], data: Any, fitting: bool) -> Vocabulary | None:
     """Words of a captioner, given or learned; the training captions also fill in options that are None.
 
     Args:

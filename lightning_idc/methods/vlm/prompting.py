@@ -47,7 +47,7 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
         ConfigError: the prompt shows no two images, or is longer than the model's context.
     """
     height, width = size
-    images = torch.zeros(1, 2, 3, height, width, dtype=torch.uint8)
+    images = list(torch.zeros(1, 2, 3, height, width, dtype=torch.uint8))
     try:
         found = net.family.inputs(net.processor, [prompt], images)
     except (ValueError, TemplateError) as error:
