@@ -2,6 +2,7 @@
 
     python benchmarks/mdp.py cost [--device cpu] [--out results/mdp_cost.json]
     python benchmarks/mdp.py gain [--seeds 1 2 3 4 5] [--world large small] [--out results/mdp_gain.json]
+    python benchmarks/mdp.py gain --order start --seeds 1 --world large [--out results/mdp_start.json]
     python benchmarks/mdp.py base --seeds 2 --world small --work bases   # the first half of the next line, on its own
     python benchmarks/mdp.py gain --seeds 2 --world small --work bases --part parts/mdp-small-2.json  # merge_study.py
 
@@ -12,8 +13,10 @@ the whole model, counted without memory, and seconds and memory of one pair thro
 learned to name what stands where, learns to caption; from that checkpoint the language model is tuned by LoRA and the
 rest fully for one epoch, once without and once with MDP on all four depths of the tower, with the same seed, data and
 steps. Worlds: ``large``, two or three things seen by a camera that stands still; ``small``, six to eight things at a
-higher resolution by a camera that moves, so that what changes is small and much else changes, too. MDP adds parameters
-and time, which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
+higher resolution by a camera that moves, so that what changes is small and much else changes, too. With
+``--order start`` MDP is in the model from the first caption on, without LoRA, beside the same training without it: a base
+that has not learned to compare two images gives MDP in the paper's order little to refine. MDP adds parameters and time,
+which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ from lightning_idc.report.comparison import Captioned
 WIDTH, PLACES, DEPTHS = 1152, 729, 4
 LAYERS = [1, 2, 3, 4]
 PATCH = 8  # pixels
-ROWS = ("LoRA", "LoRA + MDP")
+ROWS = {"paper": ("LoRA", "LoRA + MDP"), "start": ("full", "full + MDP")}
+"""Rows by the order in which MDP comes; the first one is the control."""
 WORLDS: dict[str, dict[str, Any]] = {
     "large": {"things": (2, 3), "camera_jitter": 0.0, "render_size": 64},
     "small": {"things": (6, 8), "render_size": 72},
@@ -146,7 +150,10 @@ def adamw(rate: float) -> Any:
 
 
 def look(seed: int, world: str, given: argparse.Namespace, folder: Path) -> Path:
-    """Teach the tower to name what stands where; where its checkpoint lies."""
+    """Teach the tower to name what stands where, unless that was done before; where its checkpoint lies."""
+    if (folder / "tower.ckpt").is_file():
+        return folder / "tower.ckpt"
+    folder.mkdir(parents=True, exist_ok=True)
     seed_everything(seed, workers=True, verbose=False)
     grid = WORLDS[world]["render_size"] // PATCH
     data = SyntheticCells(**pairs_of(world, given), grid=grid, batch_size=64, seed=seed)
@@ -173,7 +180,6 @@ def learn(seed: int, world: str, given: argparse.Namespace, folder: Path) -> Pat
     """Teach the whole model to caption, unless that was done before; where its checkpoint lies."""
     if (folder / "base.ckpt").is_file():
         return folder / "base.ckpt"
-    folder.mkdir(parents=True, exist_ok=True)
     model = captioner(seed, world, given.rate, tower_weights=str(look(seed, world, given, folder)))
     trainer = trainer_of(given.epochs, folder)
     trainer.fit(model, SyntheticPairs(**pairs_of(world, given), batch_size=32, seed=seed))
@@ -182,11 +188,15 @@ def learn(seed: int, world: str, given: argparse.Namespace, folder: Path) -> Pat
 
 
 def tune(seed: int, world: str, row: str, base: Path, given: argparse.Namespace) -> tuple[Captioned, dict[str, float]]:
-    """Tune the base and test it: what is said, and scores."""
-    model = captioner(seed, world, given.tune_rate, init_from=str(base), learning_rates={"vision": 0.2})
+    """Tune the base and test it, or the whole model from its tower on: what is said, and scores."""
     data = SyntheticPairs(**pairs_of(world, given), batch_size=32, seed=seed)
-    adapters = {"LoRA": [LoRA(rank=16, alpha=32)], "LoRA + MDP": [LoRA(rank=16, alpha=32), MDPAdapter(LAYERS)]}[row]
-    trainer = trainer_of(given.tune_epochs, base.parent, callbacks=adapters)
+    adapters: list[Any] = [MDPAdapter(LAYERS)] if "MDP" in row else []
+    if given.order == "paper":
+        model = captioner(seed, world, given.tune_rate, init_from=str(base), learning_rates={"vision": 0.2})
+        trainer = trainer_of(given.tune_epochs, base.parent, callbacks=[LoRA(rank=16, alpha=32), *adapters])
+    else:
+        model = captioner(seed, world, given.rate, tower_weights=str(base))
+        trainer = trainer_of(given.epochs, base.parent, callbacks=adapters)
     start = time.process_time()
     trainer.fit(model, data)
     seconds = time.process_time() - start
@@ -199,14 +209,16 @@ def tune(seed: int, world: str, row: str, base: Path, given: argparse.Namespace)
 
 
 def gain(given: argparse.Namespace) -> None:
-    worlds = {world: Study.of(SyntheticPairs(**pairs_of(world, given)), ROWS, control=ROWS[0]) for world in given.world}
+    rows = ROWS[given.order]
+    worlds = {world: Study.of(SyntheticPairs(**pairs_of(world, given)), rows, control=rows[0]) for world in given.world}
     with tempfile.TemporaryDirectory() as made:
         for world, study in worlds.items():
             for seed in given.seeds:
                 begin = time.process_time()
-                base = learn(seed, world, given, (given.work or Path(made)) / f"{world}-{seed}")
+                folder = (given.work or Path(made)) / f"{world}-{seed}"
+                base = (learn if given.order == "paper" else look)(seed, world, given, folder)
                 before = time.process_time() - begin
-                found = {row: tune(seed, world, row, base, given) for row in wanted(given, ROWS)}
+                found = {row: tune(seed, world, row, base, given) for row in wanted(given, rows)}
                 study.add(
                     seed,
                     {row: said for row, (said, _) in found.items()},
@@ -224,6 +236,7 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--world", choices=WORLDS, nargs="+", default=list(WORLDS))
+    parser.add_argument("--order", choices=ROWS, default="paper", help="when MDP comes")
     parser.add_argument("--train", type=int, default=2000)
     parser.add_argument("--test", type=int, default=2000)
     parser.add_argument("--look_epochs", type=int, default=3)
