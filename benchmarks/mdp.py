@@ -14,9 +14,9 @@ learned to name what stands where, learns to caption; from that checkpoint the l
 rest fully for one epoch, once without and once with MDP on all four depths of the tower, with the same seed, data and
 steps. Worlds: ``large``, two or three things seen by a camera that stands still; ``small``, six to eight things at a
 higher resolution by a camera that moves, so that what changes is small and much else changes, too. With
-``--order start`` MDP is in the model from the first caption on, without LoRA, beside the same training without it: a base
-that has not learned to compare two images gives MDP in the paper's order little to refine. MDP adds parameters and time,
-which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
+``--order start`` MDP is in the model from the first caption on, without LoRA, beside the same training without it: a
+base that has not learned to compare two images gives MDP in the paper's order little to refine. MDP adds parameters and
+time, which `cost` and the seconds here tell. ``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations

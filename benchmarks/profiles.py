@@ -138,7 +138,7 @@ def run_stages_here() -> None:
     stages.run_process = run_process  # type: ignore[assignment]
 
 
-def count_steps(steps: list[dict[str, float]]) -> None:
+def count_steps(steps: list[dict[str, Any]]) -> None:
     """Have every `Trainer.fit` of this process note the operations and seconds of its training steps."""
     from lightning.pytorch import Callback, Trainer
     from torch.utils.flop_counter import FlopCounterMode
@@ -173,7 +173,7 @@ def count_steps(steps: list[dict[str, float]]) -> None:
         if timed:
             steps.append({"model": type(model).__name__, "flops": clock.flops, "seconds": statistics.median(timed)})
 
-    Trainer.fit = counted  # type: ignore[method-assign]
+    Trainer.fit = counted  # type: ignore[method-assign, assignment]
 
 
 def captions(folder: Path, count: int = 5000) -> list[str]:
@@ -210,7 +210,7 @@ def measure(name: str, more: list[str]) -> dict[str, Any]:
     began = time.perf_counter()
     sampler = Sampler()
     sampler.start()
-    steps: list[dict[str, float]] = []
+    steps: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         os.environ.setdefault("LIGHTNING_IDC_CACHE", str(folder / "cache"))
