@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback
+from torch.utils.flop_counter import FlopCounterMode
 from training import quiet_trainer
 
 from lightning_idc.core.captioner import PairCaptioner
@@ -73,18 +74,54 @@ class MadeUpPairs(PairDataModule):
         return self.made_up
 
 
-class Clock(Callback):
-    """Seconds of every training step, of all that happens between the hooks of a batch."""
+class Stopwatch:
+    """Seconds of every training step, and the floating-point operations of the first, which counting slows.
+
+    Operations are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them.
+    """
 
     def __init__(self, device: str) -> None:
         self.device = device
         self.seconds: list[float] = []
+        self.counter = FlopCounterMode(display=False)
 
-    def on_train_batch_start(self, *unused: Any) -> None:
+    def begin(self) -> None:
+        if not self.seconds:
+            self.counter.__enter__()
         self.began = now(self.device)
 
-    def on_train_batch_end(self, *unused: Any) -> None:
+    def end(self) -> None:
         self.seconds.append(now(self.device) - self.began)
+        if len(self.seconds) == 1:
+            self.counter.__exit__(None, None, None)
+
+    def found(self) -> dict[str, Any]:
+        """Seconds of all steps, the median of those after the first, and the operations of a step."""
+        return {**steps_of(self.seconds), "flops": self.counter.get_total_flops()}
+
+
+class Clock(Callback):
+    """A stopwatch on all that happens between the hooks of a batch."""
+
+    def __init__(self, device: str) -> None:
+        self.watch = Stopwatch(device)
+
+    def on_train_batch_start(self, *unused: Any) -> None:
+        self.watch.begin()
+
+    def on_train_batch_end(self, *unused: Any) -> None:
+        self.watch.end()
+
+
+def matrix_rate() -> float:
+    """Floating-point operations a second of a large float32 product on one thread of the CPU."""
+    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    seconds = []
+    for _ in range(6):
+        start = time.process_time()
+        torch.mm(a, b)
+        seconds.append(time.process_time() - start)
+    return 2 * 2048**3 / min(seconds)
 
 
 def time_steps(
@@ -120,7 +157,7 @@ def time_steps(
     )
     before = forget_peak(device)
     trainer.fit(captioner, data)
-    return {"bytes": peak(device), "growth": peak(device) - before, **steps_of(clock.seconds)}
+    return {"bytes": peak(device), "growth": peak(device) - before, **clock.watch.found()}
 
 
 def steps_of(seconds: Sequence[float]) -> dict[str, Any]:

@@ -32,7 +32,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
 from _harness import give_back, measure_apart, report  # noqa: E402
-from _steps import MadeUp, MadeUpPairs, forget_peak, now, peak, steps_of, time_steps  # noqa: E402
+from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, peak, time_steps  # noqa: E402
 
 SMALLER = 0.5
 """Target: at most this share of TRL's memory."""
@@ -186,16 +186,16 @@ def said(text: str) -> list[dict[str, Any]]:
     return [{"role": "assistant", "content": [{"type": "text", "text": text}]}]
 
 
-def trl_clock(size: Size, seconds: list[float]) -> Any:
-    """A callback of TRL's trainers that notes the seconds of every step."""
+def trl_clock(watch: Stopwatch) -> Any:
+    """A callback of TRL's trainers that times every step."""
     from transformers import TrainerCallback
 
     class Clock(TrainerCallback):
         def on_step_begin(self, *unused: Any, **more: Any) -> None:
-            self.began = now(size.device)
+            watch.begin()
 
         def on_step_end(self, *unused: Any, **more: Any) -> None:
-            seconds.append(now(size.device) - self.began)
+            watch.end()
 
     return Clock()
 
@@ -228,14 +228,12 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
         {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
         for pair, (chosen, rejected) in zip(MadeUp(size.side, told).images, told, strict=True)
     ]
-    seconds: list[float] = []
+    watch = Stopwatch(size.device)
     config = DPOConfig(**trl_options(folder, size, steps, batch), bf16=size.lora)
     # a data set of twice the batch repeats from the first step on
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE) if size.lora else None
     data = Dataset.from_list(rows)
-    trainer = DPOTrainer(
-        str(folder), args=config, train_dataset=data, callbacks=[trl_clock(size, seconds)], peft_config=lora
-    )
+    trainer = DPOTrainer(str(folder), args=config, train_dataset=data, callbacks=[trl_clock(watch)], peft_config=lora)
     inputs = trainer.data_collator([dict(trainer.train_dataset[i]) for i in range(batch)])
     inputs = {name: value.to(trainer.model.device) for name, value in inputs.items()}
     mask = inputs.pop("completion_mask")[:, 1:]
@@ -245,7 +243,7 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
     before = forget_peak(size.device)
     trainer.train()
     return {
-        **steps_of(seconds),
+        **watch.found(),
         "bytes": peak(size.device),
         "growth": peak(size.device) - before,
         "log_probs": (picked * mask).sum(1).tolist(),
@@ -360,6 +358,14 @@ def main() -> None:
         f"{ratios['faster']:.2f} times as fast (asked: {size.faster}), {ratios['memory']:.2f} of the memory "
         f"(asked: {SMALLER})"
     )
+    if size.device == "cpu":
+        ratios["gflop_of_a_step"] = ours["flops"] / 1e9
+        ratios["seconds_at_the_rate_of_a_large_product"] = ours["flops"] / matrix_rate()
+        ratios["faster_at_that_rate"] = trl["seconds_per_step"] / ratios["seconds_at_the_rate_of_a_large_product"]
+        print(
+            "a step of ours is {gflop_of_a_step:.0f} GFLOP, at the rate of a large product of matrices "
+            "{seconds_at_the_rate_of_a_large_product:.2f} s: {faster_at_that_rate:.1f} times as fast".format(**ratios)
+        )
     packages = ("lightning", "transformers", "trl", "accelerate")
     report({"sides": found, "ours_beside_trl": ratios}, given.out, *packages, seeds=[0, 1], quiet=True)
 

@@ -28,7 +28,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
-from _steps import MadeUp, MadeUpPairs, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
+from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
 from captioner_training import CLIP_SMALL  # noqa: E402
 from preference_trl import (  # noqa: E402
     LANGUAGE,
@@ -157,18 +157,18 @@ def of_trl_sft(folder: Path, size: Size, steps: int, batch: int, count: int) -> 
         for pair, own in zip(MadeUp(size.side, texts).images, texts, strict=True)
         for text in own
     ]
-    seconds: list[float] = []
+    watch = Stopwatch(size.device)
     config = SFTConfig(**trl_options(folder, size, steps, batch * count), bf16=True)
     trainer = SFTTrainer(
         str(folder),
         args=config,
         train_dataset=Dataset.from_list(rows),
-        callbacks=[trl_clock(size, seconds)],
+        callbacks=[trl_clock(watch)],
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE),
     )
     before = forget_peak(size.device)
     trainer.train()
-    return {**steps_of(seconds), "bytes": peak(size.device), "growth": peak(size.device) - before}
+    return {**watch.found(), "bytes": peak(size.device), "growth": peak(size.device) - before}
 
 
 ROWS: dict[str, Callable[[Path, Size, int, int], dict[str, Any]]] = {
