@@ -113,33 +113,34 @@ def _next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
     return logits.float().log_softmax(-1).index_fill_(-1, never, float("-inf"))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
     """Most likely next token each time, at most ``max_length`` tokens with the end token."""
     state = net.start(features)
     device = features.memory.device
     count = len(features)
-    ids = torch.full((count, max_length), special.pad, dtype=torch.long, device=device)
-    sums = torch.zeros(count, device=device)
-    lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
     ends, never = torch.tensor(special.ends, device=device), _never_said(special, device)
+    ids = torch.full((max_length, count), special.pad, dtype=torch.long, device=device)
+    log_probs = torch.zeros(max_length, count, device=device)
+    lengths = torch.full((count,), max_length, dtype=torch.long, device=device)
     for position in range(max_length):
         best = _next_log_probs(net.step(state, tokens), never).max(-1)
         tokens = best.indices
-        ids[rows, position] = tokens
-        sums[rows] += best.values
-        lengths[rows] += 1
-        going = ~torch.isin(tokens, ends)
+        ids[position].index_copy_(0, rows, tokens)
+        log_probs[position].index_copy_(0, rows, best.values)
+        going = (tokens[:, None] != ends).all(1)
         # one answer from the device per step
         alive = int(going.sum())
-        if position + 1 == max_length or alive == 0:
-            break
         if alive < len(rows):
-            rows, tokens = rows[going], tokens[going]
-            state = select_rows(state, going.nonzero()[:, 0])
-    return _collect(ids, lengths, sums)
+            lengths[rows[~going]] = position + 1
+            if alive == 0:
+                break
+            if position + 1 < max_length:
+                rows, tokens = rows[going], tokens[going]
+                state = select_rows(state, going.nonzero()[:, 0])
+    return _collect(ids.T, lengths, log_probs.sum(0))
 
 
 @torch.no_grad()

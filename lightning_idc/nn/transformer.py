@@ -6,14 +6,21 @@ cross-attention they are folded into the query dimension, so the memory is never
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.errors import ConfigError, PairError, check_number
+
+Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+"""Caches keys and values of the newest token, each ``(N, heads, 1, d)``, and gives those of all tokens so far."""
+FEW_QUERIES = 8
+ROOM = 16
+"""Tokens that cached keys and values get room for at a time."""
 
 
 def check_heads(width: int, heads: int) -> None:
@@ -33,9 +40,35 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
+def split_step(x: Tensor, parts: int, heads: int) -> tuple[Tensor, ...]:
+    """``(B, N, parts * D)`` to ``parts`` tensors as `split_heads` gives them: fewer views, dearer gradients."""
+    return x.unflatten(-1, (parts, heads, -1)).permute(2, 0, 3, 1, 4).unbind(0)
+
+
 def merge_heads(x: Tensor) -> Tensor:
     """``(B, heads, N, d)`` to ``(B, N, heads * d)``."""
     return x.transpose(1, 2).flatten(2)
+
+
+def attend(
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None = None, scale: float | None = None
+) -> Tensor:
+    """`scaled_dot_product_attention`, faster on a CPU for the few queries of a decoding step.
+
+    Args:
+        query: ``(N, heads, q, d)``.
+        keys: ``(N, heads, M, d)``.
+        values: ``(N, heads, M, d)``.
+        mask: broadcasts to ``(N, heads, q, M)``, True where a key counts.
+        scale: of the products; ``d ** -0.5`` when None.
+    """
+    # two batched products take two thirds of the time of the fused kernel, which is made for many queries
+    few = query.shape[2] <= FEW_QUERIES and query.device.type == "cpu" and query.dtype == torch.float32
+    if mask is not None or not few:
+        return F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=scale)
+    scaled = (query * (query.shape[-1] ** -0.5 if scale is None else scale)).flatten(0, 1)
+    weights = torch.bmm(scaled, keys.flatten(0, 1).mT).softmax(-1)
+    return torch.bmm(weights, values.flatten(0, 1)).unflatten(0, query.shape[:2])
 
 
 def grouped(x: Tensor, count: int) -> Tensor:
@@ -52,6 +85,11 @@ class FeedForward(nn.Sequential):
     def __init__(self, width: int, hidden: int, dropout: float) -> None:
         check_number("dropout", dropout, minimum=0, below=1)
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.Dropout(dropout))
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide, gelu, narrow, dropout = self
+        x = narrow(gelu(wide(x)))
+        return dropout(x) if self.training else x
 
 
 class RelativePositionBias(nn.Module):
@@ -134,8 +172,7 @@ class CrossLayer(nn.Module):
         """Attend from ``(B, Q, D)`` to the memory; ``mask (B, N)`` is True where the memory counts."""
         query = split_heads(self.query(self.norm_cross(x)), self.heads)
         allowed = None if mask is None else mask[:, None, None]
-        attended = F.scaled_dot_product_attention(query, *memory, attn_mask=allowed)
-        return x + self._drop(self.out_cross(merge_heads(attended)))
+        return x + self._drop(self.out_cross(merge_heads(attend(query, *memory, allowed))))
 
 
 class DecoderLayer(CrossLayer):
@@ -152,14 +189,13 @@ class DecoderLayer(CrossLayer):
         return x.view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One more position ``(N, 1, D)`` given cached keys and values ``(N, heads, t, d)`` of ``each`` per pair."""
-        q, k, v = (split_heads(part, self.heads) for part in self.qkv(self.norm_self(x)).chunk(3, -1))
-        past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
-        x = x + self.out_self(merge_heads(F.scaled_dot_product_attention(q, *past)))
+        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+    ) -> Tensor:
+        """One more position ``(N, 1, D)`` of ``each`` captions per pair; ``remember`` caches its keys and values."""
+        q, k, v = split_step(self.qkv(self.norm_self(x)), 3, self.heads)
+        x = x + self.out_self(merge_heads(attend(q, *remember(k, v))))
         x = self._cross(grouped(x, each), memory, mask)
-        return grouped(x + self.feed(self.norm_feed(x)), 1), past
+        return grouped(x + self.feed(self.norm_feed(x)), 1)
 
 
 @dataclass
@@ -178,6 +214,10 @@ class DecoderState:
     mask: Tensor | None
     each: int = 1
 
+    def __post_init__(self) -> None:
+        self._buffers = self.past
+        """Keys and values with room for further tokens, of which ``past`` are views."""
+
     @classmethod
     def before(cls, memory: list[tuple[Tensor, Tensor]], mask: Tensor | None) -> DecoderState:
         """State before the first token, given keys and values of the memory per layer."""
@@ -187,17 +227,30 @@ class DecoderState:
 
     def advance(self, layers: Iterable[nn.Module], x: Tensor) -> Tensor:
         """One more position ``(N, 1, D)`` through all layers, each of which has a ``step`` as `DecoderLayer` has."""
-        past = []
-        for layer, before, memory in zip(layers, self.past, self.memory, strict=True):
-            x, after = layer.step(x, before, memory, self.mask, self.each)  # type: ignore[operator]
-            past.append(after)
-        self.past = past
+        length = self.length
+        if not torch.compiler.is_exporting() and self._buffers[0][0].shape[2] == length:
+            self._buffers = [(_widened(key), _widened(value)) for key, value in self.past]
+        for place, (layer, memory) in enumerate(zip(layers, self.memory, strict=True)):
+            x = layer.step(x, partial(self._remember, place, length), memory, self.mask, self.each)  # type: ignore[operator]
         return x
+
+    def _remember(self, layer: int, length: int, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Cache keys and values ``(N, heads, 1, d)`` of one layer behind ``length`` tokens; those of all tokens."""
+        if key.requires_grad or torch.compiler.is_exporting():  # a graph must not be written into
+            past = self.past[layer]
+            self.past[layer] = torch.cat([past[0], key], 2), torch.cat([past[1], value], 2)
+            self._buffers[layer] = self.past[layer]
+        else:
+            keys, values = self._buffers[layer]
+            keys.narrow(2, length, 1).copy_(key)
+            values.narrow(2, length, 1).copy_(value)
+            self.past[layer] = keys.narrow(2, 0, length + 1), values.narrow(2, 0, length + 1)
+        return self.past[layer]
 
     def select(self, rows: Tensor) -> DecoderState:
         """State of the given captions, each then with a memory of its own."""
         pairs = rows if self.each == 1 else rows // self.each
-        return DecoderState(_pick(self.memory, pairs), _pick(self.past, rows), self._mask(pairs))
+        return self._chosen(_pick(self.memory, pairs), rows, self._mask(pairs), 1)
 
     def reorder(self, rows: Tensor, pairs: Tensor) -> DecoderState:
         """State of the given captions, equally many of each of the given pairs, which share its memory.
@@ -206,10 +259,21 @@ class DecoderState:
             rows: places of the captions, those of a pair together.
             pairs: places of their pairs, each once and in order.
         """
-        past, each = _pick(self.past, rows), len(rows) // len(pairs)
+        each = len(rows) // len(pairs)
         if len(pairs) == len(self.memory[0][0]):
-            return DecoderState(self.memory, past, self.mask, each)
-        return DecoderState(_pick(self.memory, pairs), past, self._mask(pairs), each)
+            return self._chosen(self.memory, rows, self.mask, each)
+        return self._chosen(_pick(self.memory, pairs), rows, self._mask(pairs), each)
+
+    def _chosen(
+        self, memory: list[tuple[Tensor, Tensor]], rows: Tensor, mask: Tensor | None, each: int
+    ) -> DecoderState:
+        """State of the given captions, whose room is chosen with them."""
+        buffers, length = _pick(self._buffers, rows), self.length
+        chosen = DecoderState(
+            memory, [(key[:, :, :length], value[:, :, :length]) for key, value in buffers], mask, each
+        )
+        chosen._buffers = buffers
+        return chosen
 
     def _mask(self, pairs: Tensor) -> Tensor | None:
         return None if self.mask is None else self.mask[pairs]
@@ -222,6 +286,14 @@ class DecoderState:
 
 def _pick(layers: list[tuple[Tensor, Tensor]], rows: Tensor) -> list[tuple[Tensor, Tensor]]:
     return [(key.index_select(0, rows), value.index_select(0, rows)) for key, value in layers]
+
+
+def _widened(past: Tensor) -> Tensor:
+    """Keys or values ``(N, heads, t, d)`` with room for further tokens."""
+    rows, heads, length, width = past.shape
+    buffer = past.new_empty(rows, heads, length + ROOM, width)
+    buffer[:, :, :length] = past
+    return buffer
 
 
 class Decoder(nn.Module):

@@ -10,7 +10,7 @@ import torch
 from lightning_idc.core.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import BOS, EOS, SpecialIds
-from lightning_idc.nn.transformer import Decoder, DecoderState
+from lightning_idc.nn.transformer import Decoder, DecoderState, attend
 
 
 class TextNet:
@@ -175,6 +175,37 @@ def test_captions_of_one_pair_part_from_a_shared_memory() -> None:
         torch.tensor([[[4, 4, 5]], [[6, 6, 6]], [[7, 7, 7]], [[8, 9, 8]]]),
     )[:, 0, -1]
     torch.testing.assert_close(net.step(chosen, tokens), expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+def test_long_captions_outgrow_the_room_of_the_cache(gradients: bool) -> None:
+    net, features = TextNet(30, end=0.0), PairFeatures(look(5).memory)
+    tokens = torch.randint(4, 30, (5, 30), generator=torch.Generator().manual_seed(2))
+    kept, rows = torch.tensor([4, 0, 2]), torch.arange(5)
+    with torch.set_grad_enabled(gradients):
+        expected = net.logits(features, tokens[:, None])[:, 0]
+        state = net.start(features)
+        for position in range(30):
+            if position == 20:
+                rows, state = kept, state.select(kept)
+            said = net.step(state, tokens[rows, position])
+            torch.testing.assert_close(said, expected[rows, position], atol=1e-5, rtol=1e-5)
+    assert [part.shape[2] for layer in state.past for part in layer] == [30] * 4
+    if gradients:
+        inner = net.decoder.layers[0].qkv.weight
+        found = torch.autograd.grad(said.square().sum(), inner)[0]
+        wanted = torch.autograd.grad(expected[kept, 29].square().sum(), inner)[0]
+        torch.testing.assert_close(found, wanted, atol=1e-3, rtol=1e-3)
+
+
+@pytest.mark.parametrize("queries", [1, 4])
+def test_attention_of_few_queries_is_that_of_the_fused_kernel(queries: int) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(3, queries, 2, 8, generator=generator).transpose(1, 2)
+    keys, values = torch.randn(2, 3, 2, 12, 8, generator=generator)[..., :11, :].unbind(0)
+    for scale in (None, 0.1):
+        expected = torch.nn.functional.scaled_dot_product_attention(query, keys, values, scale=scale)
+        torch.testing.assert_close(attend(query, keys, values, scale=scale), expected, atol=1e-6, rtol=1e-5)
 
 
 @torch.no_grad()

@@ -18,7 +18,17 @@ from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
-from lightning_idc.nn.transformer import DecoderLayer, DecoderState, EncoderLayer, grouped, merge_heads, split_heads
+from lightning_idc.nn.transformer import (
+    DecoderLayer,
+    DecoderState,
+    EncoderLayer,
+    Remember,
+    attend,
+    grouped,
+    merge_heads,
+    split_heads,
+    split_step,
+)
 
 BERT_EPS = 1e-12
 LARGEST_SCALE = 100.0
@@ -165,9 +175,10 @@ class PostNormDecoderLayer(DecoderLayer):
     """The same with causal self-attention and attention to the memory."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, allowed: Tensor | None = None) -> Tensor:
+        if not (causal or self.training):
+            return merge_heads(attend(q, k, v, allowed))
         dropped = self.dropout if self.training else 0.0
-        attended = F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal, dropout_p=dropped)
-        return merge_heads(attended)
+        return merge_heads(F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal, dropout_p=dropped))
 
     def _rest(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to the memory and feed-forward of ``(B, Q, D)``."""
@@ -184,12 +195,11 @@ class PostNormDecoderLayer(DecoderLayer):
         return self._rest(x.view(pairs, captions * length, -1), memory, mask).view(pairs, captions, length, -1)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        q, k, v = (split_heads(part, self.heads) for part in self.qkv(x).chunk(3, -1))
-        past = (torch.cat([past[0], k], 2), torch.cat([past[1], v], 2))
-        x = self.norm_self(x + self.out_self(self._attend(q, *past)))
-        return grouped(self._rest(grouped(x, each), memory, mask), 1), past
+        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+    ) -> Tensor:
+        q, k, v = split_step(self.qkv(x), 3, self.heads)
+        x = self.norm_self(x + self.out_self(self._attend(q, *remember(k, v))))
+        return grouped(self._rest(grouped(x, each), memory, mask), 1)
 
 
 class Clip4IdcNet(nn.Module):

@@ -19,7 +19,7 @@ from lightning_idc.core.restricted import is_torchscript, read_foreign_checkpoin
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import reads_file
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
-from lightning_idc.nn.transformer import DecoderState, grouped, merge_heads, split_heads
+from lightning_idc.nn.transformer import DecoderState, Remember, attend, grouped, merge_heads, split_heads
 
 TEXT_SLOTS = 24
 CONTROLS = TEXT_SLOTS + 2
@@ -147,9 +147,10 @@ class OfficialAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         query = split_heads(self.query(x), self.heads)
-        attended = F.scaled_dot_product_attention(
-            query, keys, values, attn_mask=mask, is_causal=causal, scale=self.scale
-        )
+        if causal:
+            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=self.scale)
+        else:
+            attended = attend(query, keys, values, mask, self.scale)
         return self.out(merge_heads(attended))
 
 
@@ -176,13 +177,11 @@ class OfficialDecoderLayer(nn.Module):
         return self._onward(x.view(shape[0], -1, shape[-1]), memory, mask).view(shape)
 
     def step(
-        self, x: Tensor, past: tuple[Tensor, Tensor], memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
-    ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """One more position ``(N, 1, D)`` given the cached keys and values ``(N, heads, t, d)``."""
-        key, value = self.own.project_kv(x)
-        past = (torch.cat([past[0], key], 2), torch.cat([past[1], value], 2))
-        x = self.norm_own(x + self.own(x, *past, None))
-        return grouped(self._onward(grouped(x, each), memory, mask), 1), past
+        self, x: Tensor, remember: Remember, memory: tuple[Tensor, Tensor], mask: Tensor | None, each: int = 1
+    ) -> Tensor:
+        """One more position ``(N, 1, D)``, whose keys and values ``remember`` caches."""
+        x = self.norm_own(x + self.own(x, *remember(*self.own.project_kv(x)), None))
+        return grouped(self._onward(grouped(x, each), memory, mask), 1)
 
 
 class OfficialDecoder(nn.Module):
