@@ -113,7 +113,7 @@ def _next_log_probs(logits: Tensor, never: Tensor) -> Tensor:
     return logits.float().log_softmax(-1).index_fill_(-1, never, float("-inf"))
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: SpecialIds = OWN) -> Decoded:
     """Most likely next token each time, at most ``max_length`` tokens with the end token."""
     state = net.start(features)
