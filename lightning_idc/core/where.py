@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.peaks import peaks
 from lightning_idc.core.types import PairSample
 
 CELLS = 8
@@ -108,29 +109,20 @@ def locate(
 
 
 def counted(cells: Tensor) -> Where:
-    """Where the changes lie that a captioner counts: a box of two cells a side around each.
-
-    A change is a cell of which neighbours hold none greater, and which holds at least half a change with them; it lies
-    where these cells' centre of mass is.
+    """Where the changes lie that a captioner counts: a box of four cells a side around each.
 
     Args:
-        cells: expected number of changes in each cell, ``(rows, columns)``.
+        cells: probability that each cell has changed, ``(rows, columns)``.
     """
     rows, columns = cells.shape
-    near = F.unfold(F.pad(cells[None, None], [1] * 4), 3)[0]  # every cell among its 9 neighbours
-    mass = near.sum(0)
-    # of equal neighbours the first one is the peak
-    higher = (near[:4] >= near[4]).any(0) | (near[5:] > near[4]).any(0)
-    peaks = (~higher & (mass >= 0.5)).nonzero()[:, 0].tolist()
-    boxes, centre = [], None
-    for cell in sorted(peaks, key=lambda cell: -float(mass[cell])):
-        steps = torch.arange(9)
-        x, y = (float((near[:, cell] * step).sum() / mass[cell]) for step in (steps % 3 - 0.5, steps // 3 - 0.5))
-        x, y = cell % columns + x, cell // columns + y
-        centre = centre or (x / columns, y / rows)
-        boxes.append(
-            (max(0, x - 1) / columns, max(0, y - 1) / rows, min(columns, x + 1) / columns, min(rows, y + 1) / rows)
-        )
+    found, centres = peaks(cells[None])
+    order = F.avg_pool2d(cells[None], 3, 1, 1)[found].argsort(descending=True, stable=True)
+    places = centres[found][order].tolist()
+    boxes = [
+        (max(0, x - 2) / columns, max(0, y - 2) / rows, min(columns, x + 2) / columns, min(rows, y + 2) / rows)
+        for y, x in places
+    ]
+    centre = (places[0][1] / columns, places[0][0] / rows) if places else None
     shown = F.adaptive_max_pool2d(cells[None], (min(rows, _SHOWN), min(columns, _SHOWN)))[0]
     return Where(shown / shown.max().clamp(min=1e-9) if boxes else torch.zeros(1, 1), boxes, centre)
 

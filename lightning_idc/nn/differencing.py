@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.core.peaks import peaks
 from lightning_idc.errors import CheckpointError, check_number
-from lightning_idc.nn.grid_backbone import GridBackbone, convolution, statistics
+from lightning_idc.nn.grid_backbone import GridBackbone, Residual, convolution, statistics
 
 
 class DifferenceCNN(GridBackbone):
-    """Reads both images of a registered pair at once, stride 16: a 640-pixel pair becomes a 40 x 40 grid.
+    """Reads both images of a registered pair at once, stride 8: a 640-pixel pair becomes an 80 x 80 grid.
 
     The first layer sees how bright the second image is, and by how much each pixel is brighter and darker than in the
     first one in any channel, so small changes are found at full resolution at the cost of one grey image. The camera
-    must not move, and colours are not told apart. 0.18 M parameters.
+    must not move, and colours are not told apart. 0.24 M parameters.
 
     Args:
         width: channels of the features.
@@ -26,20 +27,20 @@ class DifferenceCNN(GridBackbone):
 
     Example:
         >>> DifferenceCNN()(torch.zeros(1, 2, 3, 64, 96, dtype=torch.uint8)).shape
-        torch.Size([1, 96, 4, 6])
+        torch.Size([1, 32, 8, 12])
     """
 
     reads_pairs: ClassVar[bool] = True
 
-    def __init__(self, width: int = 96, in_channels: int = 3) -> None:
+    def __init__(self, width: int = 32, in_channels: int = 3) -> None:
         super().__init__(width, *statistics(in_channels))
         self.layers = nn.Sequential(
-            *convolution(3, 32, stride=4, kernel=4),
-            *convolution(32, 48, stride=2),
-            *convolution(48, 48),
-            *convolution(48, width, stride=2),
-            *convolution(width, width),
-            *convolution(width, width, kernel=1),
+            *convolution(3, 48, stride=4, kernel=4),
+            Residual(48),
+            *convolution(48, 96, stride=2),
+            Residual(96),
+            Residual(96, dilation=2),
+            *convolution(96, width, kernel=1),
         )
 
     def normalised(self, images: Tensor) -> Tensor:
@@ -56,9 +57,9 @@ class DifferenceCNN(GridBackbone):
 class CellCounts(nn.Module):
     """Counts the kinds of change that cells of a grid are named with, as tokens for a decoder.
 
-    Probabilities of all cells are summed, over the image and over its regions; a cell at an edge between regions
-    counts in both by its share. A linear layer reads a sum as its nearness to 0, 1, 2 ..., and each kind becomes a
-    token.
+    Single changes are found as peaks of the probability that a cell has changed, and each is of the kind that is
+    likeliest there. Their numbers, in the image and in its regions, are exact integers that are looked up in an
+    embedding; each kind becomes a token. The layer that names cells stays what the pre-training made of it.
 
     Args:
         channels: of the grid's features.
@@ -73,7 +74,7 @@ class CellCounts(nn.Module):
         check_number("counts", classes, minimum=2)
         check_number("regions", regions, minimum=1)
         self.regions, self.max_count = regions, max_count
-        self.head = nn.Conv2d(channels, classes, 1)
+        self.head = nn.Conv2d(channels, classes, 1).requires_grad_(False)
         self.embed = nn.Linear((1 + regions**2) * (max_count + 1), width)
         self.kind = nn.Parameter(torch.empty(classes - 1, width))
         nn.init.normal_(self.kind, std=0.2)  # zeros would make all kinds alike at first
@@ -102,20 +103,17 @@ class CellCounts(nn.Module):
         """Probability of each kind of change ``(B, kinds, h, w)`` in the cells of maps ``(B, channels, h, w)``."""
         return self.head(maps).softmax(1)[:, 1:]
 
+    def counts(self, cells: Tensor) -> Tensor:
+        """Numbers of changes of each kind in the image and then in its regions, row by row, int64 ``(B, kinds, 1 + R)``."""
+        found, centres = peaks(cells.sum(1))
+        kinds = F.one_hot(F.avg_pool2d(cells, 3, 1, 1).argmax(1), cells.shape[1]) * found[..., None]
+        sides = torch.tensor(cells.shape[-2:], device=cells.device)
+        rows, columns = (centres / sides * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
+        regions = F.one_hot(rows * self.regions + columns, self.regions**2)
+        parts = torch.einsum("bhwk,bhwr->bkr", kinds.to(cells), regions.to(cells)).round().long()
+        return torch.cat([parts.sum(-1, keepdim=True), parts], -1)
+
     def forward(self, cells: Tensor) -> Tensor:
         """Tokens ``(B, kinds, width)``."""
-        height, width = cells.shape[-2:]
-        rows, columns = (_shares(side, self.regions).to(cells) for side in (height, width))
-        regions = torch.einsum("bkhw,rh,cw->bkrc", cells, rows, columns).flatten(2)
-        counts = torch.cat([cells.sum((2, 3))[..., None], regions], -1).clamp(max=self.max_count)
-        steps = torch.arange(self.max_count + 1, device=cells.device)
-        near = (1 - (counts[..., None] - steps).abs()).clamp(min=0)
-        return self.embed(near.flatten(2)) + self.kind
-
-
-def _shares(cells: int, regions: int) -> Tensor:
-    """Share of each of the cells of a side that lies in each of its regions, ``(regions, cells)``."""
-    edges = torch.arange(regions + 1) * cells / regions
-    start = torch.arange(cells)
-    inside = torch.minimum(edges[1:, None], start + 1.0) - torch.maximum(edges[:-1, None], start.float())
-    return F.relu(inside)
+        counts = self.counts(cells).clamp(max=self.max_count)
+        return self.embed(F.one_hot(counts, self.max_count + 1).flatten(2).to(self.kind)) + self.kind

@@ -80,6 +80,23 @@ def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> 
     return [layer, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
 
 
+class Residual(nn.Module):
+    """What a convolution adds to features of one size.
+
+    Args:
+        channels: of the features.
+        dilation: of the convolution.
+    """
+
+    def __init__(self, channels: int, dilation: int = 1) -> None:
+        super().__init__()
+        layer = nn.Conv2d(channels, channels, 3, padding=dilation, dilation=dilation, bias=False)
+        self.added = nn.Sequential(layer, nn.BatchNorm2d(channels))
+
+    def forward(self, features: Tensor) -> Tensor:
+        return nn.functional.relu(features + self.added(features))
+
+
 def statistics(
     channels: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:

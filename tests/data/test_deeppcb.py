@@ -107,18 +107,22 @@ def test_repaired_boards_have_no_defect_and_what_else_differs(root: Path) -> Non
 
 
 def test_cells_of_boards_and_of_windows(root: Path) -> None:
-    cells = next(iter(DeepPCBCells(cell=16, root=root, official=False, batch_size=9).test_dataloader()))[1]
-    assert cells.shape == (1, 1, 40, 40) and int((cells != 0).sum()) == 1
+    cells = next(iter(DeepPCBCells(root=root, official=False, batch_size=9).test_dataloader()))[1]
+    assert cells.shape == (1, 1, 80, 80) and int((cells > 0).sum()) == 4  # a corner
     sample = DeepPCB(root, official=False).pairs_of("train").load(0)
-    touched, exact = change_cells(sample, 16), change_cells(sample, 16, exact=True)
-    kinds = {(2, 1): 1, (19, 20): 3, (2, 20): 3}  # rows and columns of the centres of LINES
-    assert {place: int(exact[0][place]) for place in kinds} == kinds and int(exact.sum()) == 7
-    assert int((touched == -100).sum()) > 10 and torch.equal(touched > 0, exact > 0)
-    boxes = sample.boxes - torch.tensor([295.0, 0.0, 295.0, 0.0])  # a window that starts at column 295
+    found = change_cells(sample, 8)
+    kinds = {(5, 3): 1, (39, 40): 3, (4, 40): 3}  # rows and columns of the centres of LINES
+    for (row, column), kind in kinds.items():
+        assert (found[0, row - 1 : row + 2, column - 1 : column + 2] == kind).all()
+        assert int((found[0, row - 2 : row + 3, column - 2 : column + 3] == -100).sum()) == 16
+    assert int((found > 0).sum()) == 27 and int((found == -100).sum()) == 48
+    boxes = sample.boxes - torch.tensor([325.0, 0.0, 325.0, 0.0])  # a window that starts right of a centre
     boxes[0] = torch.nan
-    window = replace(sample, boxes=boxes, before=sample.before[:, :64, 295:359], after=sample.after[:, :64, 295:359])
-    window.boxes[1] = torch.nan
-    assert change_cells(window, 16, exact=True).nonzero().tolist() == [[0, 2, 1]]
+    window = replace(sample, boxes=boxes, before=sample.before[:, :64, 325:389], after=sample.after[:, :64, 325:389])
+    assert (change_cells(window, 8) > 0).nonzero().tolist() == [[0, row, 0] for row in (3, 4, 5)]
+    close = replace(sample, boxes=sample.boxes[:2] * 0 + torch.tensor([[[0.0, 0, 24, 24]], [[8.0, 0, 32, 24]]]))
+    close = replace(close, meta={"kinds": [0, 4]})
+    assert change_cells(close, 8)[0, 1, :5].tolist() == [1, 1, 5, 5, -100]
 
 
 def test_captions_read_as_meant() -> None:

@@ -19,7 +19,7 @@ from lightning_idc.data.transforms.pairs import (
     swap_heights,
     swap_sides,
 )
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError
 
 BOX = (8.0, 4.0, 24.0, 20.0)
 
@@ -87,9 +87,24 @@ def test_a_window_is_around_a_change_and_boxes_keep_their_extent(seed: int) -> N
     assert boxes is not None and bool(boxes[:, 1, 0].isnan().sum() == 1)
     if not bool(boxes[0].isnan().any()):
         x1, y1, x2, y2 = boxes[0, 1].tolist()
-        assert (x2 - x1, y2 - y1) == (16, 16) and 0 <= (x1 + x2) / 2 < 20 and 0 <= (y1 + y2) / 2 < 20
+        assert (x2 - x1, y2 - y1) == (16, 16) and x1 < 20 and y1 < 20 and x2 > 0 and y2 > 0
         inside = [max(0, int(x1)), max(0, int(y1)), min(20, int(x2)), min(20, int(y2))]
         assert extent(found.before[0] > 127) == extent(found.masks[1]) == inside
+
+
+def test_a_window_is_around_what_could_be_mistaken_for_a_change() -> None:
+    sample = painted()
+    assert sample.boxes is not None
+    after = sample.before.clone()
+    after[:, 4:9, 50:55] = 255 - sample.before[:, 4:9, 50:55]  # five pixels a side hold a block of four
+    after[:, 40:43, 50:53] = 255 - sample.before[:, 40:43, 50:53]  # too thin
+    other = replace(sample, after=after, boxes=torch.full((1, 2, 4), torch.nan))
+    seen = [CropToChange(12, 0.0, 1.0)(other, seeded(seed)) for seed in range(8)]
+    assert all(bool((found.before != found.after).any()) for found in seen)
+    boxed = replace(other, boxes=torch.tensor([[[50.0, 4.0, 55.0, 9.0]] * 2]))
+    assert len(CropToChange(12, 0.0, 1.0)._places(boxed, 0.5)) == 0
+    with pytest.raises(ConfigError, match="anywhere and mistaken are 0.6 and 0.5"):
+        CropToChange(12, 0.6, 0.5)
 
 
 def test_a_window_needs_room_and_is_anywhere_without_boxes() -> None:

@@ -17,7 +17,7 @@ from lightning_idc.nn.backbones import build_backbone, grid_of
 from lightning_idc.nn.differencing import CellCounts, DifferenceCNN
 
 WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "a"]
-CELL = 16
+CELL = 8
 
 
 def spots(count: int, seed: int, side: int = 96) -> tuple[torch.Tensor, torch.Tensor]:
@@ -30,11 +30,12 @@ def spots(count: int, seed: int, side: int = 96) -> tuple[torch.Tensor, torch.Te
     before = draw(40, count, 1, side, side).add(100).expand(-1, 3, -1, -1).clone()
     after, cells = before + draw(5, count, 1, side, side), torch.zeros(count, 1, side // CELL, side // CELL).long()
     for pair in range(count):
-        for _ in range(int(draw(4))):
-            row, column = draw(side // CELL, 2).tolist()
+        places = torch.randperm(9, generator=generator)[: int(draw(4))]  # of nine, none within four cells of another
+        for place in places.tolist():
+            row, column = 1 + place // 3 * 4, 1 + place % 3 * 4
             kind = 1 + int(draw(2))
-            cells[pair, 0, row, column] = kind
-            y, x = row * CELL + int(draw(9)), column * CELL + int(draw(9))
+            cells[pair, 0, row - 1 : row + 2, column - 1 : column + 2] = kind
+            y, x = row * CELL + int(draw(3)) - 1, column * CELL + int(draw(3)) - 1
             after[pair, :, y : y + 8, x : x + 8] = 240 if kind == 1 else 10
     return torch.stack([before, after], 1).to(torch.uint8), cells
 
@@ -76,7 +77,7 @@ def captioner(weights: Path | None, **options: Any) -> PairTransformer:
 def test_one_grid_of_a_pair_in_which_only_changes_of_any_channel_are_seen() -> None:
     backbone = DifferenceCNN().eval()
     images = torch.randint(0, 200, (2, 2, 3, 64, 96), dtype=torch.uint8)
-    assert backbone(images).shape == (2, 96, 4, 6) and grid_of(backbone, (640, 640)) == (40, 40)
+    assert backbone(images).shape == (2, 32, 8, 12) and grid_of(backbone, (640, 640)) == (80, 80)
     tinted = images.clone()
     tinted[:, 1, 2] += 40
     seen = backbone.normalised(tinted)
@@ -90,35 +91,39 @@ def test_it_is_refused_where_images_are_read_one_by_one() -> None:
         build_backbone("difference")
     with pytest.raises(ConfigError, match="counts is 3 and backbone reads images one by one"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3).build()
+    with pytest.raises(ConfigError, match="counts is 3 and freeze_backbone false"):
+        PairTransformer(vocabulary=WORDS, max_length=4, counts=3, backbone="difference").build()
     with pytest.raises(PairError, match="images have 1 channels"):
         DifferenceCNN()(torch.zeros(1, 2, 1, 32, 32, dtype=torch.uint8))
 
 
-def test_probabilities_of_cells_sum_to_the_number_of_changes(namer: ChangeNaming, weights: Path) -> None:
+def test_changes_are_counted_one_by_one(namer: ChangeNaming, weights: Path) -> None:
     images, cells = spots(64, seed=1000)
     net = captioner(weights, counts=3).built_net.eval()
     with torch.no_grad():
-        found = net.encode(images).extras["cells"].sum((2, 3)).round()
-    truth = torch.stack([(cells == kind).sum((1, 2, 3)) for kind in (1, 2)], 1)
-    assert (found == truth).float().mean() > 0.9
-    with torch.no_grad():
-        torch.testing.assert_close(net.encode(images).extras["cells"], namer(images)[0].softmax(1)[:, 1:])
+        named = net.encode(images).extras["cells"]
+        torch.testing.assert_close(named, namer(images)[0].softmax(1)[:, 1:])
+    found = net.counts.counts(named)
+    truth = torch.stack([(cells == kind).sum((1, 2, 3)) // 9 for kind in (1, 2)], 1)
+    assert (found[..., 0] == truth).float().mean() > 0.9 and torch.equal(found[..., 1:].sum(-1), found[..., 0])
 
 
-def test_counts_are_read_over_the_image_and_in_its_parts() -> None:
+def test_counts_are_integers_in_the_image_and_in_its_parts() -> None:
     counts = CellCounts(4, 3, 8, regions=3, max_count=2)
-    seen: list[torch.Tensor] = []
-    counts.embed.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
-    cells = torch.zeros(1, 2, 4, 6)
-    cells[0, 0, 0, 0] = 1.0  # in the first part of nine
-    cells[0, 1, 1, 2] = 1.0  # rows 1 to 2 of 4 lie by one third in the first part and by two in the second
-    assert counts(cells).shape == (1, 2, 8)
-    first, second = seen[0].view(2, 10, 3)
-    assert first[0].tolist() == first[1].tolist() == [0, 1, 0] and first[2:, 0].tolist() == [1] * 8
-    torch.testing.assert_close(second[[2, 5], 1], torch.tensor([1 / 3, 2 / 3]))
-    cells[0, 0] = 1.0  # more than `most`
-    counts(cells)
-    assert seen[1].view(2, 10, 3)[0, 0].tolist() == [0, 0, 1]
+    cells = torch.zeros(1, 2, 27, 27)
+    cells[0, 0, 0:3, 0:3] = 0.8  # in the first part of nine
+    cells[0, 1, 12:15, 16:20] = 0.9  # one change at the border of the centre and of what is right of it
+    cells[0, 0, 24:27, 24:27], cells[0, 1, 24:27, 24:27] = 0.3, 0.4  # of either kind: one change of the likelier one
+    cells[0, 0, 24:27, 0:3] = 0.2  # nothing
+    first, second = counts.counts(cells)[0].tolist()
+    assert first == [1, 1, 0, 0, 0, 0, 0, 0, 0, 0] and second == [2, 0, 0, 0, 0, 0, 1, 0, 0, 1]
+    two = torch.zeros(1, 2, 27, 27)
+    for y, x in ((1, 1), (1, 6), (6, 1)):  # three in one part; numbers above two are read as two
+        two[0, 0, y - 1 : y + 2, x - 1 : x + 2] = 1.0
+    assert counts.counts(two)[0].tolist() == [[3, 3] + [0] * 8, [0] * 10]
+    two_of_them = two.clone()
+    two_of_them[0, 0, :, 5:] = 0
+    assert torch.equal(counts(two), counts(two_of_them)) and not torch.equal(counts(two), counts(cells))
 
 
 def test_a_frozen_captioner_starts_from_the_named_cells_and_its_words_depend_on_the_counts(weights: Path) -> None:
@@ -144,16 +149,18 @@ def test_places_come_from_the_counted_cells(weights: Path) -> None:
     assert len(where.boxes) == 2
     for x, y in ((8, 40), (72, 88)):
         assert any(96 * x1 <= x <= 96 * x2 and 96 * y1 <= y <= 96 * y2 for x1, y1, x2, y2 in where.boxes)
-    assert where.map.shape == (6, 6) and float(where.map.max()) == 1.0
+    assert where.map.shape == (12, 12) and float(where.map.max()) == 1.0
     nothing = locate(found, PairSample("pair", before, before), "a")
     assert nothing.boxes == [] and nothing.peak is None
 
 
 def test_a_change_between_two_cells_is_one_box_and_a_corner_stays_in_the_image() -> None:
-    cells = torch.zeros(8, 8)
-    cells[3, 4] = cells[3, 5] = 0.5
-    cells[0, 0] = 0.9
-    where = counted(cells)
-    assert where.boxes == [(0.5, 0.3125, 0.75, 0.5625), (0.0, 0.0, 0.1875, 0.1875)]
-    assert where.peak == (0.625, 0.4375)
+    cells = torch.zeros(16, 16)
+    cells[7:10, 8:12] = 0.9
+    cells[0, 0] = 1.0
+    cells[:2, :2] += 0.9
+    where = counted(cells.clamp(max=1.0))
+    assert where.boxes[0] == pytest.approx((0.5, 0.40625, 0.75, 0.65625))
+    assert where.boxes[1][:2] == (0.0, 0.0) and len(where.boxes) == 2
+    assert where.peak == pytest.approx((0.625, 0.53125))
     assert counted(torch.full((8, 8), 0.01)).boxes == []

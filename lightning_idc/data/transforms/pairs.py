@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
-from lightning_idc.errors import DataError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number
 
 
 class PairTransform(ABC):
@@ -147,29 +147,32 @@ class CropToChange(PairTransform):
     """The same window of both images, not scaled, with a change at a random place in it; captions stay.
 
     For labels of cells, whose changes are few and far between: most of the work of an epoch is left out. A box stays
-    where its centre is in the window, also beyond its edges, and becomes NaN otherwise. Without boxes the window is
+    where any of it is in the window, also beyond its edges, and becomes NaN otherwise. Without boxes the window is
     anywhere.
 
     Args:
         size: height and width of the window, pixels; at most those of the images.
         anywhere: share of windows that need not hold a change.
+        mistaken: share of windows around a place outside the boxes where four pixels a side differ, of pairs that have
+            one: what a network is most likely to take for a change.
     """
 
-    def __init__(self, size: int, anywhere: float = 0.1) -> None:
+    def __init__(self, size: int, anywhere: float = 0.1, mistaken: float = 0.0) -> None:
         check_number("size", size, minimum=1)
-        self.size, self.anywhere = size, anywhere
+        if not 0 <= anywhere + mistaken <= 1:
+            raise ConfigError(f"anywhere and mistaken are {anywhere} and {mistaken}; expected shares of at most 1 in all")
+        self.size, self.anywhere, self.mistaken = size, anywhere, mistaken
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
         side, boxes = self.size, sample.boxes
         height, width = sample.before.shape[1:]
         if min(height, width) < side:
             raise DataError(f"pair {sample.id!r} is {width}x{height}; a window of {side}x{side} does not fit into it")
-        centres = torch.empty(0, 2) if boxes is None else ((boxes[:, 1, :2] + boxes[:, 1, 2:]) / 2)
-        shown = centres[~centres.isnan().any(-1)]
         draws = [_uniform(generator) for _ in range(4)]
         left, top = draws[0] * (width - side + 1), draws[1] * (height - side + 1)
-        if len(shown) and draws[2] >= self.anywhere:
-            x, y = shown[int(draws[3] * len(shown))].tolist()
+        places = self._places(sample, draws[2])
+        if len(places):
+            x, y = places[int(draws[3] * len(places))].tolist()
             left, top = x - draws[0] * side, y - draws[1] * side
         left, top = (min(max(int(start), 0), most - side) for start, most in ((left, width), (top, height)))
 
@@ -177,12 +180,25 @@ class CropToChange(PairTransform):
             return image[:, top : top + side, left : left + side]
 
         if boxes is not None:
-            outside = (
-                (centres < torch.tensor([left, top])) | (centres >= torch.tensor([left + side, top + side]))
-            ).any(-1)
-            boxes = (boxes - torch.tensor([left, top] * 2)).masked_fill(outside[:, None, None], torch.nan)
+            boxes = boxes - torch.tensor([left, top] * 2)
+            outside = ((boxes[:, 1, :2] >= side) | (boxes[:, 1, 2:] <= 0)).any(-1)
+            boxes = boxes.masked_fill(outside[:, None, None], torch.nan)
         masks = None if sample.masks is None else window(sample.masks)
         return replace(sample, before=window(sample.before), after=window(sample.after), boxes=boxes, masks=masks)
+
+    def _places(self, sample: PairSample, draw: float) -> Tensor:
+        """What the window may be around, x y ``(N, 2)``; none if it may be anywhere."""
+        if draw < self.anywhere:
+            return torch.empty(0, 2)
+        boxes = torch.empty(0, 4) if sample.boxes is None else sample.boxes[:, 1]
+        boxes = boxes[~boxes.isnan().any(-1)]
+        if draw >= self.anywhere + self.mistaken:
+            return (boxes[:, :2] + boxes[:, 2:]) / 2
+        differs = ((sample.after.short() - sample.before.short()).abs() > 127).any(0)
+        for x1, y1, x2, y2 in boxes.int().tolist():
+            differs[max(0, y1 - 4) : y2 + 4, max(0, x1 - 4) : x2 + 4] = False
+        blocks = F.avg_pool2d(differs[None].float(), 4)[0] > 0.9
+        return blocks.nonzero().flip(1) * 4.0 + 2
 
 
 class Jitter(PairTransform):

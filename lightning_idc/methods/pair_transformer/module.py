@@ -30,7 +30,7 @@ class PairTransformer(PairCaptioner):
         heads: attention heads.
         dropout: share of activations dropped in training.
         counts: classes of the `ChangeNaming` in ``backbone_weights``, "nothing changed" included, whose cells are
-            counted for the decoder; with ``difference`` only. 0 leaves counting out.
+            counted for the decoder; with ``difference`` only. 0 leaves counting out. What names them is not trained.
         in_channels: channels of the images, 3 unless the data module's ``bands`` chooses others.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """

@@ -31,7 +31,7 @@ class PairTransformerNet(GridCaptionNet):
         dropout: share of activations dropped in training.
         freeze_backbone: train everything but the backbone, which then builds no graph.
         counts: classes that the cells are named with, "nothing changed" included; how many there are of each kind, in
-            all and per region, is then read, too. 0 leaves counting out.
+            all and per region, is then read in place of the grid. 0 leaves counting out.
     """
 
     def __init__(
@@ -52,23 +52,30 @@ class PairTransformerNet(GridCaptionNet):
             raise ConfigError(
                 f"counts is {counts} and backbone reads images one by one; changes are counted by 'difference'"
             )
+        if counts and not freeze_backbone:
+            raise ConfigError(
+                f"counts is {counts} and freeze_backbone false; no gradient passes numbers, so nothing would train the "
+                "backbone: freeze it, and take its weights from a ChangeNaming (backbone_weights)"
+            )
         check_heads(width, heads)
         check_number("encoder_layers", encoder_layers, minimum=0)
-        self.register_buffer("coordinates", _coordinates(grid), persistent=False)
-        channels = backbone.width if backbone.reads_pairs else 3 * backbone.width
-        self.fuse = nn.Sequential(nn.Linear(channels + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
-        self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
-        self.bias = RelativePositionBias(heads, grid)
+        self.counts = CellCounts(backbone.width, counts, width) if counts else None
+        if not counts:
+            self.register_buffer("coordinates", _coordinates(grid), persistent=False)
+            channels = backbone.width if backbone.reads_pairs else 3 * backbone.width
+            self.fuse = nn.Sequential(nn.Linear(channels + 2, 2 * width), nn.GELU(), nn.Linear(2 * width, width))
+            self.place = nn.Parameter(torch.zeros(grid[0] * grid[1], width))
+            self.bias = RelativePositionBias(heads, grid)
         self.encoder = nn.ModuleList(EncoderLayer(width, heads, 2 * width, dropout) for _ in range(encoder_layers))
         self.norm = nn.LayerNorm(width)
-        self.counts = CellCounts(backbone.width, counts, width) if counts else None
-        if self.counts is not None:
-            self.counts.head.requires_grad_(not freeze_backbone)
         self.decoder = Decoder(vocabulary, width, decoder_layers, heads, 2 * width, dropout)
 
     def encode(self, images: Tensor) -> PairFeatures:
-        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell, then one per kind that is counted."""
+        """Features of uint8 pairs ``(B, 2, 3, H, W)``; one token per cell, or one per kind that is counted."""
         maps = self.maps(images)
+        if self.counts is not None:
+            cells = self.counts.cells(maps)
+            return self._read(self.counts(cells), None, {"cells": cells})
         grids, extras = self.pooled(maps), {}
         if self.backbone.reads_pairs:
             parts = [grids]
@@ -76,13 +83,9 @@ class PairTransformerNet(GridCaptionNet):
             before, after = grids.unflatten(0, (-1, 2)).unbind(1)
             parts, extras = [before, after, after - before], {"before": before, "after": after}
         where = self.coordinates.expand(images.shape[0], -1, -1)  # type: ignore[operator]
-        tokens = self.fuse(torch.cat([*parts, where], -1)) + self.place
-        bias = self.bias()
-        if self.counts is not None:
-            extras["cells"] = self.counts.cells(maps)
-            counted = self.counts(extras["cells"])
-            tokens = torch.cat([tokens, counted], 1)
-            bias = nn.functional.pad(bias, (0, counted.shape[1], 0, counted.shape[1]))
+        return self._read(self.fuse(torch.cat([*parts, where], -1)) + self.place, self.bias(), extras)
+
+    def _read(self, tokens: Tensor, bias: Tensor | None, extras: dict[str, Tensor]) -> PairFeatures:
         for layer in self.encoder:
             tokens = layer(tokens, bias)
         return PairFeatures(self.norm(tokens), extras=extras)
