@@ -104,7 +104,7 @@ class CellCounts(nn.Module):
         return self.head(maps).softmax(1)[:, 1:]
 
     def counts(self, cells: Tensor) -> Tensor:
-        """Numbers of changes of each kind in the image and then in its regions, row by row, int64 ``(B, kinds, 1 + R)``."""
+        """Numbers of changes of each kind, in the image and in its regions row by row, int64 ``(B, kinds, 1 + R)``."""
         found, centres = peaks(cells.sum(1))
         kinds = F.one_hot(F.avg_pool2d(cells, 3, 1, 1).argmax(1), cells.shape[1]) * found[..., None]
         sides = torch.tensor(cells.shape[-2:], device=cells.device)

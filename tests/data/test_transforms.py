@@ -95,15 +95,16 @@ def test_a_window_is_around_a_change_and_boxes_keep_their_extent(seed: int) -> N
 def test_a_window_is_around_what_could_be_mistaken_for_a_change() -> None:
     sample = painted()
     assert sample.boxes is not None
-    after = sample.before.clone()
-    after[:, 4:9, 50:55] = 255 - sample.before[:, 4:9, 50:55]  # five pixels a side hold a block of four
-    after[:, 40:43, 50:53] = 255 - sample.before[:, 40:43, 50:53]  # too thin
-    other = replace(sample, after=after, boxes=torch.full((1, 2, 4), torch.nan))
+    before = torch.zeros_like(sample.before)
+    after = before.clone()
+    after[:, 4:11, 48:55] = 255  # holds a block of four pixels a side wherever it lies
+    after[:, 40:43, 50:53] = 255  # too thin
+    other = replace(sample, before=before, after=after, boxes=torch.full((1, 2, 4), torch.nan))
     seen = [CropToChange(12, 0.0, 1.0)(other, seeded(seed)) for seed in range(8)]
-    assert all(bool((found.before != found.after).any()) for found in seen)
-    boxed = replace(other, boxes=torch.tensor([[[50.0, 4.0, 55.0, 9.0]] * 2]))
+    assert all(int((found.before != found.after)[0].sum()) > 9 for found in seen)
+    boxed = replace(other, boxes=torch.tensor([[[48.0, 4.0, 55.0, 11.0]] * 2]))
     assert len(CropToChange(12, 0.0, 1.0)._places(boxed, 0.5)) == 0
-    with pytest.raises(ConfigError, match="anywhere and mistaken are 0.6 and 0.5"):
+    with pytest.raises(ConfigError, match=r"anywhere and mistaken are 0\.6 and 0\.5"):
         CropToChange(12, 0.6, 0.5)
 
 

@@ -153,14 +153,14 @@ class CropToChange(PairTransform):
     Args:
         size: height and width of the window, pixels; at most those of the images.
         anywhere: share of windows that need not hold a change.
-        mistaken: share of windows around a place outside the boxes where four pixels a side differ, of pairs that have
-            one: what a network is most likely to take for a change.
+        mistaken: share of windows around a place outside the boxes where a block of four pixels a side differs, of
+            pairs that have one: what a network is most likely to take for a change.
     """
 
     def __init__(self, size: int, anywhere: float = 0.1, mistaken: float = 0.0) -> None:
         check_number("size", size, minimum=1)
         if not 0 <= anywhere + mistaken <= 1:
-            raise ConfigError(f"anywhere and mistaken are {anywhere} and {mistaken}; expected shares of at most 1 in all")
+            raise ConfigError(f"anywhere and mistaken are {anywhere} and {mistaken}; expected shares, at most 1 in all")
         self.size, self.anywhere, self.mistaken = size, anywhere, mistaken
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
