@@ -53,13 +53,13 @@ def serve(
         )
     if min(batch_size, queue) < 1 or min(max_mb, timeout, answer_timeout) <= 0:
         raise ConfigError("--batch-size, --queue, --max-mb, --timeout and --answer-timeout are numbers above 0")
+    _end_together()  # before the imports, which take seconds in which SIGTERM ends it without a word
     from lightning_idc.serve.server import make_server
 
     _check_free(host, port)
     hosts = LOOPBACK if host == "127.0.0.1" else ("*",)
     server = make_server(options, batch_size, queue, max_mb, timeout, answer_timeout, hosts)
     print(f"http://{host}:{port} answers when the captioner is loaded; Ctrl+C ends it", flush=True)
-    _end_together()
     try:
         server.run(host, port, num_api_servers=1, log_level="warning", generate_client_file=False)
     except RuntimeError as error:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -50,3 +52,20 @@ def test_the_monitor_is_silent_once_the_server_is_stopped(
         logging.getLogger("litserve").setLevel(level)
         for number, handler in kept.items():
             signal.signal(number, handler)
+
+
+STOPPED_WHILE_IMPORTING = """
+import os, signal, sys
+class Stops:
+    def find_spec(self, name, path=None, target=None):
+        if name == "lightning_idc.serve.server":
+            os.kill(os.getpid(), signal.SIGTERM)
+sys.meta_path.insert(0, Stops())
+from lightning_idc.cli import main
+sys.exit(main(["serve", "--port", "18999"]))
+"""
+
+
+def test_a_server_that_is_stopped_before_it_listens_says_so() -> None:
+    done = subprocess.run([sys.executable, "-c", STOPPED_WHILE_IMPORTING], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stderr) == (130, "\nstopped\n")
