@@ -285,12 +285,13 @@ def main() -> None:
         except RowFailed as error:
             failed[name] = error.line
         print(name, f"{rows[name]['seconds']:.0f} s" if name in rows else failed[name], flush=True)
+        # after each row: a run that is cut off keeps what it has
+        found = {"overrides": {row: ROWS[row] for row in rows}, "rows": rows, "failed": failed}
+        report(found, given.out, "lightning", "transformers", seeds=[1], quiet=True)
     text = tables(rows)
     print(text)
     if given.docs:
         write(given.docs, text)
-    settings = {"overrides": {name: ROWS[name] for name in given.rows}}
-    report({**settings, "rows": rows, "failed": failed}, given.out, "lightning", "transformers", seeds=[1], quiet=True)
 
 
 if __name__ == "__main__":
