@@ -34,7 +34,11 @@ from _harness import RowFailed, give_back, measure_apart, report
 ROOT = Path(__file__).resolve().parents[1]
 ROWS: dict[str, list[str]] = {
     "quickstart": ["--stages.pretrain_backbone.trainer.max_epochs", "2", "--stages.train.trainer.max_epochs", "4"],
-    "deeppcb": ["--stages.pretrain_backbone.trainer.max_epochs", "8", "--stages.train.trainer.max_epochs", "2"],
+    "deeppcb": [
+        *("--stages.pretrain_backbone.trainer.max_epochs", "8", "--stages.train.trainer.max_epochs", "2"),
+        *("--stages.pretrain_backbone.trainer.check_val_every_n_epoch", "8"),
+        *("--stages.train.trainer.check_val_every_n_epoch", "2"),
+    ],
     "procap": ["--stages.procedure.trainer.max_epochs", "1", "--stages.caption.trainer.max_epochs", "5"],
     "namc": ["--stages.pretrain.trainer.max_epochs", "1", "--stages.finetune.trainer.max_epochs", "3"],
     "m3diff": ["--stages.pretrain.trainer.max_epochs", "1", "--data.train_pairs", "2000"],
