@@ -75,7 +75,7 @@ def test_it_tells_which_is_faster(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list[int]) -> None:
     features = 96 * 4  # bytes of an image's
-    limit = CacheFeatures(tmp_path / "kept", always=True, most_gb=16.5 * features / 1e9)
+    limit = CacheFeatures(tmp_path / "kept", always=True, max_gb=16.5 * features / 1e9)
     fit([limit], tmp_path, captioner(), max_epochs=2)
     assert sum(computed) == 32 + 16
 
