@@ -175,10 +175,8 @@ class PostNormDecoderLayer(DecoderLayer):
     """The same with causal self-attention and attention to the memory."""
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, causal: bool = False, allowed: Tensor | None = None) -> Tensor:
-        if not (causal or self.training):
-            return merge_heads(attend(q, k, v, allowed))
         dropped = self.dropout if self.training else 0.0
-        return merge_heads(F.scaled_dot_product_attention(q, k, v, allowed, is_causal=causal, dropout_p=dropped))
+        return merge_heads(attend(q, k, v, allowed, causal=causal, dropout=dropped))
 
     def _rest(self, x: Tensor, memory: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
         """Attention to the memory and feed-forward of ``(B, Q, D)``."""

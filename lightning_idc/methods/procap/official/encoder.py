@@ -147,11 +147,7 @@ class OfficialAttention(nn.Module):
 
     def forward(self, x: Tensor, keys: Tensor, values: Tensor, mask: Tensor | None, causal: bool = False) -> Tensor:
         query = split_heads(self.query(x), self.heads)
-        if causal:
-            attended = F.scaled_dot_product_attention(query, keys, values, is_causal=True, scale=self.scale)
-        else:
-            attended = attend(query, keys, values, mask, self.scale)
-        return self.out(merge_heads(attended))
+        return self.out(merge_heads(attend(query, keys, values, mask, self.scale, causal)))
 
 
 class OfficialDecoderLayer(nn.Module):
