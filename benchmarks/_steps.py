@@ -5,7 +5,8 @@ from __future__ import annotations
 import resource
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -81,18 +82,18 @@ class Stopwatch:
     first step also makes the optimizer's state and checks how a model is scored.
     """
 
-    def __init__(self, device: str) -> None:
-        self.device = device
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self.clock = clock
         self.seconds: list[float] = []
         self.counter = FlopCounterMode(display=False)
 
     def begin(self) -> None:
         if len(self.seconds) == 1:
             self.counter.__enter__()
-        self.began = now(self.device)
+        self.began = self.clock()
 
     def end(self) -> None:
-        self.seconds.append(now(self.device) - self.began)
+        self.seconds.append(self.clock() - self.began)
         if len(self.seconds) == 2:
             self.counter.__exit__(None, None, None)
 
@@ -109,8 +110,8 @@ class Stopwatch:
 class Clock(Callback):
     """A stopwatch on all that happens between the hooks of a batch."""
 
-    def __init__(self, device: str) -> None:
-        self.watch = Stopwatch(device)
+    def __init__(self, watch: Stopwatch) -> None:
+        self.watch = watch
 
     def on_train_batch_start(self, *unused: Any) -> None:
         self.watch.begin()
@@ -119,14 +120,14 @@ class Clock(Callback):
         self.watch.end()
 
 
-def matrix_rate() -> float:
-    """Floating-point operations a second of a large float32 product on one thread of the CPU."""
+def matrix_rate(clock: Callable[[], float] = time.process_time) -> float:
+    """Floating-point operations a second of a large float32 product on the CPU; `process_time` is for one thread."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     seconds = []
     for _ in range(6):
-        start = time.process_time()
+        start = clock()
         torch.mm(a, b)
-        seconds.append(time.process_time() - start)
+        seconds.append(clock() - start)
     return 2 * 2048**3 / min(seconds)
 
 
@@ -150,7 +151,7 @@ def time_steps(
         callbacks: that train, too.
         folder: for what the Trainer writes.
     """
-    clock = Clock(device)
+    clock = Clock(Stopwatch(partial(now, device)))
     trainer = quiet_trainer(
         accelerator=device,
         devices=1,

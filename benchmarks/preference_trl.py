@@ -23,6 +23,7 @@ import argparse
 import os
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
 from _harness import give_back, measure_apart, report  # noqa: E402
-from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, peak, time_steps  # noqa: E402
+from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, now, peak, time_steps  # noqa: E402
 
 SMALLER = 0.5
 """Target: at most this share of TRL's memory."""
@@ -228,7 +229,7 @@ def of_trl(folder: Path, size: Size, steps: int, batch: int) -> dict[str, Any]:
         {"chosen": said(chosen), "rejected": said(rejected), **asked(pair)}
         for pair, (chosen, rejected) in zip(MadeUp(size.side, told).images, told, strict=True)
     ]
-    watch = Stopwatch(size.device)
+    watch = Stopwatch(partial(now, size.device))
     config = DPOConfig(**trl_options(folder, size, steps, batch), bf16=size.lora)
     # a data set of twice the batch repeats from the first step on
     lora = LoraConfig(r=16, lora_alpha=32, target_modules=LANGUAGE) if size.lora else None

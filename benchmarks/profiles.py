@@ -19,7 +19,6 @@ import io
 import json
 import os
 import random
-import statistics
 import sys
 import tempfile
 import threading
@@ -106,22 +105,18 @@ def part_of(frame: FrameType | None) -> str:
 def machine() -> dict[str, float]:
     """What a large product of matrices and a large copy reach here, with torch's own number of threads."""
     import torch
+    from _steps import matrix_rate
 
-    a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
     source, target = torch.randn(1 << 26), torch.empty(1 << 26)
-
-    def best(call: Any) -> float:
-        seconds = []
-        for _ in range(6):
-            start = time.perf_counter()
-            call()
-            seconds.append(time.perf_counter() - start)
-        return min(seconds)
-
+    seconds = []
+    for _ in range(6):
+        start = time.perf_counter()
+        target.copy_(source)
+        seconds.append(time.perf_counter() - start)
     return {
         "threads": torch.get_num_threads(),
-        "matrix_gflops": 2 * 2048**3 / best(lambda: torch.mm(a, b)) / 1e9,
-        "copy_gb_per_s": 2 * source.numel() * 4 / best(lambda: target.copy_(source)) / 1e9,
+        "matrix_gflops": matrix_rate(time.perf_counter) / 1e9,
+        "copy_gb_per_s": 2 * source.numel() * 4 / min(seconds) / 1e9,
     }
 
 
@@ -139,38 +134,19 @@ def run_stages_here() -> None:
 
 def count_steps(steps: list[dict[str, Any]]) -> None:
     """Have every `Trainer.fit` of this process note the operations and seconds of its training steps."""
-    from lightning.pytorch import Callback, Trainer
-    from torch.utils.flop_counter import FlopCounterMode
-
-    class Steps(Callback):
-        """Counts the third step, which it slows, and times the others."""
-
-        def __init__(self) -> None:
-            self.counter = FlopCounterMode(display=False)
-            self.seconds: list[float] = []
-            self.flops = 0
-
-        def on_train_batch_start(self, *unused: Any) -> None:
-            if len(self.seconds) == 2:
-                self.counter.__enter__()
-            self.began = time.perf_counter()
-
-        def on_train_batch_end(self, *unused: Any) -> None:
-            self.seconds.append(time.perf_counter() - self.began)
-            if len(self.seconds) == 3:
-                self.counter.__exit__(None, None, None)
-                self.flops = self.counter.get_total_flops()
+    from _steps import Clock, Stopwatch
+    from lightning.pytorch import Trainer
 
     fit = Trainer.fit
 
     @functools.wraps(fit)  # whose arguments the command line reads
     def counted(trainer: Trainer, model: Any, *arguments: Any, **named: Any) -> None:
-        clock = Steps()
-        trainer.callbacks.append(clock)  # type: ignore[attr-defined]
+        watch = Stopwatch(time.perf_counter)
+        trainer.callbacks.append(Clock(watch))  # type: ignore[attr-defined]
         fit(trainer, model, *arguments, **named)
-        timed = clock.seconds[3:]
-        if timed:
-            steps.append({"model": type(model).__name__, "flops": clock.flops, "seconds": statistics.median(timed)})
+        if len(watch.seconds) > 2:
+            found = watch.found()
+            steps.append({"model": type(model).__name__, "flops": found["flops"], "seconds": found["seconds_per_step"]})
 
     Trainer.fit = counted  # type: ignore[method-assign, assignment]
 

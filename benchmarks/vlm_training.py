@@ -20,6 +20,7 @@ import os
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -157,7 +158,7 @@ def of_trl_sft(folder: Path, size: Size, steps: int, batch: int, count: int) -> 
         for pair, own in zip(MadeUp(size.side, texts).images, texts, strict=True)
         for text in own
     ]
-    watch = Stopwatch(size.device)
+    watch = Stopwatch(partial(now, size.device))
     config = SFTConfig(**trl_options(folder, size, steps, batch * count), bf16=True)
     trainer = SFTTrainer(
         str(folder),
