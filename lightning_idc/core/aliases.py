@@ -117,6 +117,8 @@ SPLIT_CLASSES = {
 RENAMED_ARGUMENTS = {
     "lightning_idc.callbacks.CacheFeatures": {"most_gb": "max_gb"},
     "lightning_idc.data.RandomCrop": {"least": "min_scale"},
+    "lightning_idc.data.ReplaceWords": {"share": "ratio"},
+    "lightning_idc.data.SpotTheDiff": {"silent": "empty_references"},
     "lightning_idc.methods.JudgeReward": {"most": "max_score"},
     "lightning_idc.methods.LengthReward": {"most": "max_words"},
     "lightning_idc.synthesis.Audit": {"most": "max_pairs"},

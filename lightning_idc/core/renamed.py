@@ -2,35 +2,53 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from lightning.pytorch.utilities import rank_zero_deprecation
 
 from lightning_idc.errors import ConfigError
 
-Value = TypeVar("Value")
+Class = TypeVar("Class", bound=type)
 
 
-def renamed(old: str, given: Value | None, new: str, value: Value, default: Value) -> Value:
-    """Value of an argument that has a new name.
+def renamed_arguments(**names: str) -> Callable[[Class], Class]:
+    """Class decorator by which keyword arguments of an earlier edition are taken under their old names.
+
+    Signature, help and YAML know the new names only; old names in YAML and checkpoints are those of
+    `aliases.RENAMED_ARGUMENTS`, and a test keeps both alike.
 
     Args:
-        old: its old name.
-        given: under the old name; None where it is not.
-        new: its name now.
-        value: under the new name.
-        default: that the new name has, to tell whether it is given.
+        names: old name to new one.
 
     Raises:
-        ConfigError: both names are given.
+        ConfigError: (by the class) an argument is given under both names.
 
     Example:
-        >>> renamed("share", None, "ratio", 0.4, 0.2)
+        >>> @renamed_arguments(share="ratio")
+        ... class Words:
+        ...     def __init__(self, ratio: float = 0.2) -> None:
+        ...         self.ratio = ratio
+        >>> Words(ratio=0.4).ratio
         0.4
     """
-    if given is None:
-        return value
-    if value != default:
-        raise ConfigError(f"{old} is the old name of {new}; give {new} alone")
-    rank_zero_deprecation(f"{old} is called {new} now; the old name goes with the next version")
-    return given
+
+    def decorated(cls: Class) -> Class:
+        init = cls.__init__  # type: ignore[misc]
+
+        @functools.wraps(init)
+        def __init__(self: Any, *arguments: Any, **named: Any) -> None:
+            for old in names.keys() & named.keys():
+                new, value = names[old], named.pop(old)
+                if new in inspect.signature(init).bind_partial(self, *arguments, **named).arguments:
+                    raise ConfigError(f"{old} is the old name of {new}; give {new} alone")
+                rank_zero_deprecation(f"{old} is called {new} now; the old name goes with the next version")
+                named[new] = value
+            init(self, *arguments, **named)
+
+        cls.__init__ = __init__  # type: ignore[misc]
+        return cls
+
+    return decorated

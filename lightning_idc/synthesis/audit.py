@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.text import plain
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
@@ -20,6 +21,7 @@ _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
 _AREA_BOTH = ("match", "caption_match")
 
 
+@renamed_arguments(most="max_pairs")
 class Audit(PipelineStage):
     """Writes the audit page of the records that it reads, and passes them on.
 

@@ -93,3 +93,5 @@ def test_arguments_with_a_new_name_are_read_under_the_old_one(name: str) -> None
         assert new in known and old not in known
         found = with_full_names({"class_path": name, "init_args": {old: 2}})
         assert found == {"class_path": name, "init_args": {new: 2}}
+        with pytest.raises(ConfigError, match=f"{old} is the old name of {new}; give {new} alone"):
+            class_of(name)(**{old: 1, new: 1})

@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.renamed import renamed
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count, one_of
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
@@ -24,6 +24,7 @@ SILENT_PAIRS = {"train": 37, "val": 4, "test": 7}
 _RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246355a503c3f8f1def9295dda2/data"
 
 
+@renamed_arguments(silent="empty_references")
 class SpotTheDiff(Benchmark):
     """Spot-the-Diff: 12,562 annotation records on 11,329 pairs of frames from fixed cameras.
 
@@ -50,7 +51,6 @@ class SpotTheDiff(Benchmark):
         grouping: one of the three.
         max_words: of the paragraph of ``multi``; CARD cuts at 60. None cuts nothing.
         empty_references: what happens to pairs without a sentence that are evaluated on: ``leave_out`` or ``keep``.
-        silent: deprecated name of ``empty_references``.
         options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
 
     Example:
@@ -97,12 +97,10 @@ annotations/val.json, test.json"""
         grouping: Grouping = "grouped",
         max_words: int | None = None,
         empty_references: EmptyReferences = "leave_out",
-        silent: EmptyReferences | None = None,
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
         one_of("grouping", grouping, get_args(Grouping))
-        empty_references = renamed("silent", silent, "empty_references", empty_references, "leave_out")
         one_of("empty_references", empty_references, get_args(EmptyReferences))
         self.grouping: Grouping = grouping
         self.empty_references: EmptyReferences = empty_references

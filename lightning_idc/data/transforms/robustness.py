@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import Interpolation
-from lightning_idc.core.renamed import renamed
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import ConfigError
@@ -77,6 +77,7 @@ class Corruption:
         return captions
 
 
+@renamed_arguments(share="ratio")
 class ReplaceWords(Corruption):
     """Replaces words of captions by others that the split's captions use.
 
@@ -86,17 +87,13 @@ class ReplaceWords(Corruption):
         ratio: of the words of each caption, rounded to whole ones.
         splits: that are corrupted.
         seed: of all chance.
-        share: deprecated name of ``ratio``.
 
     Raises:
         ConfigError: the ratio is not between 0 and 1.
     """
 
-    def __init__(
-        self, ratio: float = 0.2, splits: Sequence[str] = ("train",), seed: int = 0, share: float | None = None
-    ) -> None:
+    def __init__(self, ratio: float = 0.2, splits: Sequence[str] = ("train",), seed: int = 0) -> None:
         super().__init__(splits, seed)
-        ratio = renamed("share", share, "ratio", ratio, 0.2)
         if not 0 <= ratio <= 1:
             raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
         self.ratio = ratio

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.rl.rewards import Reward, Texts, refuse_without_references
@@ -16,6 +17,7 @@ from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
 RUBRICS = {rubric.name: rubric for rubric in (IMG_DIFF, OMNIDIFF)}
 
 
+@renamed_arguments(most="max_score")
 class JudgeReward(Reward):
     """Score from 0 to 1 that a judge behind an OpenAI-compatible endpoint gives to each caption.
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter
 
@@ -17,6 +18,7 @@ _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
 """How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
 
 
+@renamed_arguments(least_area="min_area")
 class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
@@ -107,6 +109,7 @@ def _edges(values: np.ndarray, side: int) -> np.ndarray:
     return cv2.GaussianBlur(steps, (0, 0), side / 48)
 
 
+@renamed_arguments(least_area="min_area", most_area="max_area")
 class ColorRegions(Segmenter):
     """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.images import resize
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent
@@ -42,6 +43,7 @@ class Outline:
     vectors: Tensor
 
 
+@renamed_arguments(least="min_similarity")
 class NearestPrototype(ImageCaptioner):
     """Names a picture after the most similar thing of the library that was pasted; plain background where none is.
 

@@ -10,6 +10,7 @@ import numpy as np
 from torch import Tensor
 
 from lightning_idc.core.images import resize
+from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.synthesis.slots.base import Region, Segmenter
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.details import alone, inside, is_part, region_of, share, widened, widened_contours
@@ -55,6 +56,7 @@ class Thing:
         return np.argwhere(self.mask).mean(0)
 
 
+@renamed_arguments(least_area="min_area", least_ground="min_ground")
 class ChangedThings(Segmenter):
     """Things on a plain ground that the other picture does not show where they should be, and else contours.
 
