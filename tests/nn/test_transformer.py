@@ -51,6 +51,15 @@ def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
     assert len({tuple(value.tolist()) for value in seen.values()}) == len(seen) == groups**2 * 5 * 7
 
 
+def test_heads_begin_with_near_cells_in_directions_of_their_own() -> None:
+    bias = RelativePositionBias(heads=4, grid=(5, 7), groups=2)()
+    middle = 2 * 7 + 3
+    right, below, left, above = middle + 1, middle + 7, middle - 1, middle - 7
+    assert bias[:, middle, :35].argmax(1).tolist() == [right, below, left, above]
+    assert bias[0, middle, right] > bias[0, middle, right + 1] > bias[0, middle, left]
+    torch.testing.assert_close(bias[:, :35, :35], bias[:, :35, 35:])
+
+
 def make_decoder() -> Decoder:
     torch.manual_seed(0)
     return Decoder(vocabulary=20, width=16, layers=2, heads=2, hidden=32, dropout=0.0, max_length=9).eval()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Iterator, Sequence
+from functools import partial
 from itertools import zip_longest
 from typing import NamedTuple
 
@@ -117,7 +118,8 @@ class PairSampler(DistributedSampler[Draw]):
         total = len(self) * self.world
         order = (order * math.ceil(total / max(len(order), 1)))[:total]
         skip, self.skip = self.skip, 0
-        return iter([Draw(self.epoch, index) for index in order[self.rank : total : self.world]][skip:])
+        # made one by one: a million of them at once would keep the garbage collector busy for seconds
+        return map(partial(Draw, self.epoch), order[self.rank + skip * self.world : total : self.world])
 
     def order(self) -> list[int]:
         """Pairs of this epoch over all processes, ``size`` of them."""
