@@ -39,6 +39,7 @@ MERGED: dict[str, tuple[str, dict[str, str]]] = {
 
 
 CHANGED = {
+    "quickstart": "more pairs, each seen less often and with one caption, and the backbone's features kept",
     "adpo": "60 % vague captions, negatives as often as said, SFT of equal compute: the setting that shows the effect",
     "deeppcb": "boards at full resolution, read as one picture of what differs, and defects that are counted",
     "paper/namc_pretrain": "the field's ResNet-101 weights, bicubic, and NIM's own fall of the learning rate",
