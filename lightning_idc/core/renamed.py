@@ -36,7 +36,7 @@ def renamed_arguments(**names: str) -> Callable[[Class], Class]:
     """
 
     def decorated(cls: Class) -> Class:
-        init = cls.__init__  # type: ignore[misc]
+        init: Callable[..., None] = vars(cls)["__init__"]
 
         @functools.wraps(init)
         def __init__(self: Any, *arguments: Any, **named: Any) -> None:
@@ -48,7 +48,7 @@ def renamed_arguments(**names: str) -> Callable[[Class], Class]:
                 named[new] = value
             init(self, *arguments, **named)
 
-        cls.__init__ = __init__  # type: ignore[misc]
+        type.__setattr__(cls, "__init__", __init__)
         return cls
 
     return decorated
