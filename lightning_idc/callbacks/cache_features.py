@@ -17,7 +17,7 @@ from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, fold
 from lightning_idc.files import default_cache_dir
 
 
-@renamed_arguments(most_gb="max_gb")
+@renamed_arguments
 class CacheFeatures(Callback):
     """Keeps what a frozen module of a captioner makes of each image, and uses it where reading is faster.
 

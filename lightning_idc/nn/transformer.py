@@ -105,7 +105,7 @@ class RelativePositionBias(nn.Module):
 
     Saying where one object stands to another needs relative places; a table of offsets gives them to the first
     layer, where absolute coordinates must first learn to be subtracted. Each head begins with a direction of its own
-    and looks at near cells first (`directions`): from a table of zeros, captions teach directions only slowly.
+    and looks at near cells first (`directions`).
 
     Args:
         heads: of the attention.

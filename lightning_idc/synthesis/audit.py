@@ -21,7 +21,7 @@ _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
 _AREA_BOTH = ("match", "caption_match")
 
 
-@renamed_arguments(most="max_pairs")
+@renamed_arguments
 class Audit(PipelineStage):
     """Writes the audit page of the records that it reads, and passes them on.
 

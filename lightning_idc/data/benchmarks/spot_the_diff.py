@@ -24,7 +24,7 @@ SILENT_PAIRS = {"train": 37, "val": 4, "test": 7}
 _RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246355a503c3f8f1def9295dda2/data"
 
 
-@renamed_arguments(silent="empty_references")
+@renamed_arguments
 class SpotTheDiff(Benchmark):
     """Spot-the-Diff: 12,562 annotation records on 11,329 pairs of frames from fixed cameras.
 

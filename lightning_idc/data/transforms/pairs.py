@@ -107,7 +107,7 @@ def _mirrored(sample: PairSample, axis: int, words: Callable[[str], str]) -> Pai
     )
 
 
-@renamed_arguments(least="min_scale")
+@renamed_arguments
 class RandomCrop(PairTransform):
     """The same random window of both images, scaled back to their size; captions stay.
 

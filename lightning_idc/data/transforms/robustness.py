@@ -77,7 +77,7 @@ class Corruption:
         return captions
 
 
-@renamed_arguments(share="ratio")
+@renamed_arguments
 class ReplaceWords(Corruption):
     """Replaces words of captions by others that the split's captions use.
 

@@ -17,7 +17,7 @@ from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
 RUBRICS = {rubric.name: rubric for rubric in (IMG_DIFF, OMNIDIFF)}
 
 
-@renamed_arguments(most="max_score")
+@renamed_arguments
 class JudgeReward(Reward):
     """Score from 0 to 1 that a judge behind an OpenAI-compatible endpoint gives to each caption.
 

@@ -172,7 +172,7 @@ class CiderReward(MetricReward):
         super().__init__("CIDEr-D")
 
 
-@renamed_arguments(most="max_words")
+@renamed_arguments
 class LengthReward(Reward):
     """0 up to a number of words, then falling to -1: DAPO's soft punishment of what is too long.
 

@@ -18,7 +18,7 @@ _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
 """How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
 
 
-@renamed_arguments(least_area="min_area")
+@renamed_arguments
 class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
@@ -109,7 +109,7 @@ def _edges(values: np.ndarray, side: int) -> np.ndarray:
     return cv2.GaussianBlur(steps, (0, 0), side / 48)
 
 
-@renamed_arguments(least_area="min_area", most_area="max_area")
+@renamed_arguments
 class ColorRegions(Segmenter):
     """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
 

@@ -43,7 +43,7 @@ class Outline:
     vectors: Tensor
 
 
-@renamed_arguments(least="min_similarity")
+@renamed_arguments
 class NearestPrototype(ImageCaptioner):
     """Names a picture after the most similar thing of the library that was pasted; plain background where none is.
 

@@ -56,7 +56,7 @@ class Thing:
         return np.argwhere(self.mask).mean(0)
 
 
-@renamed_arguments(least_area="min_area", least_ground="min_ground")
+@renamed_arguments
 class ChangedThings(Segmenter):
     """Things on a plain ground that the other picture does not show where they should be, and else contours.
 
