@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.schedules import Schedule, WarmupLinear
-from lightning_idc.errors import DataError
+from lightning_idc.errors import DataError, check_number
+from lightning_idc.methods.pretraining.variation import mirrored, relit
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.grid_backbone import GridBackbone
 
@@ -154,7 +155,13 @@ class ObjectNaming(CellNaming):
         backbone: ``cnn`` for the small one, or the name of a timm model.
         pretrained_backbone: load timm's weights.
         schedule: multiplier of the learning rate over the run.
+        mirror: mirror every other image left to right in training, with its labels.
+        relight: how much brightness, contrast, saturation and sharpness of each image vary in training; 0 for not at
+            all. See :func:`~lightning_idc.methods.pretraining.variation.relit`.
         options: of :class:`~lightning_idc.core.module.PairModule`.
+
+    Raises:
+        ConfigError: `relight` is negative, or 1 and more.
     """
 
     compares: ClassVar[bool] = False
@@ -165,14 +172,25 @@ class ObjectNaming(CellNaming):
         backbone: str = "cnn",
         pretrained_backbone: bool = False,
         schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
+        mirror: bool = False,
+        relight: float = 0.0,
         **options: Any,
     ) -> None:
+        check_number("relight", relight, minimum=0, below=1)
         super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:
         """What turns an image into a grid of features with ``width`` channels; subclasses may take another."""
         options = self.hparams
         return build_backbone(options["backbone"], options["pretrained_backbone"], pairs=self.compares)
+
+    def training_loss(self, features: Any, batch: Any) -> Tensor:
+        images, cells = batch
+        if self.hparams["mirror"]:
+            images, cells = mirrored(images, cells)
+        if self.hparams["relight"]:
+            images = relit(images, self.hparams["relight"])
+        return super().training_loss(features, (images, cells))
 
     def make_net(self) -> CellNet:
         backbone = self.make_backbone()

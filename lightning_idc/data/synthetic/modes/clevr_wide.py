@@ -2,7 +2,8 @@
 
 `clevr_change` is drawn so that a small square picture shows everything well. Here the camera has CLEVR's own lens; how
 high and how far away it stands, and how bright things are, is drawn from ranges around what pictures of CLEVR-Change
-show, so that these lie within. Meant for pictures of 3:2.
+show, so that these lie within. Light from everywhere is strong there, and each lamp is as bright as it likes: the dark
+side of a rubber thing is little darker than the other one. Meant for pictures of 3:2.
 """
 
 from __future__ import annotations
@@ -21,8 +22,8 @@ WORLD = World(things=(3, 8), camera_jitter=0.6)
 DISTANCE, HEIGHT, ANGLE = (7.5, 12.5), (2.4, 6.4), 0.35
 """Of the camera from the centre over the ground and above it, world units, and sidewards, radians either way."""
 FOV = (40.0, 49.0)
-ALBEDO, AMBIENT, LIGHT = (0.3, 0.85), (0.15, 0.35), (0.75, 1.2)
-"""Factors of colours and of lights; ambient light is absolute."""
+ALBEDO, AMBIENT, LAMPS = (0.3, 0.75), (0.4, 0.95), ((0.4, 1.0), (0.5, 1.8), (0.2, 1.2))
+"""Factors of colours and of the three lamps, key, fill and back; ambient light is absolute."""
 
 
 def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
@@ -44,11 +45,14 @@ def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
 def draw(rng: Rng, world: World = WORLD) -> ScenePair:
     """One pair with one change or none, and its captions."""
     pair = draw_single(rng, world, _cameras)
-    albedo, ambient, light = rng.uniform(*ALBEDO), rng.uniform(*AMBIENT), rng.uniform(*LIGHT)
+    albedo, ambient, gains = rng.uniform(*ALBEDO), rng.uniform(*AMBIENT), [rng.uniform(*lamp) for lamp in LAMPS]
 
     def shown(scene: Scene) -> Scene:
-        own = light * rng.uniform(0.92, 1.08)
-        lights = tuple(replace(lamp, intensity=lamp.intensity * own) for lamp in scene.lights)
+        own = rng.uniform(0.92, 1.08)
+        lights = tuple(
+            replace(lamp, intensity=lamp.intensity * gain * own)
+            for lamp, gain in zip(scene.lights, gains, strict=True)
+        )
         return replace(scene, lights=lights, albedo=albedo, ambient=ambient * rng.uniform(0.9, 1.1))
 
     return replace(pair, before=shown(pair.before), after=shown(pair.after))
