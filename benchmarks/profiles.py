@@ -1,6 +1,7 @@
 """Where does the time of each recipe go, and how near does training come to what the machine can do?
 
-    python benchmarks/profiles.py [--rows quickstart score] [--out results/profiles.json] [--docs docs/profile.md]
+    python benchmarks/profiles.py [--rows quickstart score] [--out results/profiles.json]
+    python benchmarks/profiles.py --rows namc --earlier results/profiles.json --docs docs/profile.md
 
 Each row is a recipe as a user runs it, with its own batches and sizes but fewer epochs (``ROWS``), in a process of its
 own with the threads that torch takes by itself; its stages run in that process one after another. A thread samples the
@@ -245,9 +246,12 @@ def write(page: Path, text: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", type=Path, help="page whose tables are replaced")
+    parser.add_argument(
+        "--earlier", nargs="*", type=Path, default=[], help="results whose rows the tables show as well; the last counts"
+    )
     parser.add_argument(
         "--deeppcb", type=Path, help="folder of DeepPCB, of which 200 pairs are read; without it no such row"
     )
@@ -268,7 +272,8 @@ def main() -> None:
         # after each row: a run that is cut off keeps what it has
         found = {"overrides": {row: ROWS[row] for row in rows}, "rows": rows, "failed": failed}
         report(found, given.out, "lightning", "transformers", seeds=[1], quiet=True)
-    text = tables(rows)
+    known = [json.loads(path.read_text(encoding="utf-8"))["rows"] for path in given.earlier]
+    text = tables({name: found for part in (*known, rows) for name, found in part.items()})
     print(text)
     if given.docs:
         write(given.docs, text)

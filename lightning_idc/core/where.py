@@ -115,9 +115,8 @@ def counted(cells: Tensor) -> Where:
         cells: probability that each cell has changed, ``(rows, columns)``.
     """
     rows, columns = cells.shape
-    found, centres = peaks(cells[None])
-    order = F.avg_pool2d(cells[None], 3, 1, 1)[found].argsort(descending=True, stable=True)
-    places = centres[found][order].tolist()
+    _, centres, means = peaks(cells[None])
+    places = centres[means.argsort(descending=True, stable=True)].tolist()
     boxes = [
         (max(0, x - 2) / columns, max(0, y - 2) / rows, min(columns, x + 2) / columns, min(rows, y + 2) / rows)
         for y, x in places

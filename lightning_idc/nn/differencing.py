@@ -105,12 +105,16 @@ class CellCounts(nn.Module):
 
     def counts(self, cells: Tensor) -> Tensor:
         """Numbers of changes of each kind, in the image and in its regions row by row, int64 ``(B, kinds, 1 + R)``."""
-        found, centres = peaks(cells.sum(1))
-        kinds = F.one_hot(F.avg_pool2d(cells, 3, 1, 1).argmax(1), cells.shape[1]) * found[..., None]
+        places, centres, _ = peaks(cells.sum(1))
+        image, rows, columns = places[:, :, None].unbind(1)
+        near = torch.arange(9, device=cells.device)
+        # of each peak and its neighbours (peaks, 9, kinds)
+        around = F.pad(cells, [1] * 4)[image, :, rows + near // 3, columns + near % 3]
         sides = torch.tensor(cells.shape[-2:], device=cells.device)
-        rows, columns = (centres / sides * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
-        regions = F.one_hot(rows * self.regions + columns, self.regions**2)
-        parts = torch.einsum("bhwk,bhwr->bkr", kinds.to(cells), regions.to(cells)).round().long()
+        region = ((centres / sides * self.regions).long().clamp(0, self.regions - 1) @ sides.new_tensor([self.regions, 1]))
+        parts = torch.zeros(*cells.shape[:2], self.regions**2, dtype=torch.long, device=cells.device)
+        one = torch.ones_like(region)
+        parts.index_put_((places[:, 0], around.sum(1).argmax(1), region), one, accumulate=True)
         return torch.cat([parts.sum(-1, keepdim=True), parts], -1)
 
     def forward(self, cells: Tensor) -> Tensor:
