@@ -250,7 +250,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--docs", type=Path, help="page whose tables are replaced")
     parser.add_argument(
-        "--earlier", nargs="*", type=Path, default=[], help="results whose rows the tables show as well; the last counts"
+        "--earlier",
+        nargs="*",
+        type=Path,
+        default=[],
+        help="results whose rows the tables show as well; the last counts",
     )
     parser.add_argument(
         "--deeppcb", type=Path, help="folder of DeepPCB, of which 200 pairs are read; without it no such row"

@@ -111,10 +111,10 @@ class CellCounts(nn.Module):
         # of each peak and its neighbours (peaks, 9, kinds)
         around = F.pad(cells, [1] * 4)[image, :, rows + near // 3, columns + near % 3]
         sides = torch.tensor(cells.shape[-2:], device=cells.device)
-        region = ((centres / sides * self.regions).long().clamp(0, self.regions - 1) @ sides.new_tensor([self.regions, 1]))
+        down, across = (centres / sides * self.regions).long().clamp(0, self.regions - 1).unbind(-1)
+        where = places[:, 0], around.sum(1).argmax(1), down * self.regions + across
         parts = torch.zeros(*cells.shape[:2], self.regions**2, dtype=torch.long, device=cells.device)
-        one = torch.ones_like(region)
-        parts.index_put_((places[:, 0], around.sum(1).argmax(1), region), one, accumulate=True)
+        parts.index_put_(where, torch.ones_like(down), accumulate=True)
         return torch.cat([parts.sum(-1, keepdim=True), parts], -1)
 
     def forward(self, cells: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lightning_idc.core.peaks import THRESHOLD, peaks
 from lightning_idc.core.types import PairSample
 from lightning_idc.core.where import counted, locate
 from lightning_idc.errors import CheckpointError, ConfigError, PairError
@@ -164,3 +165,39 @@ def test_a_change_between_two_cells_is_one_box_and_a_corner_stays_in_the_image()
     assert where.boxes[1][:2] == (0.0, 0.0) and len(where.boxes) == 2
     assert where.peak == pytest.approx((0.625, 0.53125))
     assert counted(torch.full((8, 8), 0.01)).boxes == []
+
+
+@pytest.mark.parametrize("levels", [0, 4])  # with 4 many means are equal, of which the first one is the peak
+def test_peaks_and_counts_are_those_of_a_loop_over_the_cells(levels: int) -> None:
+    torch.manual_seed(0)
+    cells = torch.rand(3, 6, 17, 22) ** 4
+    cells = (cells * levels).round() / levels if levels else cells
+    cells = cells / cells.sum(1, keepdim=True).clamp(min=1)
+    counter = CellCounts(8, 7, 16)
+    found, centres, means = peaks(cells.sum(1))
+    listed, middles = [], []
+    counts = torch.zeros(3, 6, 10, dtype=torch.long)
+    for image in range(3):
+        near = torch.nn.functional.pad(cells[image], [2] * 4)
+        total = near.sum(0)
+        mean = torch.nn.functional.avg_pool2d(total[None], 3, 1, 1)[0]
+        for row in range(17):
+            for column in range(22):
+                around = mean[row : row + 5, column : column + 5].flatten()
+                if around[12] < THRESHOLD or (around[:12] >= around[12]).any() or (around[13:] > around[12]).any():
+                    continue
+                listed.append([image, row, column])
+                mass = total[row : row + 5, column : column + 5]
+                y, x = (mass.sum(1 - axis) @ torch.arange(5.0) / mass.sum() for axis in (0, 1))
+                middles.append([row + float(y) - 1.5, column + float(x) - 1.5])
+                kind = near[:, row + 1 : row + 4, column + 1 : column + 4].sum((1, 2)).argmax()
+                region = int(middles[-1][0] / 17 * 3) * 3 + int(middles[-1][1] / 22 * 3)
+                counts[image, kind, 0] += 1
+                counts[image, kind, 1 + region] += 1
+    assert len(listed) > 10 and found.tolist() == listed
+    assert torch.allclose(centres, torch.tensor(middles), atol=1e-4)
+    assert (means >= THRESHOLD).all() and torch.equal(counter.counts(cells), counts)
+
+
+def test_nothing_is_counted_where_nothing_is_seen() -> None:
+    assert CellCounts(8, 7, 16).counts(torch.zeros(2, 6, 9, 9)).tolist() == [[[0] * 10] * 6] * 2

@@ -50,8 +50,7 @@ def draw(rng: Rng, world: World = WORLD) -> ScenePair:
     def shown(scene: Scene) -> Scene:
         own = rng.uniform(0.92, 1.08)
         lights = tuple(
-            replace(lamp, intensity=lamp.intensity * gain * own)
-            for lamp, gain in zip(scene.lights, gains, strict=True)
+            replace(lamp, intensity=lamp.intensity * gain * own) for lamp, gain in zip(scene.lights, gains, strict=True)
         )
         return replace(scene, lights=lights, albedo=albedo, ambient=ambient * rng.uniform(0.9, 1.1))
 
