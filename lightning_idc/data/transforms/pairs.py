@@ -196,7 +196,7 @@ class CropToChange(PairTransform):
         boxes = boxes[~boxes.isnan().any(-1)]
         if draw >= self.anywhere + self.mistaken:
             return (boxes[:, :2] + boxes[:, 2:]) / 2
-        # in bytes: sixteen bits take three times as long
+        # in bytes: sixteen bits would need twice the memory
         differs = (torch.maximum(sample.before, sample.after) - torch.minimum(sample.before, sample.after) > 127).any(0)
         for x1, y1, x2, y2 in boxes.int().tolist():
             differs[max(0, y1 - 4) : y2 + 4, max(0, x1 - 4) : x2 + 4] = False
