@@ -57,10 +57,14 @@ def test_training_equals_that_with_captions_of_the_policy_itself(
     def grpo() -> GroupRelative:
         return GroupRelative(ColourReward(), samples=4, averaging="token")
 
+    def begin() -> TinyCaptioner:
+        # Adam would divide gradients that are next to nothing by themselves, roundings and all
+        return TinyCaptioner(init_from=sft, optimizer=lambda groups: torch.optim.SGD(groups, lr=1.0))
+
     own_losses, losses = Losses(), Losses()
-    own = fit([grpo(), own_losses], tmp_path, start(sft))
+    own = fit([grpo(), own_losses], tmp_path, begin())
     callbacks = [grpo(), rollouts(server, tmp_path / "w", log_probs=log_probs), losses]
-    found = fit(callbacks, tmp_path, start(sft))
+    found = fit(callbacks, tmp_path, begin())
     assert len(losses.values) == 8 and max(map(abs, losses.values)) > 1e-3
     before = torch.load(sft, weights_only=True)["state_dict"]
     assert max(float((value - before[name]).abs().max()) for name, value in host_state(own).items()) > 1e-2

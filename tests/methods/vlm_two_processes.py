@@ -30,6 +30,16 @@ class Stir(Callback):
                     parameter.data += 0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(index))
 
 
+class Start(Callback):
+    """Keep the weights that training begins with."""
+
+    def __init__(self) -> None:
+        self.weights: dict[str, Any] = {}
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.weights = {name: value.detach().clone() for name, value in pl_module.state_dict().items()}
+
+
 def trainer_of(kind: str, precision: Any, out: Path, *callbacks: Callback) -> Trainer:
     where: dict[str, Any]
     if kind == "fsdp1":
@@ -89,14 +99,15 @@ def main(kind: str, precision: Any, out: Path) -> None:
 
     modeling_utils.PreTrainedModel.from_pretrained = classmethod(counted)  # type: ignore[assignment]
     half = ModelCheckpoint(out, filename=f"{kind}-half", every_n_train_steps=2, save_top_k=-1)
-    trainer = trainer_of(kind, precision, out, Stir(), half)
+    start = Start()
+    trainer = trainer_of(kind, precision, out, Stir(), half, *([start] if kind == "one" else []))
     model, data = model_and_data(trainer.world_size, out / "stock")
     trainer.fit(model, data)
     trainer.save_checkpoint(out / f"{kind}.ckpt")
     trainer.test(model, data, verbose=False)
     reads = all_gather_object(len(READ))
     if trainer.is_global_zero:
-        found = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads}
+        found = {"predictions": model.predictions, "sharded": _sharded(model), "reads": reads, "start": start.weights}
         torch.save(found, out / f"{kind}.pt")
     if kind != "fsdp1":  # outside of its own saving FSDP1 shows flattened pieces of weights
         model.save_adapters(out / f"{kind}-adapters")
