@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.cache import Key, draw_pair
 from lightning_idc.data.synthetic.claims import Attributes
+from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.geometry import RELATION_MARGIN, footprint, offset, related, view_of
 from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
@@ -68,7 +70,8 @@ def test_captions_read_back_to_the_claim(mode: str) -> None:
         for caption in pair.captions:
             if pair.changes:
                 assert parse(caption) == pair.changes[0].claim
-                assert pair.changes[0].claim.thing.complete and pair.changes[0].claim.anchor.complete
+                claim = pair.changes[0].claim
+                assert claim.thing.complete and (claim.relation is None or claim.anchor.complete)
             else:
                 assert parse(caption).kind == "no_change"
 
@@ -94,13 +97,36 @@ def test_what_a_caption_refers_to_is_unique(mode: str) -> None:
         for change in pair.changes:
             scene, index = (pair.after, change.after) if change.side else (pair.before, change.before)
             claim, view = change.claim, view_of(scene.camera)
-            anchors = [thing for thing in scene.things if Attributes.of(thing) == claim.anchor]
-            assert len(anchors) == 1
             alike = [thing for thing in scene.things if Attributes.of(thing) == claim.thing]
             twins += len(alike) > 1
+            if claim.relation is None:
+                assert mode == "clevr_wide" and alike == [scene.things[index[0]]]
+                continue
+            anchors = [thing for thing in scene.things if Attributes.of(thing) == claim.anchor]
+            assert len(anchors) == 1 and (mode != "clevr_wide" or len(alike) > 1)
             fitting = [thing for thing in alike if related(view, thing, claim.relation, anchors[0], 0.0)]
             assert fitting == [scene.things[index[0]]]
     assert twins > 10  # pairs in which only the relation tells which one
+
+
+def test_a_relation_that_is_needed_is_said_and_the_scenes_are_the_same() -> None:
+    world = load_mode("clevr_change").WORLD
+    keys = [Key("clevr_change", "train", 200, 64, 64, 5, replace(world, relations=way)) for way in ("always", "needed")]
+    told = 0
+    for always, needed in zip(*([draw_pair(key, index) for index in range(200)] for key in keys), strict=True):
+        assert always.before == needed.before and always.after == needed.after
+        for change, short in zip(always.changes, needed.changes, strict=True):
+            told += short.claim.relation is not None
+            assert short.claim in (change.claim, replace(change.claim, relation=None, anchor=None))
+    assert 5 < told < 40
+    assert keys[0].folder != keys[1].folder
+
+
+def test_relations_that_no_mode_knows_are_refused() -> None:
+    with pytest.raises(PairError, match="'sometimes'; choose one of always, needed"):
+        SyntheticPairs(relations="sometimes")
+    with pytest.raises(PairError, match="omnidiff has rules of its own"):
+        SyntheticPairs("omnidiff", relations="needed")
 
 
 def test_the_anchor_is_the_nearest_thing_in_a_clear_direction(pairs: list[ScenePair]) -> None:

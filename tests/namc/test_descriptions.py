@@ -157,6 +157,8 @@ def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDesc
 def test_impossible_noise_is_refused() -> None:
     with pytest.raises(PairError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
+    with pytest.raises(PairError, match="say where things stand"):
+        SyntheticDescriptions(relations="needed")
     with pytest.raises(PairError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")
 

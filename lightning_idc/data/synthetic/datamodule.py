@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
+from lightning_idc.data.synthetic.sampling import Relations
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.files import default_cache_dir
 
@@ -29,6 +30,8 @@ class SyntheticPairs(PairDataModule):
         camera_jitter: each coordinate of the camera moves by up to this much in every picture, world units; None
             for the mode's own.
         no_change: share of pairs in which only camera and lights change; None for the mode's own.
+        relations: ``always``: captions say where a thing stands; ``needed``: only where another thing looks the same;
+            None for the mode's own. `omnidiff` has its own rules.
         data_seed: seed of the scenes, apart from the seed of training.
         cache_dir: folder for rendered pairs; None for ``$LIGHTNING_IDC_CACHE`` or ``~/.cache/lightning_idc``.
         progress: show a bar with the time left while rendering.
@@ -54,6 +57,7 @@ class SyntheticPairs(PairDataModule):
         things: tuple[int, int] | None = None,
         camera_jitter: float | None = None,
         no_change: float | None = None,
+        relations: Relations | None = None,
         data_seed: int = 0,
         cache_dir: str | Path | None = None,
         progress: bool = True,
@@ -71,7 +75,16 @@ class SyntheticPairs(PairDataModule):
         if no_change is not None and not 0 <= no_change <= 1:
             raise PairError(f"no_change is {no_change}; expected a share between 0 and 1")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
-        given: dict[str, Any] = {"things": things, "camera_jitter": camera_jitter, "no_change": no_change}
+        if relations is not None and relations not in get_args(Relations):
+            raise PairError(f"relations is {relations!r}; choose one of {', '.join(get_args(Relations))}")
+        if relations is not None and mode == "omnidiff":
+            raise PairError("relations is for the modes with a single change; omnidiff has rules of its own")
+        given: dict[str, Any] = {
+            "things": things,
+            "camera_jitter": camera_jitter,
+            "no_change": no_change,
+            "relations": relations,
+        }
         if things is not None:
             if len(things) != 2 or not 2 <= things[0] <= things[1]:
                 raise PairError(f"things is {things}; expected a least and a greatest number, at least 2")

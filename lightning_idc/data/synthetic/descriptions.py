@@ -22,7 +22,7 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
-from lightning_idc.data.synthetic.sampling import Rng
+from lightning_idc.data.synthetic.sampling import Relations, Rng
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
 
@@ -188,10 +188,11 @@ class SyntheticDescriptions(SyntheticPairs):
         word_noise: share of wrong attribute words, see :func:`describe`.
         description_noise: share of object descriptions that belong to another pair.
         noise_seed: of verbs and noise.
-        kwargs: arguments of `SyntheticPairs`; a mode with a single change.
+        kwargs: arguments of `SyntheticPairs`; a mode with a single change. Relations are said always, since they are
+            half of what a description describes.
 
     Raises:
-        PairError: a share is not between 0 and 1, or the mode has several changes.
+        PairError: a share is not between 0 and 1, the mode has several changes, or ``relations`` is not ``always``.
 
     Example:
         >>> data = SyntheticDescriptions(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
@@ -200,14 +201,22 @@ class SyntheticDescriptions(SyntheticPairs):
     """
 
     def __init__(
-        self, word_noise: float = 0.2, description_noise: float = 0.1, noise_seed: int = 0, **kwargs: Any
+        self,
+        word_noise: float = 0.2,
+        description_noise: float = 0.1,
+        noise_seed: int = 0,
+        mode: str = "clevr_change",
+        relations: Relations = "always",
+        **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        if mode == "omnidiff":
+            raise PairError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
+        if relations != "always":
+            raise PairError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
+        super().__init__(mode=mode, relations=relations, **kwargs)
         for name, share in (("word_noise", word_noise), ("description_noise", description_noise)):
             if not 0 <= share <= 1:
                 raise PairError(f"{name} is {share}; expected a share between 0 and 1")
-        if any(key.mode == "omnidiff" for key in self._keys.values()):
-            raise PairError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
         self._noise = (word_noise, description_noise)
         self._noise_seed = noise_seed
         self._described: dict[str, DescribedSource] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -13,6 +13,8 @@ from lightning_idc.data.synthetic.claims import Attributes, Change
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
 
 T = TypeVar("T")
+
+Relations = Literal["always", "needed"]
 
 GROUND_RADIUS = 3.0
 """Things stand within this distance of the centre, world units."""
@@ -67,6 +69,8 @@ class World:
         light_jitter: the same for the lights, world units.
         no_change: share of pairs in which nothing changes but camera and lights.
         aspect: width of the pictures over their height.
+        relations: in captions of a single change, where a thing stands is said always, or only where another thing
+            has the same four attributes.
     """
 
     things: tuple[int, int] = (3, 6)
@@ -74,6 +78,7 @@ class World:
     light_jitter: float = 1.0
     no_change: float = 1 / 6
     aspect: float = 1.0
+    relations: Relations = "always"
 
 
 def draw_attributes(rng: Rng, shapes: Sequence[str] = SHAPES) -> Attributes:

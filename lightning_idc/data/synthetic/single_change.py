@@ -117,9 +117,8 @@ def _attempt(
         after = replace(thing, x=spot.x, y=spot.y)
     anchor = around[0]
     relation = clear_relation(views[side], thing, anchor)
-    if relation is None or any(
-        related(views[side], twin, relation, anchor, -0.1) for twin in around if Attributes.of(twin) == target
-    ):
+    twins = [other for other in around if Attributes.of(other) == target]
+    if relation is None or any(related(views[side], twin, relation, anchor, -0.1) for twin in twins):
         return None
     # what changes is the last thing of a list, so that the others keep their numbers when it comes or goes
     scenes = [
@@ -135,7 +134,9 @@ def _attempt(
     changes: tuple[Change, ...] = ()
     if kind != "no_change":
         value = {"color": changed.color, "texture": changed.material}.get(kind)
-        claim = ParsedChange(kind, target, relation, Attributes.of(anchor), value=value)
+        claim = ParsedChange(kind, target, value=value)
+        if world.relations == "always" or twins:
+            claim = replace(claim, relation=relation, anchor=Attributes.of(anchor))
         changes = (Change(claim, () if kind == "add" else (last,), () if kind == "drop" else (last,), side),)
     lit = [draw_lights(rng, world.light_jitter) for _ in range(2)]
     return ScenePair(

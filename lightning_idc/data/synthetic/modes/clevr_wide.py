@@ -3,7 +3,8 @@
 `clevr_change` is drawn so that a small square picture shows everything well. Here the camera has CLEVR's own lens; how
 high and how far away it stands, and how bright things are, is drawn from ranges around what pictures of CLEVR-Change
 show, so that these lie within. Light from everywhere is strong there, and each lamp is as bright as it likes: the dark
-side of a rubber thing is little darker than the other one. Meant for pictures of 3:2.
+side of a rubber thing is little darker than the other one. Captions say where a thing stands only where another one
+looks the same, as those of CLEVR-Change do. Meant for pictures of 3:2.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from lightning_idc.data.synthetic.single_change import draw_single
 
 __all__ = ["KINDS", "WORLD", "draw"]
 
-WORLD = World(things=(3, 8), camera_jitter=0.6)
+WORLD = World(things=(3, 8), camera_jitter=0.6, relations="needed")
 DISTANCE, HEIGHT, ANGLE = (7.5, 12.5), (2.4, 6.4), 0.35
 """Of the camera from the centre over the ground and above it, world units, and sidewards, radians either way."""
 FOV = (40.0, 49.0)
