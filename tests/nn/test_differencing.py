@@ -77,7 +77,8 @@ def captioner(weights: Path | None, **options: Any) -> PairTransformer:
 
 def test_one_grid_of_a_pair_in_which_only_changes_of_any_channel_are_seen() -> None:
     backbone = DifferenceCNN().eval()
-    images = torch.randint(0, 200, (2, 2, 3, 64, 96), dtype=torch.uint8)
+    images = torch.randint(0, 200, (2, 1, 3, 64, 96), dtype=torch.uint8).expand(-1, 2, -1, -1, -1).clone()
+    images[:, 1] += torch.randint(0, 9, (2, 3, 64, 96), dtype=torch.uint8)
     assert backbone(images).shape == (2, 32, 8, 12) and grid_of(backbone, (640, 640)) == (80, 80)
     tinted = images.clone()
     tinted[:, 1, 2] += 40

@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 import lightning_idc
 from lightning_idc.cli import main
@@ -66,6 +67,16 @@ def test_the_board_captioner_counts_the_defects_of_its_sample_and_says_where() -
         assert any(left <= x <= right and top <= y <= bottom for left, top, right, bottom in answer.boxes)
     (nothing,) = answer_pairs(captioner, [same])
     assert nothing.changed is False and nothing.boxes == [] and parse_defects(nothing.caption) == {}
+
+
+@pytest.mark.parametrize(("degrees", "right", "down"), [(0.0, -6, 4), (0.8, 0, 0), (-0.5, 7, -3)])
+def test_a_template_that_lies_a_little_apart_changes_nothing(degrees: float, right: int, down: int) -> None:
+    captioner = lightning_idc.load("pcb", device="cpu")
+    before, after = (Image.open(path).convert("L") for path in lightning_idc.sample_pair("pcb"))
+    moved = before.rotate(degrees, Image.Resampling.BICUBIC, translate=(right, down), fillcolor=255)
+    (answer,) = answer_pairs(captioner, [captioner.input_spec.read(moved, after)])
+    assert parse_defects(answer.caption) == dict.fromkeys(("open", "short", "mousebite", "copper", "pinhole"), 1)
+    assert len(answer.boxes) == 5
 
 
 def test_models_are_listed_and_shown(capsys: pytest.CaptureFixture[str]) -> None:
