@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from gpu import gpu_tests
 
 ROOT = Path(__file__).resolve().parents[1]
 WRITTEN = {
@@ -34,6 +35,12 @@ def test_a_part_of_the_gpu_benchmarks_runs_on_a_cpu(part: int, tmp_path: Path) -
         rows = found["vlm_training"]["rows"]
         assert rows.keys() == {"sft x4", "adpo, CLIP", "grpo"}
         assert all(row["seconds_per_step"] > 0 and row["planned"]["states"] > 0 for row in rows.values())
+
+
+def test_all_files_of_tests_for_a_gpu_are_named(request: pytest.FixtureRequest) -> None:
+    found = {str(item.path.relative_to(ROOT)) for item in request.session.items if item.get_closest_marker("gpu")}
+    named = gpu_tests()
+    assert found <= set(named) and "tests/core/test_gpu.py" in named and len(named) < 10
 
 
 def test_without_a_gpu_the_full_size_is_refused() -> None:
