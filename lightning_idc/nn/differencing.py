@@ -50,9 +50,10 @@ class DifferenceCNN(GridBackbone):
         # in training it stays where it is: windows of a board fit better than whole boards, of which parts are left a
         # pixel apart, and what never saw that in training takes such edges for changes
         images = images if self.training else registered(images)
-        before, after = images.to(torch.int16).unbind(1)
-        change = after - before
-        seen = torch.stack([after.amax(1), change.amax(1).clamp(min=0), change.amin(1).clamp(max=0).neg()], 1)
+        before, after = images.unbind(1)
+        # in bytes: wider integers would need more memory, and onnxruntime finds no extremes of sixteen bits
+        brighter = torch.maximum(before, after)
+        seen = torch.stack([after.amax(1), (brighter - before).amax(1), (brighter - after).amax(1)], 1)
         return seen.to(self.mean.dtype) / 255
 
     def grid(self, images: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 import lightning_idc
 from lightning_idc.cli import main
@@ -20,6 +21,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.decoding import greedy
 from lightning_idc.core.types import stack_images
 from lightning_idc.data import SyntheticPairs
+from lightning_idc.serve.export import Encoder
 
 ROOT = Path(__file__).resolve().parents[2]
 PAIRS = 200
@@ -83,6 +85,26 @@ def test_probabilities_of_given_sentences_are_those_of_the_change_score(exported
     with torch.no_grad():
         wanted = captioner.change_scores(captioner.built_net.encode(rendered()[:8]))
     np.testing.assert_allclose(1 - mass, np.asarray(wanted, float), atol=1e-4)
+
+
+@pytest.mark.slow
+def test_a_captioner_that_registers_and_counts_reads_a_moved_board_alike(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript", reason="needs the extra onnx")
+    import onnxruntime
+
+    assert main(["export", "onnx", str(tmp_path / "pcb_onnx"), "--model", "pcb"]) == 0
+    encoder = onnxruntime.InferenceSession(tmp_path / "pcb_onnx" / "encoder.onnx")
+    captioner = lightning_idc.load("pcb", device="cpu")
+    before, after = (Image.open(path).convert("L") for path in lightning_idc.sample_pair("pcb"))
+    moved = before.rotate(0.6, Image.Resampling.BICUBIC, translate=(5, -4), fillcolor=255)
+    images = stack_images([captioner.input_spec.read(first, after) for first in (before, moved)])
+    memory = encoder.run(None, {"images": images.numpy()})[0]
+    with torch.no_grad():
+        np.testing.assert_allclose(memory, Encoder(captioner.built_net)(images), atol=1e-4)
+    counts = memory.reshape(2, -1)
+    np.testing.assert_allclose(
+        counts[0], counts[1], atol=1e-4, err_msg="the template lies elsewhere, the defects do not"
+    )
 
 
 def test_graphs_of_torch_run_without_the_classes_of_the_network(
