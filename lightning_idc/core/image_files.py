@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
 from lightning_idc.core.hidden_depth import deep_channels, is_plain_tiff, png_is_short, ppm_maximum
 from lightning_idc.core.paths import describe_start
@@ -138,7 +138,9 @@ def _raster_of(image: Image.Image, name: str, options: ImageOptions, file: str |
         alpha = len(deep) - 1 if len(deep) in (2, 4) else None
         return Raster(choose_bands(deep, options, name, alpha))
     top = ppm_maximum(image)
-    turned = ImageOps.exif_transpose(image) or image
+    # Pillow copies what it need not turn
+    upright = image.getexif().get(ExifTags.Base.Orientation, 1) == 1
+    turned = image if upright else ImageOps.exif_transpose(image) or image
     if turned.mode.startswith(("I", "F")):
         values = np.array(turned)[None]
         if image.format == "PPM" and values.dtype.kind == "i":
@@ -156,7 +158,7 @@ def _displayed(image: Image.Image) -> np.ndarray:
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
-    return np.array(image.convert("RGB")).transpose(2, 0, 1)
+    return np.asarray(image if image.mode == "RGB" else image.convert("RGB")).transpose(2, 0, 1)
 
 
 def _bands_of(image: Image.Image, name: str, options: ImageOptions) -> np.ndarray:
