@@ -71,6 +71,7 @@ class World:
         aspect: width of the pictures over their height.
         relations: in captions of a single change, where a thing stands is said always, or only where another thing
             has the same four attributes.
+        visible: least visible share of what changes and its anchor, and of everything else.
     """
 
     things: tuple[int, int] = (3, 6)
@@ -79,6 +80,7 @@ class World:
     no_change: float = 1 / 6
     aspect: float = 1.0
     relations: Relations = "always"
+    visible: tuple[float, float] = (0.6, 0.45)
 
 
 def draw_attributes(rng: Rng, shapes: Sequence[str] = SHAPES) -> Attributes:

@@ -44,8 +44,6 @@ NEAREST_BY = 0.5
 """World units by which the anchor is nearer than any other thing."""
 LEAST_MOVE = 1.6
 """World units that a thing moves at least."""
-VISIBLE, VISIBLE_OTHER = 0.6, 0.45
-"""Least visible share of what changes and its anchor, and of everything else."""
 
 CameraPair = Callable[[Rng, float], tuple[Camera, Camera]]
 
@@ -124,9 +122,10 @@ def _attempt(
     scenes = [
         tuple(around) if kind == absent else (*around, last) for absent, last in (("add", thing), ("drop", after))
     ]
+    seen, others_seen = world.visible
     for things, view, gone in zip(scenes, views, ("add", "drop"), strict=True):
         shares = visible_shares(outlines(things, view, world.aspect))
-        if shares.min() < VISIBLE_OTHER or shares[0] < VISIBLE or (kind != gone and shares[-1] < VISIBLE):
+        if shares.min() < others_seen or shares[0] < seen or (kind != gone and shares[-1] < seen):
             return None
     last = len(around)
     same = [(i, i) for i in range(last)] + ([] if kind in ("add", "drop") else [(last, last)])

@@ -1,5 +1,8 @@
 """CLEVR-Change's world as the genuine pictures show it: a lower camera at any distance, darker colours, more things.
 
+Of a thing that changes two fifths are seen at least, of the others a seventh: in the genuine pictures, too, much stands
+behind something, and a little motion of the camera shows or hides it. One pair in three is unchanged.
+
 `clevr_change` is drawn so that a small square picture shows everything well. Here the camera has CLEVR's own lens; how
 high and how far away it stands, and how bright things are, is drawn from ranges around what pictures of CLEVR-Change
 show, so that these lie within. Light from everywhere is strong there, and each lamp is as bright as it likes: the dark
@@ -19,7 +22,7 @@ from lightning_idc.data.synthetic.single_change import draw_single
 
 __all__ = ["KINDS", "WORLD", "draw"]
 
-WORLD = World(things=(3, 8), camera_jitter=0.6, relations="needed")
+WORLD = World((3, 10), camera_jitter=0.6, no_change=1 / 3, relations="needed", visible=(0.4, 0.15))
 DISTANCE, HEIGHT, ANGLE = (7.5, 12.5), (2.4, 6.4), 0.35
 """Of the camera from the centre over the ground and above it, world units, and sidewards, radians either way."""
 FOV = (40.0, 49.0)
@@ -34,7 +37,7 @@ def _cameras(rng: Rng, jitter: float) -> tuple[Camera, Camera]:
     fov = rng.uniform(*FOV)
 
     def near() -> Camera:
-        nearer = rng.uniform(1 - jitter / 5, 1 + jitter / 5)
+        nearer = rng.uniform(1 - jitter / 4, 1 + jitter / 4)
         place = nearer * distance * math.cos(angle), nearer * distance * math.sin(angle), nearer * height
         x, y, z = (value + rng.uniform(-jitter, jitter) for value in place)
         a, b, c = (value + rng.uniform(-jitter, jitter) / 3 for value in target)
