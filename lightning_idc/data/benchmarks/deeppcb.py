@@ -70,8 +70,8 @@ class BoardPairs(PairSource):
         images, masks = kept or self._read(index)
         if self._kept is not None:
             self._kept[index] = images, masks
-        # boards are black and white: one channel is kept, three are shown
-        before, after = images[:, None].expand(-1, 3, -1, -1).contiguous()
+        # boards are black and white: one channel is kept and shown three times; what takes a window copies that alone
+        before, after = images[:, None].expand(-1, 3, -1, -1)
         boxes = torch.tensor([defect.box for defect in self.defects[index]], dtype=torch.float32).reshape(-1, 1, 4)
         height, width = images.shape[1:]
         boxes = (boxes * torch.tensor([width / BOARD, height / BOARD] * 2)).repeat(1, 2, 1)
