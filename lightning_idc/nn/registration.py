@@ -97,9 +97,8 @@ def _translation(before: Tensor, after: Tensor) -> Tensor:
     before, after = (image - image.mean((1, 2), keepdim=True) for image in (before, after))
     shifted = F.pad(before, [reach] * 4).unfold(1, height, 1).unfold(2, width, 1)
     match = torch.einsum("bijhw,bhw->bij", shifted, after).flatten(1)
-    side = 2 * reach + 1
-    still = torch.full_like(match[:, 0], side * reach + reach)  # of equal ones, no motion
-    found = torch.where(match.amax(1) > match[:, side * reach + reach], match.argmax(1), still.long())
+    side, still = 2 * reach + 1, match.shape[1] // 2
+    found = torch.where(match.amax(1) > match[:, still], match.argmax(1), still)  # of equal ones, no motion
     return torch.stack([(found % side - reach) * 2 / width, (found // side - reach) * 2 / height], 1)
 
 
@@ -113,8 +112,7 @@ def _solved(matrix: Tensor, vector: Tensor) -> Tensor:
     rows = torch.cat([matrix + strength * torch.eye(size, device=matrix.device), vector[..., None]], 2)
     for pivot in range(size):
         row = rows[:, pivot] / rows[:, pivot, pivot, None]
-        factors = rows[:, :, pivot, None] * (torch.arange(size, device=rows.device) != pivot)[None, :, None]
-        rows = torch.where(factors != 0, rows - factors * row[:, None], rows)
+        rows = rows - rows[:, :, pivot, None] * row[:, None]
         rows = torch.cat([rows[:, :pivot], row[:, None], rows[:, pivot + 1 :]], 1)
     return rows[..., -1]
 
