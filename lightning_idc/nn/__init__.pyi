@@ -1,3 +1,4 @@
+from lightning_idc.nn.backbones import ResidualCNN as ResidualCNN
 from lightning_idc.nn.backbones import SmallCNN as SmallCNN
 from lightning_idc.nn.backbones import TimmGrid as TimmGrid
 from lightning_idc.nn.backbones import build_backbone as build_backbone

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, reads_file
 from lightning_idc.nn.differencing import DifferenceCNN
-from lightning_idc.nn.grid_backbone import GridBackbone, convolution, statistics
+from lightning_idc.nn.grid_backbone import GridBackbone, Residual, convolution, statistics
 
 
 class SmallCNN(GridBackbone):
@@ -31,6 +31,36 @@ class SmallCNN(GridBackbone):
             *convolution(32, 64, stride=2),
             *convolution(64, width, stride=2),
             *convolution(width, width),
+        )
+
+    def grid(self, images: Tensor) -> Tensor:
+        return self.layers(images.contiguous(memory_format=torch.channels_last))
+
+
+class ResidualCNN(GridBackbone):
+    """:class:`SmallCNN` with residual layers, stride 8: each cell sees 87 pixels of the image's sides, not 31.
+
+    Names small and half-hidden things better, at about twice the cost. 0.37 M parameters at the default width.
+
+    Args:
+        width: channels of the features.
+        in_channels: of the images.
+
+    Example:
+        >>> ResidualCNN()(torch.zeros(1, 3, 64, 96, dtype=torch.uint8)).shape
+        torch.Size([1, 96, 8, 12])
+    """
+
+    def __init__(self, width: int = 96, in_channels: int = 3) -> None:
+        super().__init__(width, *statistics(in_channels))
+        self.layers = nn.Sequential(
+            *convolution(in_channels, 32, stride=2),
+            *convolution(32, 64, stride=2),
+            Residual(64),
+            *convolution(64, width, stride=2),
+            Residual(width),
+            Residual(width, dilation=2),
+            Residual(width),
         )
 
     def grid(self, images: Tensor) -> Tensor:
@@ -56,7 +86,7 @@ class TimmGrid(GridBackbone):
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
             raise PairError(
-                f"timm knows no model {name!r}; expected 'cnn', 'difference' or a timm name, for example "
+                f"timm knows no model {name!r}; expected 'cnn', 'residual', 'difference' or a timm name, for example "
                 f"{', '.join(near) or 'resnet18'}"
             )
         try:
@@ -91,10 +121,11 @@ class TimmGrid(GridBackbone):
 def build_backbone(
     name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3, pairs: bool = False
 ) -> GridBackbone:
-    """The small CNN for ``"cnn"``, otherwise the timm model of that name with the feature map of that stage.
+    """The backbone of a name.
 
     Args:
-        name: of the network; ``difference`` is the one that reads pairs, :class:`~nn.differencing.DifferenceCNN`.
+        name: ``cnn`` for :class:`SmallCNN`, ``residual`` for :class:`ResidualCNN`, ``difference`` for the one that
+            reads pairs, :class:`~nn.differencing.DifferenceCNN`; otherwise of a timm model.
         pretrained: load timm's weights.
         stage: which feature map of timm's.
         in_channels: of the images.
@@ -110,7 +141,8 @@ def build_backbone(
                 "backbone is 'difference', which reads pairs; here images are read one by one: name another"
             )
         return DifferenceCNN(in_channels=in_channels)
-    return SmallCNN(in_channels=in_channels) if name == "cnn" else TimmGrid(name, pretrained, stage, in_channels)
+    own = {"cnn": SmallCNN, "residual": ResidualCNN}
+    return own[name](in_channels=in_channels) if name in own else TimmGrid(name, pretrained, stage, in_channels)
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:

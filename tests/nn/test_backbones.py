@@ -25,6 +25,24 @@ def test_the_small_one_is_small_and_takes_any_size() -> None:
     assert backbone(noise(96, 136)).shape == (2, 96, 12, 17)
 
 
+def test_a_cell_of_the_residual_one_sees_what_the_small_one_cannot() -> None:
+    """A thing that is half hidden is named by what lies around; 31 pixels are less than a large thing."""
+    for name, sees in (("cnn", 31), ("residual", 87)):
+        backbone = build_backbone(name).eval()
+        pixels = noise(256, 256, 1).float().requires_grad_()
+        backbone.grid(pixels)[0, :, 16, 16].sum().backward()
+        rows = pixels.grad.abs().sum((0, 1, 3)).nonzero()  # type: ignore[union-attr]
+        assert int(rows.max() - rows.min()) + 1 == sees
+
+
+def test_the_residual_one_keeps_the_size_and_every_parameter_learns() -> None:
+    backbone = build_backbone("residual", in_channels=4)
+    grid = backbone(torch.cat([noise(96, 136), noise(96, 136)[:, :1]], 1))
+    assert grid.shape == (2, 96, 12, 17) and sum(p.numel() for p in backbone.parameters()) < 400_000
+    grid.square().sum().backward()
+    assert [key for key, p in backbone.named_parameters() if p.grad is None] == []
+
+
 def test_images_are_normalised_by_mean_and_deviation() -> None:
     class Nothing(GridBackbone):
         def grid(self, images: torch.Tensor) -> torch.Tensor:
@@ -57,7 +75,7 @@ def test_timm_models_use_their_own_mean_and_deviation() -> None:
 
 
 def test_unknown_names_are_refused_with_a_near_one() -> None:
-    with pytest.raises(PairError, match=r"timm knows no model 'resnet19x'.*'cnn', 'difference' or a timm name"):
+    with pytest.raises(PairError, match=r"timm knows no model 'resnet19x'.*'residual', 'difference' or a timm name"):
         build_backbone("resnet19x")
 
 

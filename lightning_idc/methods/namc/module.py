@@ -21,7 +21,7 @@ class NAMC(PairCaptioner):
     """Captions a pair whose images look at each other cell by cell.
 
     Args:
-        backbone: ``cnn`` for the small one, or the name of a timm model; the paper's is ``resnet101``.
+        backbone: ``cnn`` for the small one, ``residual``, or the name of a timm model; the paper's is ``resnet101``.
         stage: which feature map of a timm model, counted as timm does; -2 is the third stage of a ResNet, 14 x 14 x
             1024 at 224 pixels.
         pretrained_backbone: load timm's weights.

@@ -18,8 +18,8 @@ class PairTransformer(PairCaptioner):
     """Captions a pair from grid features of both images.
 
     Args:
-        backbone: ``cnn`` for the small one, ``difference`` for one that reads pairs from almost the same place at full
-            resolution, or the name of a timm model.
+        backbone: ``cnn`` for the small one, ``residual`` for one that sees more around each cell, ``difference`` for
+            one that reads pairs from almost the same place at full resolution, or the name of a timm model.
         pretrained_backbone: load timm's weights.
         backbone_weights: checkpoint of ObjectNaming or PairTransformer that the backbone starts from.
         freeze_backbone: train everything else only.

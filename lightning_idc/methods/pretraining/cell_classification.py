@@ -152,7 +152,8 @@ class ObjectNaming(CellNaming):
 
     Args:
         classes: number of classes of each of the A attributes, "nothing here" included.
-        backbone: ``cnn`` for the small one, or the name of a timm model.
+        backbone: ``cnn`` for the small one, ``residual`` for one that sees more around each cell, or the name of a timm
+            model.
         pretrained_backbone: load timm's weights.
         schedule: multiplier of the learning rate over the run.
         mirror: mirror every other image left to right in training, with its labels.
