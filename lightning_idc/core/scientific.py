@@ -72,6 +72,8 @@ def _channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
         raise DataError(
             f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"
         )
+    if not values.size:
+        raise DataError(f"{name} is damaged: its image has the shape {values.shape}, no pixel; fetch it again")
     order = [axes.index(axis) for axis in ("SYX" if "S" in axes else "YX")]
     values = values.transpose(order)
     values = values if "S" in axes else values[None]

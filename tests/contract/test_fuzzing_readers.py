@@ -101,6 +101,7 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
 @example(changes=[("repeat", 0.03125, 118)], auto=False)
 @example(changes=[("repeat", 0.0, 78)], auto=False)
 @example(changes=[("repeat", 0.25, 32)], auto=False)
+@example(changes=[("insert", 0.25, 0)], auto=True)
 @QUICK
 def test_damaged_images(name: str, changes: list[Any], auto: bool) -> None:
     read_or_refuse(changed(PICTURES[name], changes), ImageOptions("auto" if auto else None, None, None, None))
