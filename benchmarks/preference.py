@@ -23,23 +23,21 @@ policy and reference. ``scores kept`` fills a CachedScores: what keeping costs b
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-import torch  # noqa: E402 - after the number of threads is set
+import _steps  # noqa: E402 - after the number of threads is set
+import torch  # noqa: E402
 import vlm_scoring  # noqa: E402
-from lightning.pytorch import Callback, Trainer, seed_everything  # noqa: E402
+from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
+from lightning.pytorch import Callback, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
 from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
@@ -139,41 +137,22 @@ def encoder_of(given: argparse.Namespace, data: SyntheticPairs, folder: Path) ->
     return str(folder / "encoder.ckpt")
 
 
-class Clock(Callback):
-    """Seconds of each step and the peak memory before the first: of the processor, or of the GPU where there is one."""
+class Clock(_steps.Clock):
+    """A stopwatch on training steps that knows the peak memory before the first."""
 
-    def __init__(self, cuda: bool) -> None:
-        self.cuda = cuda
-        self.seconds: list[float] = []
-        self.before = 0
+    def __init__(self, device: str) -> None:
+        super().__init__(_steps.Stopwatch(partial(_steps.now, device)))
+        self.device, self.before = device, 0
 
-    def now(self) -> float:
-        if not self.cuda:
-            return time.process_time()
-        torch.cuda.synchronize()
-        return time.perf_counter()
-
-    def peak(self) -> int:
-        """Most memory that this process ever held, bytes."""
-        if self.cuda:
-            return torch.cuda.max_memory_allocated()
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-    def on_train_start(self, trainer: Trainer, pl_module: Any) -> None:
-        self.before = self.peak()
-
-    def on_train_batch_start(self, trainer: Trainer, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self._began = self.now()
-
-    def on_train_batch_end(self, trainer: Trainer, *unused: Any) -> None:
-        self.seconds.append(self.now() - self._began)
+    def on_train_start(self, *unused: Any) -> None:
+        self.before = _steps.peak(self.device)
 
 
 def measure(given: argparse.Namespace) -> dict[str, float]:
     """One way of training, in this process."""
     seed_everything(0, workers=True, verbose=False)
     cuda = given.device == "cuda"
-    clock = Clock(cuda)
+    clock = Clock(given.device)
     side = None if given.policy == "pair_transformer" else vlm_scoring.SIZES[given.policy][0]
     data = SyntheticPairs(
         train_pairs=640,
@@ -198,11 +177,8 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
             default_root_dir=folder,
         )
         trainer.fit(policy_of(given, two_looks), data)
-    return {
-        "seconds": statistics.median(clock.seconds[5:]),
-        "bytes": clock.peak(),
-        "growth": clock.peak() - clock.before,
-    }
+    most = _steps.peak(given.device)
+    return {"seconds": statistics.median(clock.watch.seconds[5:]), "bytes": most, "growth": most - clock.before}
 
 
 def main() -> None:
@@ -219,7 +195,7 @@ def main() -> None:
     parser.add_argument("--way", choices=list(ways()), help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.way:
-        print("RESULT " + json.dumps(measure(given)))
+        give_back(measure(given))
         return
     small = given.policy == "pair_transformer"
     chosen = given.ways or (list(ways()) if small else ["SFT", "DPO", "ADPO"])
@@ -231,11 +207,10 @@ def main() -> None:
     shared += ["--cache", given.cache] if given.cache else []
     for _ in range(given.runs):
         for way, results in found.items():
-            command = [sys.executable, __file__, "--way", way, *shared]
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                raise SystemExit(done.stderr[-3000:])
-            results.append(json.loads(done.stdout.rpartition("RESULT ")[2]))
+            try:
+                results.append(measure_apart("--way", way, *shared))
+            except RowFailed as error:
+                raise SystemExit(str(error)) from error
     table = {way: row_of(results, given.batch) for way, results in found.items()}
     for way, row in table.items():
         print(f"{way:<18} {row['pairs_per_second']:7.1f} pairs/s  peak {row['peak_megabytes']:7.0f} MB")
@@ -253,8 +228,6 @@ def main() -> None:
             f"ADPO / DPO: time {ratios['time']:.3f} (at most {most}), "
             f"memory {ratios['memory']:.3f} (at most {ADPO_MEMORY} with heads)"
         )
-    from _harness import report
-
     report(result, given.out, "lightning", "transformers", seeds=[0], quiet=True)
 
 
