@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, reads_file
 from lightning_idc.nn.differencing import DifferenceCNN
-from lightning_idc.nn.grid_backbone import GridBackbone, Residual, convolution, statistics
+from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, GridBackbone, Residual, convolution, statistics
 
 
-class SmallCNN(GridBackbone):
+class SmallCNN(ConvolutionalBackbone):
     """Four convolutions, stride 8: a 64-pixel image becomes an 8 x 8 grid. 0.16 M parameters at the default width.
 
     Args:
@@ -25,7 +25,6 @@ class SmallCNN(GridBackbone):
 
     def __init__(self, width: int = 96, in_channels: int = 3) -> None:
         super().__init__(width, *statistics(in_channels))
-
         self.layers = nn.Sequential(
             *convolution(in_channels, 32, stride=2),
             *convolution(32, 64, stride=2),
@@ -33,14 +32,11 @@ class SmallCNN(GridBackbone):
             *convolution(width, width),
         )
 
-    def grid(self, images: Tensor) -> Tensor:
-        return self.layers(images.contiguous(memory_format=torch.channels_last))
 
-
-class ResidualCNN(GridBackbone):
+class ResidualCNN(ConvolutionalBackbone):
     """:class:`SmallCNN` with residual layers, stride 8: each cell sees 87 pixels of the image's sides, not 31.
 
-    Names small and half-hidden things better, at about twice the cost. 0.37 M parameters at the default width.
+    A training step takes about twice as long. 0.36 M parameters at the default width.
 
     Args:
         width: channels of the features.
@@ -62,9 +58,6 @@ class ResidualCNN(GridBackbone):
             Residual(width, dilation=2),
             Residual(width),
         )
-
-    def grid(self, images: Tensor) -> Tensor:
-        return self.layers(images.contiguous(memory_format=torch.channels_last))
 
 
 class TimmGrid(GridBackbone):

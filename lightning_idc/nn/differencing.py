@@ -11,11 +11,11 @@ from torch.nn import functional as F
 
 from lightning_idc.core.peaks import peaks
 from lightning_idc.errors import CheckpointError, check_number
-from lightning_idc.nn.grid_backbone import GridBackbone, Residual, convolution, statistics
+from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, Residual, convolution, statistics
 from lightning_idc.nn.registration import registered
 
 
-class DifferenceCNN(GridBackbone):
+class DifferenceCNN(ConvolutionalBackbone):
     """Reads both images of a pair at once, stride 8: a 640-pixel pair becomes an 80 x 80 grid.
 
     The first layer sees how bright the second image is, and by how much each pixel is brighter and darker than in the
@@ -55,9 +55,6 @@ class DifferenceCNN(GridBackbone):
         brighter = torch.maximum(before, after)
         seen = torch.stack([after.amax(1), (brighter - before).amax(1), (brighter - after).amax(1)], 1)
         return seen.to(self.mean.dtype) / 255
-
-    def grid(self, images: Tensor) -> Tensor:
-        return self.layers(images.contiguous(memory_format=torch.channels_last))
 
 
 class CellCounts(nn.Module):

@@ -74,6 +74,15 @@ class GridBackbone(nn.Module, ABC):
         return (images.to(self.mean.dtype) - self.mean) / self.std
 
 
+class ConvolutionalBackbone(GridBackbone):
+    """One whose ``layers``, which subclasses make, are convolutions; channels last is what these are fastest with."""
+
+    layers: nn.Sequential
+
+    def grid(self, images: Tensor) -> Tensor:
+        return self.layers(images.contiguous(memory_format=torch.channels_last))
+
+
 def convolution(inputs: int, outputs: int, stride: int = 1, kernel: int = 3) -> list[nn.Module]:
     """A convolution that keeps the size of images, or divides it by its stride, and what follows it."""
     layer = nn.Conv2d(inputs, outputs, kernel, stride, (kernel - 1) // 2 if kernel % 2 else 0, bias=False)

@@ -75,7 +75,8 @@ def test_timm_models_use_their_own_mean_and_deviation() -> None:
 
 
 def test_unknown_names_are_refused_with_a_near_one() -> None:
-    with pytest.raises(PairError, match=r"timm knows no model 'resnet19x'.*'residual', 'difference' or a timm name"):
+    names = "'cnn', 'residual', 'difference' or a timm name"
+    with pytest.raises(PairError, match=rf"timm knows no model 'resnet19x'.*{names}"):
         build_backbone("resnet19x")
 
 
