@@ -176,3 +176,34 @@ def test_swapped_images_swap_their_descriptions() -> None:
     assert 70 < sum(drawn) < 130
     with pytest.raises(DataError, match="does not follow the template"):
         SwapImages(1.0)(PairSample("a", image, image, ["it moved"]), torch.Generator())
+
+
+def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same_thing() -> None:
+    sizes: dict = dict(train_pairs=40, val_pairs=1, test_pairs=3, render_size=16, progress=False)
+    data = SyntheticDescriptions(0.0, 0.0, hallucinations=1.0, **sizes)
+    plain = SyntheticDescriptions(0.0, 0.0, **sizes).source("train")
+    source = data.source("train")
+    beside: dict[tuple[str, ...], set[tuple[str, ...]]] = {}
+    said = 0
+    for place in range(40):
+        described, truth = source.described[place], source.source.truth(place)
+        words = words_of(described.text)
+        spans = component_spans(words)
+        assert spans is not None
+        for name, span in zip(("before", "after"), spans, strict=True):
+            wrong = [i for i in span if described.wrong[i]]
+            if not wrong:
+                continue
+            said += 1
+            assert wrong == list(range(span.stop - 6, span.stop)) and words[wrong[0] : wrong[2]] == ["and", "a"]
+            thing = tuple(words[i] for i in wrong[2:])
+            assert all(described.attribute[i] for i in wrong[2:]) and not any(described.attribute[i] for i in wrong[:2])
+            assert all(tuple(there[kind] for kind in ATTRIBUTE_WORDS) != thing for there in truth[name]["things"])
+            first = [words[i] for i in span if described.attribute[i]][:4]
+            beside.setdefault(tuple(first), set()).add(thing)
+        without = [word for word, wrong in zip(words, described.wrong, strict=True) if not wrong]
+        assert without == words_of(plain.described[place].text)
+    assert said > 70 and all(len(things) == 1 for things in beside.values())
+    assert not any(any(described.wrong) for described in data.source("test").described)
+    with pytest.raises(PairError, match="hallucinations"):
+        SyntheticDescriptions(hallucinations=1.5, **sizes)

@@ -81,6 +81,7 @@ def describe(
     words: float = 0.0,
     descriptions: float = 0.0,
     other: Mapping[str, Any] | None = None,
+    hallucinations: float = 0.0,
 ) -> Description:
     """Describe a pair, partly wrongly.
 
@@ -91,6 +92,8 @@ def describe(
             names nothing in the image; where there is one, a word that is true of no thing in the image.
         descriptions: share of object descriptions that are replaced by those of ``other``.
         other: truth of another pair.
+        hallucinations: share of object descriptions that go on to name a thing which is not there, always the same
+            beside the same thing, as a model that has learned what goes with what does.
     """
     sides = object_descriptions(truth)
     strangers = None if other is None else object_descriptions(other)
@@ -101,6 +104,9 @@ def describe(
         strange = strangers is not None and rng.chance(descriptions)
         things = [_attributes(plain) for plain in truth[name]["things"]]
         said, wrong = _say(strangers[side] if strange else parts, things, rng, 0.0 if strange else words)  # type: ignore[index]
+        if hallucinations and not strange and rng.chance(hallucinations):
+            told, false = _hallucinated(parts, things)
+            said, wrong = said + told, wrong + false
         texts.append(said)
         labels.append([(strange or false, attribute) for false, attribute in wrong])
     text = compose(texts[0], texts[1], verbs)
@@ -133,6 +139,24 @@ def _say(
     return " ".join(said), labels
 
 
+def _hallucinated(parts: Sequence[Part], things: Sequence[Attributes]) -> tuple[str, list[tuple[bool, bool]]]:
+    """What is said beside the first thing of a description though it is not there, with labels as of `_say`.
+
+    It is the next of each kind of attribute, and nothing where the image has just that.
+    """
+    known = next(part for part in parts if not isinstance(part, str))
+    following = {
+        kind: words[(words.index(word) + 1) % len(words)]
+        for kind, words in ATTRIBUTE_WORDS.items()
+        if (word := getattr(known, kind))
+    }
+    thing = known._replace(**following)
+    if thing in things:
+        return "", []
+    names = [word for word in thing if word]
+    return " ".join([" and a", *names]), [(True, False)] * 2 + [(True, True)] * len(names)
+
+
 def _wrong_words(phrase: Attributes, kind: str, things: Sequence[Attributes]) -> list[str]:
     """Words in whose company a phrase is true of nothing; none where another thing has what each would say."""
     others = [word for word in ATTRIBUTE_WORDS[kind] if word != getattr(phrase, kind)]
@@ -152,19 +176,24 @@ class DescribedSource(PairSource):
         words: as in :func:`describe`.
         descriptions: as in :func:`describe`.
         seed: of verbs and noise.
+        hallucinations: as in :func:`describe`.
     """
 
-    def __init__(self, source: SyntheticSource, words: float, descriptions: float, seed: int) -> None:
+    def __init__(
+        self, source: SyntheticSource, words: float, descriptions: float, seed: int, hallucinations: float = 0.0
+    ) -> None:
         self.source = source
         self.ids = source.ids
-        self.described = [self._describe(index, words, descriptions, seed) for index in range(len(source))]
+        shares = (words, descriptions, hallucinations)
+        self.described = [self._describe(index, shares, seed) for index in range(len(source))]
 
-    def _describe(self, index: int, words: float, descriptions: float, seed: int) -> Description:
+    def _describe(self, index: int, shares: tuple[float, float, float], seed: int) -> Description:
+        words, descriptions, hallucinations = shares
         split = ("train", "val", "test").index(self.source.key.split)
         rng = Rng(np.random.default_rng([_STREAM, seed, split, index]))
         other = (index + rng.integer(1, max(1, len(self.source) - 1))) % len(self.source)
         stranger = self.source.truth(other) if descriptions and other != index else None
-        return describe(self.source.truth(index), rng, words, descriptions, stranger)
+        return describe(self.source.truth(index), rng, words, descriptions, stranger, hallucinations)
 
     def captions(self, index: int) -> list[str]:
         return [self.described[index].text]
@@ -188,6 +217,7 @@ class SyntheticDescriptions(SyntheticPairs):
         word_noise: share of wrong attribute words, see :func:`describe`.
         description_noise: share of object descriptions that belong to another pair.
         noise_seed: of verbs and noise.
+        hallucinations: share of object descriptions that also name a thing which is not there.
         kwargs: arguments of `SyntheticPairs`; a mode with a single change. Relations are said always, since they are
             half of what a description describes.
 
@@ -207,6 +237,7 @@ class SyntheticDescriptions(SyntheticPairs):
         noise_seed: int = 0,
         mode: str = "clevr_change",
         relations: Relations = "always",
+        hallucinations: float = 0.0,
         **kwargs: Any,
     ) -> None:
         if mode == "omnidiff":
@@ -214,10 +245,11 @@ class SyntheticDescriptions(SyntheticPairs):
         if relations != "always":
             raise PairError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
         super().__init__(mode=mode, relations=relations, **kwargs)
-        for name, share in (("word_noise", word_noise), ("description_noise", description_noise)):
+        shares = {"word_noise": word_noise, "description_noise": description_noise, "hallucinations": hallucinations}
+        for name, share in shares.items():
             if not 0 <= share <= 1:
                 raise PairError(f"{name} is {share}; expected a share between 0 and 1")
-        self._noise = (word_noise, description_noise)
+        self._noise = (word_noise, description_noise, hallucinations)
         self._noise_seed = noise_seed
         self._described: dict[str, DescribedSource] = {}
 
@@ -225,8 +257,10 @@ class SyntheticDescriptions(SyntheticPairs):
         """Pairs of a split with their descriptions."""
         name = "test" if split == "predict" else split
         if name not in self._described:
-            words, descriptions = (0.0, 0.0) if name == "test" else self._noise
-            self._described[name] = DescribedSource(super().source(split), words, descriptions, self._noise_seed)
+            words, descriptions, hallucinations = (0.0, 0.0, 0.0) if name == "test" else self._noise
+            self._described[name] = DescribedSource(
+                super().source(split), words, descriptions, self._noise_seed, hallucinations
+            )
         return self._described[name]
 
     def planted(self, split: Split, id: str) -> Description:
