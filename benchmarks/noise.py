@@ -248,7 +248,7 @@ class Runs:
 
 
 def attributes_right(predictions: list[dict[str, Any]]) -> dict[str, float]:
-    """Attribute words that stand right, in place, in the descriptions of both images, and images with too many, x100."""
+    """Attribute words that stand right, in place, in descriptions of both images, and images with too many, x100."""
     right = total = invented = 0
     for record in predictions:
         truth = components(record["references"][0])
