@@ -65,7 +65,7 @@ TOKENIZER: dict[str, Any] = {
     "squared": 20.0,
     "naming": 10.0,
 }
-SIZES: dict[str, Any] = {"width": 96, "layers": 3, "heads": 4, "image_size": (64, 64)}
+SIZES: dict[str, Any] = {"width": 96, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
 CLASSES = (3, 9, 3, 4)

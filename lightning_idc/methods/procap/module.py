@@ -47,6 +47,8 @@ class ProCap(PairCaptioner):
         decoder_layers: of the decoder.
         decoder_heads: of the decoder.
         dropout: share of activations dropped in the decoder.
+        relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
+            the paper does not. Both stages must agree.
         encoder_schedule: multiplier of the encoder's learning rate over the run; the decoder's is ``schedule``.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
@@ -73,6 +75,7 @@ class ProCap(PairCaptioner):
         decoder_heads: int = 8,
         dropout: float = 0.1,
         encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
+        relative_places: bool = False,
         **options: Any,
     ) -> None:
         drop_variant(self, options)
@@ -97,6 +100,7 @@ class ProCap(PairCaptioner):
             options["width"],
             options["layers"],
             options["heads"],
+            relative_places=options["relative_places"],
         )
         if self._trunk is not None:
             start_from_clip(encoder, self._trunk)
@@ -154,13 +158,13 @@ class ProCap(PairCaptioner):
             )
         own |= self.beside_encoder(state)
         if encoder.frames == 2:
-            own["frame_place"] = own["frame_place"][[0, -1]]
+            own = first_and_last(own)
         try:
             encoder.load_state_dict(own)
         except RuntimeError as error:
             raise CheckpointError(
-                f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, image size and k of "
-                "both stages must agree"
+                f"the encoder in {checkpoint!r} has another shape ({error}); width, layers, heads, relative_places, "
+                "image size and k of both stages must agree"
             ) from error
 
     def beside_encoder(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -169,6 +173,16 @@ class ProCap(PairCaptioner):
 
     def schedule_of(self, group: str) -> Schedule:
         return self.encoder_schedule if group == "vision" else self.schedule
+
+
+def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Weights of a procedure encoder of two frames: those of the first and the last frame of one of more."""
+    ends, frames = [0, -1], len(state["frame_place"])
+    found = {**state, "frame_place": state["frame_place"][ends]}
+    if "relative.table" in state:  # of each pair of frames
+        table = state["relative.table"].unflatten(0, (frames, frames, -1))
+        found["relative.table"] = table[ends][:, ends].flatten(0, 2)
+    return found
 
 
 def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:

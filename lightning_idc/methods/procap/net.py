@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
-from lightning_idc.nn.transformer import DecoderState, EncoderLayer
+from lightning_idc.nn.transformer import DecoderState, EncoderLayer, RelativePositionBias
 
 PLACE_SCALE = 0.3
 """Standard deviation of each of the three parts of a place: together they are as large as embedded features."""
@@ -25,6 +26,7 @@ class ProcedureEncoder(nn.Module):
         heads: attention heads.
         hidden: width of the feed-forward layers; four times ``width`` when None.
         dropout: share of activations dropped in training.
+        relative_places: add to the attention what is learned for how two patches stand to each other, in which frames.
     """
 
     def __init__(
@@ -37,6 +39,7 @@ class ProcedureEncoder(nn.Module):
         heads: int = 12,
         hidden: int | None = None,
         dropout: float = 0.0,
+        relative_places: bool = False,
     ) -> None:
         super().__init__()
         self.grid, self.frames, self.width = grid, frames, width
@@ -46,6 +49,8 @@ class ProcedureEncoder(nn.Module):
         self.frame_place = nn.Parameter(PLACE_SCALE * torch.randn(frames, 1, 1, width))
         self.row_place = nn.Parameter(PLACE_SCALE * torch.randn(grid[0], 1, width))
         self.column_place = nn.Parameter(PLACE_SCALE * torch.randn(grid[1], width))
+        # not in the paper, whose encoder starts from CLIP's: one from scratch is slow to find a cell in another frame
+        self.relative = RelativePositionBias(heads, grid, frames) if relative_places else None
         self.layers = nn.ModuleList(
             EncoderLayer(width, heads, 4 * width if hidden is None else hidden, dropout) for _ in range(layers)
         )
@@ -77,6 +82,14 @@ class ProcedureEncoder(nn.Module):
         between = self.mask_embedding.expand(len(ends), (self.frames - 2) * self.cells, -1)
         return torch.cat([ends[:, 0], between, ends[:, 1]], 1) + self.places()
 
+    def relative_bias(self, before: int = 0) -> Tensor | None:
+        """What ``relative_places`` adds to the attention, ``(heads, N, N)``; None without.
+
+        Args:
+            before: tokens that stand before the patches, to and from which nothing is added.
+        """
+        return None if self.relative is None else F.pad(self.relative(), (before, 0, before, 0))
+
     def run(self, tokens: Tensor, bias: Tensor | None = None) -> Tensor:
         """All layers over tokens ``(B, N, D)``; ``bias`` is added to the attention, or says where it may look."""
         for layer in self.layers:
@@ -85,7 +98,7 @@ class ProcedureEncoder(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Hidden states ``(B, F * n, D)`` of the tokens of a procedure, their places included."""
-        return self.run(tokens)
+        return self.run(tokens, self.relative_bias())
 
 
 def bridge(inputs: int, outputs: int) -> nn.Sequential:

@@ -86,6 +86,8 @@ class ProcedureModel(PairCaptioner):
         first_caption: always read the first caption of a pair, instead of one drawn anew at each visit.
         read_caption: read it at all; without it (Table 10) there is nothing to align, and that loss is left out.
         frames: l, where fewer frames than the folder has are to be chosen from (Figure 4).
+        relative_places: learn in the attention how two patches stand to each other, as `PairTransformer` does, which
+            the paper does not. Both stages must agree.
         similarity: that frames are chosen by, as of :class:`~lightning_idc.methods.procap.keyframes.Keyframes`.
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
@@ -117,6 +119,7 @@ class ProcedureModel(PairCaptioner):
         read_caption: bool = True,
         frames: int | None = None,
         similarity: Similarities = None,
+        relative_places: bool = False,
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
@@ -142,6 +145,7 @@ class ProcedureModel(PairCaptioner):
             options["layers"],
             options["heads"],
             dropout=options["dropout"],
+            relative_places=options["relative_places"],
         )
         if self._trunk is not None:
             start_from_clip(encoder, self._trunk)

@@ -112,8 +112,9 @@ class ProcedureNet(ProcedureReader):
         text = self.words(words) + PLACE_SCALE * sinusoids(0, length, visual)
         ends = (self.align_token.expand(count, -1, -1), self.consistency_token.expand(count, -1, -1))
         sequence = torch.cat([ends[0], text, ends[1], visual], 1)
-        seen = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)
-        hidden = self.encoder.run(sequence, seen[:, None, None])
+        seen = F.pad(word_mask, (1, 1 + visual.shape[1]), value=True)[:, None, None]
+        bias = self.encoder.relative_bias(length + 2)
+        hidden = self.encoder.run(sequence, seen if bias is None else bias.masked_fill(~seen, -torch.inf))
         return Hidden(hidden[:, 0], hidden[:, length + 1], hidden[:, length + 2 :])
 
 

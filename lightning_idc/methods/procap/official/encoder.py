@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from lightning_idc.core.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
 from lightning_idc.core.types import PairError
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import ConfigError, reads_file
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, Remember, attend, grouped, merge_heads, split_heads
 
@@ -58,6 +58,8 @@ class OfficialTrunk(ProcedureEncoder):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
+        if self.relative is not None:
+            raise ConfigError("relative_places is true, which the authors' code has not: take ProCap, ProcedureModel")
         for layer in self.layers:
             layer.feed[1] = QuickGELU()  # type: ignore[operator,index,assignment]
         for place in (self.frame_place, self.row_place, self.column_place):
