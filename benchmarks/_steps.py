@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch import Callback
+from lightning.pytorch import Callback, Trainer
 from torch.utils.flop_counter import FlopCounterMode
 from training import quiet_trainer
 
@@ -76,30 +76,37 @@ class MadeUpPairs(PairDataModule):
 
 
 class Stopwatch:
-    """Seconds of every training step, and the floating-point operations of the second, which counting slows.
+    """Seconds of every training step, and the floating-point operations of one of them, which counting slows.
 
-    Operations are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them. The
-    first step also makes the optimizer's state and checks how a model is scored.
+    Operations are those of matrix products, convolutions and attention, as torch's FlopCounterMode counts them. They
+    are counted in the second step, as the first also makes the optimizer's state and checks how a model is scored, and
+    again after `recount`.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.seconds: list[float] = []
+        self.recount()
+        self.counted = 1
+
+    def recount(self) -> None:
+        """Count the operations of the next step instead, and judge seconds by those after it."""
+        self.counted = len(self.seconds)
         self.counter = FlopCounterMode(display=False)
 
     def begin(self) -> None:
-        if len(self.seconds) == 1:
+        if len(self.seconds) == self.counted:
             self.counter.__enter__()
         self.began = self.clock()
 
     def end(self) -> None:
         self.seconds.append(self.clock() - self.began)
-        if len(self.seconds) == 2:
+        if len(self.seconds) == self.counted + 1:
             self.counter.__exit__(None, None, None)
 
     def found(self) -> dict[str, Any]:
-        """Seconds of all steps, the median of those after the second (or first), and the operations of a step."""
-        typical = self.seconds[2:] or self.seconds[1:]
+        """Seconds of all steps, the median of those after the counted one (or of it), and the operations of a step."""
+        typical = self.seconds[self.counted + 1 :] or self.seconds[self.counted :]
         return {
             "seconds": self.seconds,
             "seconds_per_step": statistics.median(typical),
@@ -108,10 +115,18 @@ class Stopwatch:
 
 
 class Clock(Callback):
-    """A stopwatch on all that happens between the hooks of a batch."""
+    """A stopwatch on all that happens between the hooks of a batch.
+
+    Operations are counted anew in the second epoch, where there is one: with features that the first epoch stored, its
+    steps are others.
+    """
 
     def __init__(self, watch: Stopwatch) -> None:
         self.watch = watch
+
+    def on_train_epoch_start(self, trainer: Trainer, *unused: Any) -> None:
+        if trainer.current_epoch == 1:
+            self.watch.recount()
 
     def on_train_batch_start(self, *unused: Any) -> None:
         self.watch.begin()
@@ -123,12 +138,24 @@ class Clock(Callback):
 def matrix_rate(clock: Callable[[], float] = time.process_time) -> float:
     """Floating-point operations a second of a large float32 product on the CPU; `process_time` is for one thread."""
     a, b = torch.randn(2048, 2048), torch.randn(2048, 2048)
+    return 2 * 2048**3 / _fastest(lambda: torch.mm(a, b), clock)
+
+
+def convolution_rate(clock: Callable[[], float] = time.process_time) -> float:
+    """As :func:`matrix_rate`, of 3x3 convolutions of 96 channels, which another library of torch's computes."""
+    images, weights = torch.randn(32, 96, 48, 48), torch.randn(96, 96, 3, 3)
+    fastest = _fastest(lambda: torch.nn.functional.conv2d(images, weights, padding=1), clock)
+    return 2 * images.numel() * 96 * 9 / fastest
+
+
+def _fastest(run: Callable[[], Any], clock: Callable[[], float]) -> float:
+    """Seconds of the best of six runs."""
     seconds = []
     for _ in range(6):
         start = clock()
-        torch.mm(a, b)
+        run()
         seconds.append(clock() - start)
-    return 2 * 2048**3 / min(seconds)
+    return min(seconds)
 
 
 def time_steps(

@@ -104,9 +104,9 @@ def part_of(frame: FrameType | None) -> str:
 
 
 def machine() -> dict[str, float]:
-    """What a large product of matrices and a large copy reach here, with torch's own number of threads."""
+    """What a large product of matrices, convolutions and a large copy reach here, with torch's own threads."""
     import torch
-    from _steps import matrix_rate
+    from _steps import convolution_rate, matrix_rate
 
     source, target = torch.randn(1 << 26), torch.empty(1 << 26)
     seconds = []
@@ -117,6 +117,7 @@ def machine() -> dict[str, float]:
     return {
         "threads": torch.get_num_threads(),
         "matrix_gflops": matrix_rate(time.perf_counter) / 1e9,
+        "convolution_gflops": convolution_rate(time.perf_counter) / 1e9,
         "copy_gb_per_s": 2 * source.numel() * 4 / min(seconds) / 1e9,
     }
 
@@ -223,14 +224,15 @@ def tables(rows: dict[str, Any]) -> str:
         lines.append(f"| {row} | {found['seconds']:.0f} | " + " | ".join(shares) + " |")
     lines += [
         "",
-        "| row | trains | GFLOP a step | ms a step | GFLOP/s | of the machine's |",
-        "|---|---|---:|---:|---:|---:|",
+        "| row | trains | GFLOP a step | ms a step | GFLOP/s | of a product's | of a convolution's |",
+        "|---|---|---:|---:|---:|---:|---:|",
     ]
     for row, found in rows.items():
         for step in found["steps"]:
             rate = step["flops"] / step["seconds"] / 1e9
-            share = 100 * rate / found["machine"]["matrix_gflops"]
-            cells = f"{step['flops'] / 1e9:.1f} | {1000 * step['seconds']:.0f} | {rate:.0f} | {share:.0f} %"
+            most = [found["machine"].get(name) for name in ("matrix_gflops", "convolution_gflops")]
+            of_most = " | ".join("" if one is None else f"{100 * rate / one:.0f} %" for one in most)
+            cells = f"{step['flops'] / 1e9:.1f} | {1000 * step['seconds']:.0f} | {rate:.0f} | {of_most}"
             lines.append(f"| {row} | {step['model']} | {cells} |")
     return "\n".join(lines) + "\n"
 
