@@ -22,13 +22,8 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 
-from lightning_idc.core.decoding import (  # noqa: E402
-    Decoded,
-    beam_search,
-    beam_search_uncached,
-    greedy,
-    greedy_uncached,
-)
+from lightning_idc.core.beam_search import beam_search, beam_search_uncached  # noqa: E402
+from lightning_idc.core.decoding import Decoded, greedy, greedy_uncached  # noqa: E402
 from lightning_idc.core.types import PairFeatures  # noqa: E402
 from lightning_idc.core.vocabulary import EOS  # noqa: E402
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet  # noqa: E402

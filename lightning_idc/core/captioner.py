@@ -9,12 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.beam_search import beam_search
 from lightning_idc.core.captions import chosen_captions, learned_vocabulary, mass_missing, pad_captions, pair_losses
-from lightning_idc.core.decoding import Decoded, beam_search, greedy, sample
+from lightning_idc.core.decoding import Decoded, greedy
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
 from lightning_idc.core.input_spec import InputSpec, noted
 from lightning_idc.core.module import PairModule
+from lightning_idc.core.sampling import sample
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import ConfigError, DataError, check_number

@@ -17,7 +17,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_idc.cli import main
-from lightning_idc.core.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.beam_search import beam_search, beam_search_uncached
+from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary

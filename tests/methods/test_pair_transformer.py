@@ -9,7 +9,8 @@ import torch
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
-from lightning_idc.core.decoding import beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.beam_search import beam_search, beam_search_uncached
+from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import EOS
 from lightning_idc.data.core.datamodule import PairDataModule

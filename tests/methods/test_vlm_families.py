@@ -11,7 +11,8 @@ import torch
 from helpers.vlm_tiny import ARCHITECTURES, PROMPTS, captioner, samples
 from torch import Tensor, nn
 
-from lightning_idc.core.decoding import beam_search, greedy
+from lightning_idc.core.beam_search import beam_search
+from lightning_idc.core.decoding import greedy
 from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.module import VLMCaptioner

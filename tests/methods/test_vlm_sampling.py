@@ -11,7 +11,7 @@ from helpers.vlm_tiny import captioner, samples
 from torch import Tensor
 from transformers import LogitsProcessorList, SuppressTokensLogitsProcessor, TemperatureLogitsWarper, TopPLogitsWarper
 
-from lightning_idc.core.decoding import sampling_probabilities
+from lightning_idc.core.sampling import sampling_probabilities
 
 COUNT, LENGTH = 3000, 2
 

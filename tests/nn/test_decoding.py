@@ -7,7 +7,8 @@ import itertools
 import pytest
 import torch
 
-from lightning_idc.core.decoding import NEVER_SAID, Decoded, beam_search, beam_search_uncached, greedy, greedy_uncached
+from lightning_idc.core.beam_search import beam_search, beam_search_uncached
+from lightning_idc.core.decoding import NEVER_SAID, Decoded, greedy, greedy_uncached
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import BOS, EOS, SpecialIds
 from lightning_idc.nn.transformer import Decoder, DecoderState, attend

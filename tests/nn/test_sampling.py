@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_idc.core.decoding import sample
+from lightning_idc.core.sampling import sample
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import SpecialIds
 from lightning_idc.errors import ConfigError
