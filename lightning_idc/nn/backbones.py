@@ -111,6 +111,14 @@ class TimmGrid(GridBackbone):
             ) from error
 
 
+OWN: dict[str, type[SmallCNN] | type[ResidualCNN] | type[DifferenceCNN]] = {
+    "cnn": SmallCNN,
+    "residual": ResidualCNN,
+    "difference": DifferenceCNN,
+}
+"""Backbones that are no timm models, by name."""
+
+
 def build_backbone(
     name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3, pairs: bool = False
 ) -> GridBackbone:
@@ -128,14 +136,11 @@ def build_backbone(
         ConfigError: one that reads pairs is named where images are read one by one.
         PairError: timm knows no such model.
     """
-    if name == "difference":
-        if not pairs:
-            raise ConfigError(
-                "backbone is 'difference', which reads pairs; here images are read one by one: name another"
-            )
-        return DifferenceCNN(in_channels=in_channels)
-    own = {"cnn": SmallCNN, "residual": ResidualCNN}
-    return own[name](in_channels=in_channels) if name in own else TimmGrid(name, pretrained, stage, in_channels)
+    kind = OWN.get(name)
+    found = TimmGrid(name, pretrained, stage, in_channels) if kind is None else kind(in_channels=in_channels)
+    if found.reads_pairs and not pairs:
+        raise ConfigError(f"backbone is {name!r}, which reads pairs; here images are read one by one: name another")
+    return found
 
 
 def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
