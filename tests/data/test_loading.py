@@ -80,6 +80,55 @@ def test_pairs_of_a_step_are_of_one_size(world: int) -> None:
     assert in_order == sorted(in_order, key=lambda size: size[0] * size[1])
 
 
+class Lengths(Numbers):
+    """One caption a pair, of 3 to 42 words."""
+
+    def captions(self, index: int) -> list[str]:
+        return [" ".join(["word"] * (3 + 17 * index % 40))]
+
+
+class Long(Counting):
+    def source(self, split: Split) -> PairSource:
+        return Lengths([f"{split}-{index}" for index in range(160)])
+
+
+def padded(data: PairDataModule, epoch: int = 0) -> tuple[list[list[str]], float]:
+    """Ids of each step of an epoch, and the share of its words that would be padding."""
+    loader = data.train_dataloader()
+    loader.pair_sampler.set_epoch(epoch)
+    source = data.pairs_of("train")
+    steps, words, room = [], 0, 0
+    for batch in loader:
+        lengths = [len(source.captions(list(source.ids).index(id))[0].split()) for id in batch["ids"]]
+        steps.append(batch["ids"])
+        words, room = words + sum(lengths), room + max(lengths) * len(lengths)
+    return steps, 1 - words / room
+
+
+def test_captions_of_a_step_are_of_nearly_one_length() -> None:
+    data = Long(group_by_length=True)
+    (first, little), (second, _), (_, much) = padded(data), padded(data, 1), padded(Long())
+    assert little < 0.03 < 0.3 < much
+    assert sorted(id for step in first for id in step) == sorted(data.pairs_of("train").ids)
+    assert first != second and first == padded(data)[0]
+    # a step of two processes together holds what one process sees in a step of twice the size
+    lengths = [len(data.pairs_of("train").captions(index)[0].split()) for index in range(160)]
+
+    def steps(rank: int, world: int) -> list[list[int]]:
+        sampler = PairSampler(160, shuffle=True, seed=3, rank=rank, world_size=world)
+        sampler.group_by_length(lengths, 8 // world)
+        drawn = [draw.index for draw in sampler]
+        return [drawn[start : start + 8 // world] for start in range(0, len(drawn), 8 // world)]
+
+    for whole, own, other in zip(steps(0, 1), steps(0, 2), steps(1, 2), strict=True):
+        assert sorted(whole) == sorted(own + other)
+    # an evaluation keeps its order
+    test = [id for batch in data.test_dataloader() for id in batch["ids"]]
+    assert test == list(data.pairs_of("test").ids)
+    with pytest.raises(PairError, match="leave out either"):
+        Long(group_by_length=True, group_by_size=True)
+
+
 def seen(loader: PairLoader) -> list[list[str]]:
     return [[caption for captions in batch["captions"] for caption in captions] for batch in loader]
 

@@ -41,6 +41,8 @@ class PairDataModule(LightningDataModule):
         corruption: of the captions or images of some splits, to test robustness with.
         group_by_size: let the pairs of a batch be of nearly one size, for captioners that take images of several
             (``image_size: null``); an evaluation then goes by size.
+        group_by_length: let the pairs of a training batch have captions of nearly one length in words, so that little
+            of it is padding.
         cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
         decode_once: deprecated name of ``cache_images``.
         value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
@@ -70,6 +72,7 @@ class PairDataModule(LightningDataModule):
         page: int | None = None,
         fill_nan: float | None = None,
         group_by_size: bool = False,
+        group_by_length: bool = False,
     ) -> None:
         super().__init__()
         if batch_size < 1 or num_workers < 0:
@@ -89,7 +92,9 @@ class PairDataModule(LightningDataModule):
             raise PairError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
         if group_by_size and self.image_size is not None:
             raise PairError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
-        self.group_by_size = group_by_size
+        if group_by_size and group_by_length:
+            raise PairError("group_by_size and group_by_length want two orders of the pairs; leave out either")
+        self.group_by_size, self.group_by_length = group_by_size, group_by_length
         self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
         if decode_once is not None:
@@ -206,6 +211,8 @@ class PairDataModule(LightningDataModule):
         if self.group_by_size:
             sizes = [dataset.source.image_size(index) for index in range(len(dataset))]
             sampler.group_by_size(sizes, self.batch_size)
+        if self.group_by_length and split == "train":
+            sampler.group_by_length(caption_lengths(dataset.source), self.batch_size)
         return PairLoader(
             dataset,
             sampler,
@@ -263,6 +270,13 @@ class FirstPairs(View):
     def fingerprint(self) -> str | None:
         whole = self.source.fingerprint()
         return whole and f"{whole}/{len(self)}"
+
+
+def caption_lengths(source: PairSource) -> list[int]:
+    """Words of the longest caption of every pair."""
+    return [
+        max((caption.count(" ") + 1 for caption in source.captions(index)), default=0) for index in range(len(source))
+    ]
 
 
 def refuse_options(options: ImageOptions, why: str) -> None:

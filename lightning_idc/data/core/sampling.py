@@ -15,7 +15,7 @@ from lightning_idc.core.distributed import get_rank_world_size
 from lightning_idc.core.types import PairError
 
 WINDOW = 50
-"""Steps whose pairs are sorted by size together."""
+"""Steps whose pairs are sorted by size, or by length, together."""
 
 
 class Draw(NamedTuple):
@@ -55,7 +55,7 @@ class PairSampler(DistributedSampler[Draw]):
         self.size = size
         self.skip = 0
         """Draws of the next pass that were served before a checkpoint; back to 0 once it starts."""
-        self._sizes: Sequence[tuple[int, int]] | None = None
+        self._ranks: Sequence[tuple[int, ...]] | None = None
         self._batch = 1
         self._groups: list[list[int]] | None = None
 
@@ -72,9 +72,24 @@ class PairSampler(DistributedSampler[Draw]):
         Raises:
             PairError: pairs are kept together by name as well.
         """
+        self._group([(height * width, height) for height, width in sizes], batch_size)
+
+    def group_by_length(self, lengths: Sequence[int], batch_size: int) -> None:
+        """As :meth:`group_by_size`, by the lengths of captions, so that a step is padded little.
+
+        Args:
+            lengths: of the captions of every pair, in words.
+            batch_size: pairs per process and step.
+
+        Raises:
+            PairError: pairs are kept together by name as well.
+        """
+        self._group([(length,) for length in lengths], batch_size)
+
+    def _group(self, ranks: Sequence[tuple[int, ...]], batch_size: int) -> None:
         if self._groups is not None:
-            raise PairError("pairs are grouped by size or kept together by name, not both; leave out either")
-        self._sizes, self._batch = sizes, batch_size
+            raise PairError("pairs are grouped by size or length, or kept together by name, not both; leave out either")
+        self._ranks, self._batch = ranks, batch_size
 
     def keep_together(self, names: Sequence[Hashable]) -> None:
         """Let pairs of one name, such as those of one scene, follow each other in a shuffled order.
@@ -91,23 +106,22 @@ class PairSampler(DistributedSampler[Draw]):
         self._groups = list(groups.values())
 
     def _grouped(self, order: list[int]) -> list[int]:
-        if self._sizes is None:
+        if self._ranks is None:
             return order
-        sizes, step = self._sizes, self._batch * self.world
+        ranks, step = self._ranks, self._batch * self.world
 
-        def area(index: int) -> tuple[int, int, int]:
-            height, width = sizes[index]
-            return height * width, height, index
+        def place(index: int) -> tuple[tuple[int, ...], int]:
+            return ranks[index], index
 
         window = step * WINDOW if self.shuffle else max(len(order), 1)
-        windows = [sorted(order[start : start + window], key=area) for start in range(0, len(order), window)]
+        windows = [sorted(order[start : start + window], key=place) for start in range(0, len(order), window)]
         steps = [piece[start : start + step] for piece in windows for start in range(0, len(piece), step)]
         if self.shuffle:
             # a last step that is not full stays the last
             full = [own for own in steps if len(own) == step]
             generator = torch.Generator().manual_seed(sample_seed(self.seed, self.epoch, 1))
             mixed = torch.randperm(len(full), generator=generator).tolist()
-            steps = [full[place] for place in mixed] + [own for own in steps if len(own) < step]
+            steps = [full[one] for one in mixed] + [own for own in steps if len(own) < step]
         return [index for own in steps for index in own]
 
     def __len__(self) -> int:
