@@ -75,7 +75,7 @@ def test_operations_are_those_of_a_step_once_features_are_stored(tmp_path: Path,
 
 @pytest.mark.usefixtures("benchmarks")
 def test_the_oracle_hides_the_planted_words_and_no_others(tmp_path: Path) -> None:
-    from noise import MaskPlanted
+    from _noise import MaskPlanted
 
     settings: dict[str, Any] = dict(train_pairs=6, val_pairs=1, test_pairs=1, render_size=16, progress=False)
     data = SyntheticDescriptions(0.4, 0.2, batch_size=6, cache_dir=tmp_path, hallucinations=0.5, **settings)
