@@ -14,8 +14,9 @@ pre-training without any noise gains nothing either. Object naming and the image
 a world of two or three things and a camera that stands still (--things, --camera_jitter): the default world takes NAMC
 longer than five seeds can be waited for. With --host pair_transformer the same is asked of the baseline, which learns
 faster; its backbone is frozen, so that reconstruction is left out. ``--word_noise 0 --description_noise 0.2
---hallucinations 0.6`` plants the kind of noise that language models make. ``_study.py`` says what stands beside every
-score.
+--hallucinations 0.6`` plants the kind of noise that language models make. With ``--judge clean`` the encoders that find
+the noise have read descriptions without any, as CLIP has not read the paper's. ``_study.py`` says what stands beside
+every score.
 """
 
 from __future__ import annotations
@@ -140,9 +141,10 @@ class Runs:
                 optimizer=adamw(3e-3),
                 schedule=WarmupCosine(0.1),
             )
-            return trained(model, self.descriptions(seed), self.options.relevance_epochs)
+            data = self.descriptions(seed, noisy=self.options.judge == "noisy")
+            return trained(model, data, self.options.relevance_epochs)
 
-        return self.once(f"relevance-{seed}", make)
+        return self.once(f"relevance-{self.options.judge}-{seed}", make)
 
     def host(self, **options: Any) -> PairCaptioner:
         rates: dict[str, Any] = dict(optimizer=adamw(1.5e-3), schedule=WarmupCosine(0.1))
@@ -213,6 +215,7 @@ def main() -> None:
     parser.add_argument("--word_noise", type=float, default=0.3)
     parser.add_argument("--description_noise", type=float, default=0.05)
     parser.add_argument("--hallucinations", type=float, default=0.0)
+    parser.add_argument("--judge", choices=("noisy", "clean"), default="noisy", help="what the encoders have read")
     parser.add_argument("--look_epochs", type=int, default=4)
     parser.add_argument("--token_epochs", type=int, default=1)
     parser.add_argument("--relevance_epochs", type=int, default=3)
