@@ -103,15 +103,14 @@ def planted(encoder: DualEncoder, source: DescribedSource) -> dict[str, float]:
             word_shares.append(float(chances.mean()))
             named = [i for i, place in enumerate(span) if described.attribute[place]]
             wrong = [described.wrong[span[i]] for i in named]
+            judged = of_words[named].tolist()
             left += zip((1 - chances[named]).tolist(), wrong, strict=True)
             if 0 < sum(wrong) < len(wrong):
-                within.append(noise_auc(of_words[named].tolist(), wrong))
-            whole = all(described.wrong[i] for i in span)
-            for place, score in zip(span, of_words.tolist(), strict=True):
-                if described.attribute[place]:
-                    scores["all"].append((score, described.wrong[place]))
-                    if not whole:
-                        scores["words"].append((score, described.wrong[place]))
+                within.append(noise_auc(judged, wrong))
+            known = list(zip(judged, wrong, strict=True))
+            scores["all"] += known
+            if not all(described.wrong[place] for place in span):
+                scores["words"] += known
     auc, words_auc = (100 * noise_auc([s for s, _ in kept], [w for _, w in kept]) for kept in scores.values())
     return {
         "auc": auc,

@@ -86,13 +86,14 @@ class Stopwatch:
     def __init__(self, clock: Callable[[], float]) -> None:
         self.clock = clock
         self.seconds: list[float] = []
-        self.recount()
-        self.counted = 1
+        self._count(1)
 
     def recount(self) -> None:
         """Count the operations of the next step instead, and judge seconds by those after it."""
-        self.counted = len(self.seconds)
-        self.counter = FlopCounterMode(display=False)
+        self._count(len(self.seconds))
+
+    def _count(self, step: int) -> None:
+        self.counted, self.counter = step, FlopCounterMode(display=False)
 
     def begin(self) -> None:
         if len(self.seconds) == self.counted:
