@@ -63,6 +63,8 @@ class ShowResults(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
             raise PairError(f"ShowResults shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+        # its own table of the same scores would follow
+        trainer.test_loop.verbose = trainer.validate_loop.verbose = False
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -97,6 +99,7 @@ class ShowResults(Callback):
             return
         name = type(trainer.lightning_module).__name__
         self._table(name, results)
+        _say_others(trainer, results)
         chosen = spread(records, self.examples)
         for record in chosen:
             say(f"  {record['id']}" + (f" ({record['change_type']})" if record["change_type"] else ""))
@@ -246,6 +249,15 @@ def log_facts(trainer: Trainer, results: Results) -> None:
     values = {f"{results.split}/fact/{name}": results.summary.rows["all"][name] for name in judged}
     for logger in trainer.loggers if values else []:
         logger.log_metrics(values, step=trainer.global_step)
+
+
+def _say_others(trainer: Trainer, results: Results) -> None:
+    """Print what was measured and is no score of captions: the loss, and what callbacks logged."""
+    known = set() if results.scores is None else set(results.scores.values)
+    parts = [(*name.partition("/"), value) for name, value in trainer.callback_metrics.items()]
+    logged = {name: float(value) for split, _, name, value in parts if split == results.split and name not in known}
+    if others := [f"{name} {value:.4g}" for name, value in logged.items()]:
+        say(f"  also measured: {', '.join(others)}\n")
 
 
 def say(text: str) -> None:

@@ -67,6 +67,7 @@ def effective(stages: list[Stage]) -> list[dict[str, Any]]:
     found, fits = [], {}
     for stage in stages:
         config = json.loads(json.dumps(stage.config))
+        config.pop("verbose", None)  # ShowResults itself turns off the table that would repeat its own
         model = config.get("model") or {}
         if stage.run == "fit":
             fits[stage.name] = model

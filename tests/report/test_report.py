@@ -121,9 +121,7 @@ def test_examples_take_turns_between_types() -> None:
 
 def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = fit([], tmp_path, TinyCaptioner(), max_steps=2)
-    Trainer(callbacks=[ShowResults(examples=3)], default_root_dir=tmp_path, **QUIET).test(
-        model, TinyPairs(), verbose=False
-    )
+    Trainer(callbacks=[ShowResults(examples=3)], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
     predictions = json.loads((tmp_path / "predictions.json").read_text())
     assert [record["id"] for record in predictions] == [f"{500 + n}" for n in range(7)]
     assert json.loads((tmp_path / "scores.json").read_text())["pairs"]["all"] == 7
@@ -132,6 +130,8 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     printed = capsys.readouterr().out
     assert "7 pairs, 21 references" in printed
     assert printed.count("truth") == 3
+    assert "Test metric" not in printed, "Lightning's own table of the same scores"
+    assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
 
 
