@@ -1,10 +1,13 @@
 """How many captions a second does cached decoding write, and does it write what the uncached path does?
 
-    python benchmarks/decode.py [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--out results/decode.json]
+    python benchmarks/decode.py [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--larger 512]
+                                [--out results/decode.json]
 
 The default PairTransformer with random weights, its features given: encoding costs both paths the same. The end token
 is made so likely that captions have the asked-for length on average, but end where they like. Lengths are those of the
 synthetic modes: 14 words in clevr_change, 73 in omnidiff. Figures are CPU seconds of one thread, the paths by turns.
+A step of few captions takes nearly as long as one of many, so greedy decoding of the first length is measured in
+larger batches as well (``--larger``).
 """
 
 from __future__ import annotations
@@ -21,6 +24,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
+from torch import Tensor  # noqa: E402
 
 from lightning_idc.core.beam_search import beam_search, beam_search_uncached  # noqa: E402
 from lightning_idc.core.decoding import Decoded, greedy, greedy_uncached  # noqa: E402
@@ -97,6 +101,9 @@ def main() -> None:
     parser.add_argument("--beams", type=int, default=4)
     parser.add_argument("--lengths", type=int, nargs="+", default=[14, 73])
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument(
+        "--larger", type=int, nargs="*", default=[256, 512], help="larger batches, each of as many pairs"
+    )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     from _harness import report
@@ -104,9 +111,13 @@ def main() -> None:
     torch.set_num_threads(1)
     net = sharpened()
     generator = torch.Generator().manual_seed(1)
-    memory = torch.randn(options.pairs, CELLS, WIDTH, generator=generator)
-    memory *= 4 * torch.rand(options.pairs, 1, WIDTH, generator=generator)
-    batches = [PairFeatures(part) for part in memory.split(options.batch)]
+
+    def pairs(count: int) -> Tensor:
+        return (
+            4 * torch.rand(count, 1, WIDTH, generator=generator) * torch.randn(count, CELLS, WIDTH, generator=generator)
+        )
+
+    batches = [PairFeatures(part) for part in pairs(options.pairs).split(options.batch)]
 
     def beams(net: PairTransformerNet, features: PairFeatures, longest: int) -> Decoded:
         return beam_search(net, features, longest, options.beams)
@@ -131,6 +142,12 @@ def main() -> None:
             # the uncached search takes long, of long captions minutes: a quarter of the pairs
             "beam_search": compare(beams, beams_uncached, net, few, 2 * length, options.runs if length < 30 else 1),
         }
+    set_mean_length(net, batches[0], options.lengths[0])
+    longest = 2 * options.lengths[0]
+    result["greedy_by_batch"] = {
+        size: compare(greedy, greedy_uncached, net, [PairFeatures(pairs(size))], longest, options.runs)
+        for size in options.larger
+    }
     report(result, options.out, seeds=[0, 1])
 
 
