@@ -95,6 +95,12 @@ def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
     assert page.count(" yes |") == sum(map(len, site().matrix().values()))
 
 
+def test_every_data_set_has_one_row() -> None:
+    table = written()["lightning_idc/data/README.md"].partition("\n\n| name |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(names) == len(set(names)) > 15
+
+
 def test_commands_of_the_documentation_are_there() -> None:
     """Verbs, targets of make and recipes; what follows them is tested where they are."""
     recipes = set(shipped())
