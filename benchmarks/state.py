@@ -26,7 +26,15 @@ from lightning_idc.report.table import Table
 ROOT = Path(__file__).resolve().parents[1]
 README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
 NAME = "state"
-COLUMNS = ("comparison", "paper says", "we see", "seeds; pairs", "95 % interval", "floor, CIDEr-D", "reading")
+COLUMNS = (
+    "comparison",
+    "paper says",
+    "we see",
+    "seeds; pairs",
+    "95 % interval: pairs; seeds",
+    "floor, CIDEr-D",
+    "reading",
+)
 NONE = "-"
 NO_PAPER = "not in the five"
 
@@ -59,64 +67,60 @@ class Comparison:
 def _adpo() -> Iterator[Comparison]:
     worlds = (
         ("vague captions", "preference_learning", "vague"),
-        ("vague, a sixth unchanged", "preference_worlds", "vague_sixth"),
-        ("careful, a sixth unchanged", "preference_worlds", "careful"),
-        ("careful, half unchanged", "preference_half", "half"),
+        ("vague, 1/6 unchanged", "preference_worlds", "vague_sixth"),
+        ("careful, 1/6 unchanged", "preference_worlds", "careful"),
+        ("careful, 1/2 unchanged", "preference_half", "half"),
     )
     for name, file, world in worlds:
-        yield Comparison(f"DPO over SFT+: {name}", "ADPO Table 2: 149.2 to 152.5", file, world, "DPO", "SFT+")
-        yield Comparison(f"ADPO over DPO: {name}", "ADPO Table 2: 152.5 to 153.6", file, world, "ADPO", "DPO")
+        yield Comparison(f"DPO over SFT+: {name}", "ADPO T2: 149.2 to 152.5", file, world, "DPO", "SFT+")
+        yield Comparison(f"ADPO over DPO: {name}", "ADPO T2: 152.5 to 153.6", file, world, "ADPO", "DPO")
     harder = ("preference_harder", "vague")
-    yield Comparison("DPO, planted negatives over random: vague", NO_PAPER, *harder, "DPO, planted", "DPO")
+    yield Comparison("DPO, planted over random: vague", NO_PAPER, *harder, "DPO, planted", "DPO")
     yield Comparison("DPO, own samples over random: vague", NO_PAPER, *harder, "DPO, self-sampled", "DPO")
 
 
 def _grpo() -> Iterator[Comparison]:
     for name, file, world in (
         ("vague captions", "reward_learning_vague", "vague"),
-        ("careful, a sixth unchanged", "reward_learning", "careful"),
+        ("careful, 1/6 unchanged", "reward_learning", "careful"),
     ):
         yield Comparison(f"GRPO over SFT+: {name}", NO_PAPER, file, world, "GRPO", "SFT+")
-        yield Comparison(
-            f"GRPO over SFT+, % of relations right: {world}", NO_PAPER, file, world, "GRPO", "SFT+", "relation"
-        )
-    yield Comparison(f"SCST over SFT+: {name}", NO_PAPER, file, world, "SCST", "SFT+")
+        yield Comparison(f"GRPO over SFT+, relation %: {world}", NO_PAPER, file, world, "GRPO", "SFT+", "relation")
+    careful = ("reward_learning", "careful")
+    yield Comparison("SCST over SFT+: careful, 1/6 unchanged", NO_PAPER, *careful, "SCST", "SFT+")
 
 
 def _img_diff() -> Iterator[Comparison]:
-    for size, name in (("300", "300 real pairs"), ("3000", "3,000 real pairs")):
+    for size, name in (("300", "300 pairs"), ("3000", "3,000 pairs")):
         study = ("synthesis_training", size, "real+produced")
-        yield Comparison(f"produced beside {name} over real alone", "Img-Diff Table 6: 38.3 to 43.2", *study, "real")
-        yield Comparison(f"produced over dealt captions: {name}", NO_PAPER, *study, "real+dealt")
+        yield Comparison(f"produced and real over real: {name}", "Img-Diff T6: 38.3 to 43.2", *study, "real")
+        yield Comparison(f"produced over dealt: {name}", NO_PAPER, *study, "real+dealt")
 
 
-NAMC_6 = "NAMC Table 6: 138.4 to 149.3"
-M3DIFF_6 = "M3Diff Table 6: 35.3 to 31.3; 135.2 to 136.6"
+NAMC_6 = "NAMC T6: 138.4 to 149.3"
 PLAIN, MASKED = ("noise", "namc"), "noise masking"
 FRAMES = ("procap_learning", "rendered")
 NOT_BEGUN = "first stage below copying"
 COMPARISONS = (
     *_adpo(),
-    Comparison(
-        "pre-training on noisy descriptions over none", "NAMC Figure 4: rises with pairs", *PLAIN, "neither", "scratch"
-    ),
+    Comparison("noisy pre-training over none", "NAMC F4: rises with pairs", *PLAIN, "neither", "scratch"),
     Comparison(f"{MASKED} over none", NAMC_6, *PLAIN, "noise", "neither"),
-    Comparison(f"{MASKED} over random", "NAMC Figure 3: above", *PLAIN, "noise", "random"),
-    Comparison("random masking over none", "NAMC Figure 3: falls with share", *PLAIN, "random", "neither"),
+    Comparison(f"{MASKED} over random", "NAMC F3: falls less", *PLAIN, "noise", "random"),
+    Comparison("random masking over none", "NAMC F3: falls with share", *PLAIN, "random", "neither"),
     Comparison(f"{MASKED} over none: systematic noise", NAMC_6, "noise_hallucinated", "namc", "noise", "neither"),
     *_grpo(),
-    Comparison("MDP over LoRA: large changes", M3DIFF_6, "mdp_gain", "large", "LoRA + MDP", "LoRA"),
-    Comparison("MDP over LoRA: small changes", M3DIFF_6, "mdp_gain", "small", "LoRA + MDP", "LoRA"),
-    Comparison("MDP over none, from the start: large changes", NO_PAPER, "mdp_start", "large", "full + MDP", "full"),
-    Comparison("EPM over none", "ProCap Table 2: 108.4 to 112.7", *FRAMES, "EPM", "none", otherwise=NOT_BEGUN),
+    Comparison("MDP over LoRA: large changes", "M3Diff T6: 35.3 to 31.3", "mdp_gain", "large", "LoRA + MDP", "LoRA"),
+    Comparison("MDP over LoRA: small changes", "M3Diff T6: 135.2 to 136.6", "mdp_gain", "small", "LoRA + MDP", "LoRA"),
+    Comparison("MDP from the start: large changes", NO_PAPER, "mdp_start", "large", "full + MDP", "full"),
+    Comparison("EPM over none", "ProCap T2: 108.4 to 112.7", *FRAMES, "EPM", "none", otherwise=NOT_BEGUN),
     Comparison(
-        "IPC over none", "ProCap Table 2: 108.4 to 106.2", *FRAMES, "IPC", "none", otherwise="measured without floors"
+        "IPC over none", "ProCap T2: 108.4 to 106.2", *FRAMES, "IPC", "none", otherwise="measured without floors"
     ),
-    Comparison("EPM+IPC over none", "ProCap Table 2: 108.4 to 128.5", *FRAMES, "EPM+IPC", "none", otherwise=NOT_BEGUN),
+    Comparison("EPM+IPC over none", "ProCap T2: 108.4 to 128.5", *FRAMES, "EPM+IPC", "none", otherwise=NOT_BEGUN),
     *_img_diff(),
 )
 MIXED = "combinations"
-"""File of combinations of methods, of which each row is a comparison with the study's control."""
+"""File of combinations of methods: each of its rows is compared, with the control where there is one."""
 
 
 def lines(results: Path) -> list[list[str]]:
@@ -164,14 +168,13 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
     row = world["summary"][one.row]
     floor = max(row["floors"], key=lambda name: row["floors"][name][0])
     first, second = (measured(world["summary"][name], one.measure) for name in (one.over, one.row))
-    ends = (("pairs", gain["pairs"]), ("seeds", gain["interval"]))
-    intervals = [f"{name} ({of[0]:.1f}, {of[1]:.1f})" for name, of in ends if of]
+    intervals = [f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["pairs"], gain["interval"])]
     return [
         one.what,
         one.paper,
-        f"{first:.1f} to {second:.1f} ({gain['mean']:+.1f})",
+        f"{short(first)} to {short(second)} ({short(gain['mean'], '+')})",
         f"{len(world['seeds'])}; {world['test_pairs']:,}",
-        ", ".join(intervals) or NONE,
+        "; ".join(intervals),
         f"{row['floors'][floor][0]:.0f} {floor}",
         reading_of(gain, below(one.row, world), world["test_pairs"]),
     ]
@@ -203,6 +206,11 @@ def below(row: str, world: Mapping[str, Any]) -> bool:
 def measured(row: Mapping[str, Any], measure: str) -> float:
     """Mean over the seeds of CIDEr-D or of a fact."""
     return float((row[METRIC] if measure == METRIC else row["facts"][measure])[0])
+
+
+def short(value: float, sign: str = "-") -> str:
+    """Three digits at most: from 100 on without a decimal."""
+    return format(value, f"{sign}.{0 if abs(value) >= 99.95 else 1}f")
 
 
 def table(results: Path = RESULTS) -> str:

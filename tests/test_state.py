@@ -99,7 +99,7 @@ def test_combinations_have_rows_once_their_file_is_there(tmp_path: Path) -> None
     ]
     found = rows["noise masking over plain: rendered"]
     assert found[2:4] == ["10.8 to 20.8 (+10.0)", "5; 300"] and found[5:] == ["7 dealt", "higher"]
-    assert rows["both over plain: rendered"][4].startswith("seeds ("), "no interval over pairs was kept for these two"
+    assert rows["both over plain: rendered"][4].startswith("-; ("), "no interval over pairs was kept for these two"
     assert rows["both over plain: rendered"][-1] == "not decided"
     assert rows["noise masking over plain: low"][-1] == "below the floor"
 
