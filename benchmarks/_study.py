@@ -3,8 +3,8 @@
 A study trains some captioners for each of several seeds and tests all of them on the same pairs; ``Study.add`` takes
 what they said for one seed. Two intervals stand beside the difference of two rows: ``pairs``, the paired bootstrap over
 test pairs of the mean over seeds, and ``interval``, Student's t over the differences of the seeds. A difference counts
-as decided where both leave 0 out; with one seed, where ``pairs`` does over at least 2,000 test pairs. A row that is not
-above its floors with its intervals in every seed is below them.
+as decided where both leave 0 out and there are at least five seeds or 2,000 test pairs; one seed has ``pairs`` alone. A
+row that is not above its floors with its intervals in every seed is below them.
 
 ``--out`` keeps the summary. ``--part`` keeps what was said, word by word, so that seeds, worlds and rows that ran one
 by one, on several cores or machines, become one study: ``merge_study.py``.
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy as np
 from _harness import commit, report
+from _reading import over_seeds, reading_of, spread
 
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
@@ -32,15 +32,11 @@ from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.floors import BELOW, UNDECIDED, constant_caption
+from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, rows_of
 
 Said = tuple[Captioned, dict[str, float]]
 """What a captioner says of the test pairs, and other scores of it by name."""
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
-MANY_PAIRS = 2000
-"""Test pairs from which on their bootstrap decides by itself; it does not know how another seed would have trained."""
 PLACES = ("cache", "work", "part", "out")
 """Arguments that say where something is kept, which are no settings of a study."""
 VARIED = ("seeds", "only", "world")
@@ -131,15 +127,8 @@ class Study:
         gains = [b.score - a.score for a, b in zip(one, other, strict=True)]
         pairs, seeds = compare(_mean(one), _mean(other))[METRIC], over_seeds(gains)
         below = any(floor.low <= 0 for row in other for floor in row.over_floors.values())
-        ends = [[pairs.low, pairs.high], *([seeds["interval"]] if seeds["interval"] else [])]
-        enough = len(ends) > 1 or len(self.references) >= MANY_PAIRS
-        decided = enough and (min(low for low, _ in ends) > 0 or max(high for _, high in ends) < 0)
-        return {
-            "row": one[0].name,
-            **seeds,
-            "pairs": [pairs.low, pairs.high],
-            "reading": BELOW if below else UNDECIDED if not decided else "higher" if pairs.low > 0 else "lower",
-        }
+        gain = {"row": one[0].name, **seeds, "pairs": [pairs.low, pairs.high]}
+        return {**gain, "reading": reading_of(gain, below, len(self.references))}
 
     @property
     def controlled(self) -> bool:
@@ -206,23 +195,6 @@ class Study:
                 for rows, figures in zip(each, self.figures, strict=True)
             ],
         }
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """Mean and standard deviation."""
-    return [statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
-
-
-def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
-    """Mean of the seeds' differences with Student's 95 % interval, which a single seed does not have."""
-    mean, deviation = spread(differences)
-    count = len(differences)
-    half = STUDENT[count - 2] * deviation / count**0.5 if 1 < count <= len(STUDENT) + 1 else None
-    return {
-        "mean": mean,
-        "interval": None if half is None else [mean - half, mean + half],
-        "each_seed": list(differences),
-    }
 
 
 def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:

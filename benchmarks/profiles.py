@@ -30,6 +30,7 @@ from types import FrameType
 from typing import Any
 
 from _harness import RowFailed, give_back, measure_apart, report
+from _pages import filled
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS: dict[str, list[str]] = {
@@ -237,15 +238,6 @@ def tables(rows: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def write(page: Path, text: str) -> None:
-    """Put the tables between the marks of a page."""
-    before, begin, rest = page.read_text(encoding="utf-8").partition("<!-- tables -->\n")
-    _, end, after = rest.partition("<!-- /tables -->")
-    if not end:
-        raise SystemExit(f"{page} has no lines <!-- tables --> and <!-- /tables -->")
-    page.write_text(before + begin + text + end + after, encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=list(ROWS))
@@ -282,7 +274,8 @@ def main() -> None:
     text = tables({name: found for part in (*known, rows) for name, found in part.items()})
     print(text)
     if given.docs:
-        write(given.docs, text)
+        page = filled(given.docs.read_text(encoding="utf-8"), {"tables": text})
+        given.docs.write_text(page, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ machine is taken from M3Diff's own report: 896,000 samples in 26 hours on 8 A100
 from __future__ import annotations
 
 import argparse
-import re
 from dataclasses import dataclass
 from pathlib import Path
+
+from _pages import filled
 
 DOC = Path(__file__).parents[1] / "docs" / "scale.md"
 A100_BF16, H100_BF16 = 312e12, 989e12
@@ -167,22 +168,15 @@ def table(name: str) -> str:
     return "\n".join(["| | |", "|---|---:|", *(f"| {what} | {value} |" for what, value in rows)])
 
 
-def filled(text: str) -> str:
-    """A document with its tables made anew: what stands between ``<!-- NAME -->`` and ``<!-- /NAME -->``."""
-    for name in TABLES:
-        text = re.sub(
-            rf"(<!-- {name} -->\n).*?(<!-- /{name} -->)",
-            lambda found, name=name: f"{found[1]}{table(name)}\n{found[2]}",
-            text,
-            flags=re.DOTALL,
-        )
-    return text
+def tables() -> dict[str, str]:
+    """All tables by name."""
+    return {name: table(name) for name in TABLES}
 
 
 if __name__ == "__main__":
     arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     arguments.add_argument("--write", action="store_true", help="put the tables into docs/scale.md")
     if arguments.parse_args().write:
-        DOC.write_text(filled(DOC.read_text(encoding="utf-8")), encoding="utf-8")
-    for name in TABLES:
-        print(f"\n{name}\n{table(name)}")
+        DOC.write_text(filled(DOC.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    for name, text in tables().items():
+        print(f"\n{name}\n{text}")

@@ -95,6 +95,32 @@ def test_each_yes_of_the_support_matrix_names_a_test_that_is_there() -> None:
     assert page.count(" yes |") == sum(map(len, site().matrix().values()))
 
 
+def test_every_data_set_has_one_row() -> None:
+    table = written()["lightning_idc/data/README.md"].partition("\n\n| name |")[2].partition("\n\n")[0]
+    names = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert len(names) == len(set(names)) > 15
+
+
+CLAIM = re.compile(
+    r"\b(beats|better than|gains?|helps?|improv\w+|lifts|outperform\w*|pays|worse than)\b", re.IGNORECASE
+)
+BESIDE = re.compile(r"\[[-+]?\d|\(\d[\d.]* to \d|interval|not decided|below the floor")
+
+
+def test_a_claim_has_its_interval_beside_it() -> None:
+    """In each paragraph, item and row of the pages and of the recipes' headers; what was changed says CHANGELOG."""
+    texts = {source: text for source, text in written().items() if source != "CHANGELOG.md"}
+    for path in (ROOT / "recipes").rglob("*.yaml"):
+        comments = [line.lstrip("# ") for line in path.read_text("utf-8").splitlines() if line.startswith("#")]
+        texts[path.relative_to(ROOT).as_posix()] = "\n".join(comments)
+    for source, text in texts.items():
+        for part in re.split(
+            r"\n\s*\n|\n(?=- )|\n(?=\|)", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        ):
+            claim = CLAIM.search(part)
+            assert not claim or BESIDE.search(part), f"{source}: '{claim and claim[0]}' without an interval in: {part}"
+
+
 def test_commands_of_the_documentation_are_there() -> None:
     """Verbs, targets of make and recipes; what follows them is tested where they are."""
     recipes = set(shipped())

@@ -1,0 +1,50 @@
+"""What the seeds of a study say of a difference: its mean, Student's interval, and whether it is decided."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from lightning_idc.metrics.floors import BELOW, UNDECIDED
+
+STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+"""0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
+MANY_PAIRS, MANY_SEEDS = 2000, 5
+"""Test pairs from which on their bootstrap decides by itself; it does not know how another seed would have trained.
+With fewer pairs, seeds from which on a difference may count as decided."""
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Mean and standard deviation."""
+    return [statistics.mean(values), statistics.stdev(values) if len(values) > 1 else 0.0]
+
+
+def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
+    """Mean of the seeds' differences with Student's 95 % interval, which a single seed does not have."""
+    mean, deviation = spread(differences)
+    count = len(differences)
+    half = STUDENT[count - 2] * deviation / count**0.5 if 1 < count <= len(STUDENT) + 1 else None
+    return {
+        "mean": mean,
+        "interval": None if half is None else [mean - half, mean + half],
+        "each_seed": list(differences),
+    }
+
+
+def reading_of(gain: Mapping[str, Any], below: bool, test_pairs: int) -> str:
+    """What may be said of a difference: ``higher``, ``lower``, ``not decided`` or ``below the floor``.
+
+    Args:
+        gain: of :func:`over_seeds`, with the interval over test pairs as ``pairs``; None where it was not kept.
+        below: the row is not above its floors in every seed.
+        test_pairs: their number.
+    """
+    if below:
+        return BELOW
+    pairs, seeds = gain["pairs"], gain["interval"]
+    enough = (pairs and test_pairs >= MANY_PAIRS) or (seeds and len(gain["each_seed"]) >= MANY_SEEDS)
+    ends = [interval for interval in (pairs, seeds) if interval]
+    if enough and min(low for low, _ in ends) > 0:
+        return "higher"
+    return "lower" if enough and max(high for _, high in ends) < 0 else UNDECIDED

@@ -1,0 +1,230 @@
+"""What is known of each method: one row per comparison, made from ``benchmarks/results``, for the README.
+
+    python benchmarks/state.py            # prints the table
+    python benchmarks/state.py --write    # puts it into README.md
+
+A row names the file, the world and the two rows of a study (``_study.py``) and what the paper has for the same
+comparison. Where the file does not hold it, the row says why and reads "not decided"; no row is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from _pages import filled
+from _reading import over_seeds, reading_of
+
+from lightning_idc.metrics.floors import UNDECIDED
+from lightning_idc.report.comparison import METRIC
+from lightning_idc.report.table import Table
+
+ROOT = Path(__file__).resolve().parents[1]
+README, RESULTS = ROOT / "README.md", ROOT / "benchmarks" / "results"
+NAME = "state"
+COLUMNS = (
+    "comparison",
+    "paper says",
+    "we see",
+    "seeds; pairs",
+    "95 % interval: pairs; seeds",
+    "floor, CIDEr-D",
+    "reading",
+)
+NONE = "-"
+NO_PAPER = "not in the five"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One row of the table.
+
+    Args:
+        what: first column; the measure beside it where it is not CIDEr-D.
+        paper: what the paper has for it, in CIDEr, with its table.
+        file: of ``benchmarks/results``, without the ending.
+        world: of the file.
+        row: of the study.
+        over: row that it is compared with.
+        measure: CIDEr-D, or a fact in percent.
+        otherwise: what stands in the table while the file does not hold the comparison.
+    """
+
+    what: str
+    paper: str
+    file: str
+    world: str
+    row: str
+    over: str
+    measure: str = METRIC
+    otherwise: str = "not measured"
+
+
+def _adpo() -> Iterator[Comparison]:
+    worlds = (
+        ("vague captions", "preference_learning", "vague"),
+        ("vague, 1/6 unchanged", "preference_worlds", "vague_sixth"),
+        ("careful, 1/6 unchanged", "preference_worlds", "careful"),
+        ("careful, 1/2 unchanged", "preference_half", "half"),
+    )
+    for name, file, world in worlds:
+        yield Comparison(f"DPO over SFT+: {name}", "ADPO T2: 149.2 to 152.5", file, world, "DPO", "SFT+")
+        yield Comparison(f"ADPO over DPO: {name}", "ADPO T2: 152.5 to 153.6", file, world, "ADPO", "DPO")
+    harder = ("preference_harder", "vague")
+    yield Comparison("DPO, planted over random: vague", NO_PAPER, *harder, "DPO, planted", "DPO")
+    yield Comparison("DPO, own samples over random: vague", NO_PAPER, *harder, "DPO, self-sampled", "DPO")
+
+
+def _grpo() -> Iterator[Comparison]:
+    for name, file, world in (
+        ("vague captions", "reward_learning_vague", "vague"),
+        ("careful, 1/6 unchanged", "reward_learning", "careful"),
+    ):
+        yield Comparison(f"GRPO over SFT+: {name}", NO_PAPER, file, world, "GRPO", "SFT+")
+        yield Comparison(f"GRPO over SFT+, relation %: {world}", NO_PAPER, file, world, "GRPO", "SFT+", "relation")
+    careful = ("reward_learning", "careful")
+    yield Comparison("SCST over SFT+: careful, 1/6 unchanged", NO_PAPER, *careful, "SCST", "SFT+")
+
+
+def _img_diff() -> Iterator[Comparison]:
+    for size, name in (("300", "300 pairs"), ("3000", "3,000 pairs")):
+        study = ("synthesis_training", size, "real+produced")
+        yield Comparison(f"produced and real over real: {name}", "Img-Diff T6: 38.3 to 43.2", *study, "real")
+        yield Comparison(f"produced over dealt: {name}", NO_PAPER, *study, "real+dealt")
+
+
+NAMC_6 = "NAMC T6: 138.4 to 149.3"
+PLAIN, MASKED = ("noise", "namc"), "noise masking"
+FRAMES = ("procap_learning", "rendered")
+NOT_BEGUN = "first stage below copying"
+COMPARISONS = (
+    *_adpo(),
+    Comparison("noisy pre-training over none", "NAMC F4: rises with pairs", *PLAIN, "neither", "scratch"),
+    Comparison(f"{MASKED} over none", NAMC_6, *PLAIN, "noise", "neither"),
+    Comparison(f"{MASKED} over random", "NAMC F3: falls less", *PLAIN, "noise", "random"),
+    Comparison("random masking over none", "NAMC F3: falls with share", *PLAIN, "random", "neither"),
+    Comparison(f"{MASKED} over none: systematic noise", NAMC_6, "noise_hallucinated", "namc", "noise", "neither"),
+    *_grpo(),
+    Comparison("MDP over LoRA: large changes", "M3Diff T6: 35.3 to 31.3", "mdp_gain", "large", "LoRA + MDP", "LoRA"),
+    Comparison("MDP over LoRA: small changes", "M3Diff T6: 135.2 to 136.6", "mdp_gain", "small", "LoRA + MDP", "LoRA"),
+    Comparison("MDP from the start: large changes", NO_PAPER, "mdp_start", "large", "full + MDP", "full"),
+    Comparison("EPM over none", "ProCap T2: 108.4 to 112.7", *FRAMES, "EPM", "none", otherwise=NOT_BEGUN),
+    Comparison(
+        "IPC over none", "ProCap T2: 108.4 to 106.2", *FRAMES, "IPC", "none", otherwise="measured without floors"
+    ),
+    Comparison("EPM+IPC over none", "ProCap T2: 108.4 to 128.5", *FRAMES, "EPM+IPC", "none", otherwise=NOT_BEGUN),
+    *_img_diff(),
+)
+MIXED = "combinations"
+"""File of combinations of methods: each of its rows is compared, with the control where there is one."""
+
+
+def lines(results: Path) -> list[list[str]]:
+    """Cells of all rows.
+
+    Args:
+        results: folder of the files.
+    """
+    worlds = {path.stem: worlds_of(path) for path in sorted(results.glob("*.json"))}
+    mixed = [
+        Comparison(f"{row} over {over}: {name}", NO_PAPER, MIXED, name, row, over)
+        for name, world in worlds.get(MIXED, {}).items()
+        for row, over in compared(world)
+    ]
+    return [cells(one, worlds.get(one.file, {}).get(one.world)) for one in (*COMPARISONS, *mixed)]
+
+
+def worlds_of(path: Path) -> Mapping[str, Any]:
+    """Studies of a file by world; none where it is of another shape, as are those of the first edition."""
+    found = json.loads(path.read_text(encoding="utf-8")).get("worlds", {})
+    if not isinstance(found, dict):
+        return {}
+    return {name: world for name, world in found.items() if isinstance(world, dict) and "each_seed" in world}
+
+
+def compared(world: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows of a study with the row that each is compared with: the control, or else the one before it."""
+    rows = list(world["summary"])
+    control = world.get("control")
+    return [
+        (row, control or before) for before, row in zip(["", *rows], rows, strict=False) if row != (control or rows[0])
+    ]
+
+
+def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
+    """Cells of a row.
+
+    Args:
+        one: the comparison.
+        world: its study; None where there is none.
+    """
+    if world is None or not {one.row, one.over} <= world["summary"].keys():
+        return [one.what, one.paper, one.otherwise, NONE, NONE, NONE, UNDECIDED]
+    gain = gain_of(world, one.row, one.over, one.measure)
+    row = world["summary"][one.row]
+    floor = max(row["floors"], key=lambda name: row["floors"][name][0])
+    first, second = (measured(world["summary"][name], one.measure) for name in (one.over, one.row))
+    intervals = [f"({short(of[0])}, {short(of[1])})" if of else NONE for of in (gain["pairs"], gain["interval"])]
+    return [
+        one.what,
+        one.paper,
+        f"{short(first)} to {short(second)} ({short(gain['mean'], '+')})",
+        f"{len(world['seeds'])}; {world['test_pairs']:,}",
+        "; ".join(intervals),
+        f"{row['floors'][floor][0]:.0f} {floor}",
+        reading_of(gain, below(one.row, world), world["test_pairs"]),
+    ]
+
+
+def gain_of(world: Mapping[str, Any], row: str, over: str, measure: str = METRIC) -> Mapping[str, Any]:
+    """What a row has over another: as the study keeps it, else over seeds alone, from the scores of each."""
+    before = world["summary"][row].get("over_before", {})
+    if measure == METRIC and before.get("row") == over:
+        return dict(before)
+    controlled = world["over_control"].get(row, {}) if world.get("control") == over else {}
+    if measure in controlled:
+        return dict(controlled[measure])
+    gains = [
+        (of_seed[row]["score"] - of_seed[over]["score"])
+        if measure == METRIC
+        else (of_seed[row]["facts"][measure] - of_seed[over]["facts"][measure])
+        for of_seed in world["each_seed"]
+    ]
+    return {**over_seeds(gains), "pairs": None}
+
+
+def below(row: str, world: Mapping[str, Any]) -> bool:
+    """Whether a row is not above each of its floors with the interval over pairs in every seed."""
+    floors = [floor for of_seed in world["each_seed"] for floor in of_seed[row]["over_floors"].values()]
+    return any(floor["low"] <= 0 for floor in floors)
+
+
+def measured(row: Mapping[str, Any], measure: str) -> float:
+    """Mean over the seeds of CIDEr-D or of a fact."""
+    return float((row[METRIC] if measure == METRIC else row["facts"][measure])[0])
+
+
+def short(value: float, sign: str = "-") -> str:
+    """Three digits at most: from 100 on without a decimal."""
+    return format(value, f"{sign}.{0 if abs(value) >= 99.95 else 1}f")
+
+
+def table(results: Path = RESULTS) -> str:
+    """All rows as Markdown."""
+    return Table(COLUMNS, lines(results), text=len(COLUMNS)).markdown()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--write", action="store_true", help="put the table into README.md")
+    if parser.parse_args().write:
+        README.write_text(filled(README.read_text(encoding="utf-8"), {NAME: table()}), encoding="utf-8")
+    print(table())
+
+
+if __name__ == "__main__":
+    main()
