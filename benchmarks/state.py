@@ -98,6 +98,7 @@ def _img_diff() -> Iterator[Comparison]:
 
 
 NAMC_6 = "NAMC T6: 138.4 to 149.3"
+M3DIFF_6 = "M3Diff T6: 35.3 to 31.3; 135.2 to 136.6"
 PLAIN, MASKED = ("noise", "namc"), "noise masking"
 FRAMES = ("procap_learning", "rendered")
 NOT_BEGUN = "first stage below copying"
@@ -109,8 +110,8 @@ COMPARISONS = (
     Comparison("random masking over none", "NAMC F3: falls with share", *PLAIN, "random", "neither"),
     Comparison(f"{MASKED} over none: systematic noise", NAMC_6, "noise_hallucinated", "namc", "noise", "neither"),
     *_grpo(),
-    Comparison("MDP over LoRA: large changes", "M3Diff T6: 35.3 to 31.3", "mdp_gain", "large", "LoRA + MDP", "LoRA"),
-    Comparison("MDP over LoRA: small changes", "M3Diff T6: 135.2 to 136.6", "mdp_gain", "small", "LoRA + MDP", "LoRA"),
+    Comparison("MDP over LoRA: large changes", M3DIFF_6, "mdp_gain", "large", "LoRA + MDP", "LoRA"),
+    Comparison("MDP over LoRA: small changes", M3DIFF_6, "mdp_gain", "small", "LoRA + MDP", "LoRA"),
     Comparison("MDP from the start: large changes", NO_PAPER, "mdp_start", "large", "full + MDP", "full"),
     Comparison("EPM over none", "ProCap T2: 108.4 to 112.7", *FRAMES, "EPM", "none", otherwise=NOT_BEGUN),
     Comparison(
