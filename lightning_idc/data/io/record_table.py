@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
+import os
 from array import array
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from lightning_idc.data.io.files import Record, Root
+from lightning_idc.data.io.files import Record, Root, folders_of
 from lightning_idc.errors import DataError
 
 _CHUNK = 8192
@@ -45,10 +47,21 @@ class Texts(Sequence[str]):
         for start in range(0, len(self), _CHUNK):
             yield from self.values[start : start + _CHUNK].to_pylist()
 
+    def at(self, places: np.ndarray) -> Texts:
+        """The strings at some places."""
+        import pyarrow
+
+        return Texts(self.values.take(pyarrow.array(places)))
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
 
     __hash__ = None  # type: ignore[assignment]
+
+
+def distinct(texts: Sequence[str]) -> int:
+    """How many different strings there are."""
+    return len(texts.values.unique()) if isinstance(texts, Texts) else len(set(texts))
 
 
 class TextColumn:
@@ -64,13 +77,6 @@ class TextColumn:
         """Move the pending strings to Arrow."""
         self._move(self.pending)
         self.pending.clear()
-
-    def extend(self, texts: Sequence[str]) -> None:
-        """Add many strings."""
-        self.pending += texts
-        while len(self.pending) >= _CHUNK:
-            self._move(self.pending[:_CHUNK])
-            del self.pending[:_CHUNK]
 
     def _move(self, texts: list[str]) -> None:
         import pyarrow
@@ -152,18 +158,27 @@ class RecordTable(Sequence[Record]):
         Raises:
             IDCError: one is a link that leaves the root.
         """
+        import pyarrow
+        import pyarrow.compute as pc
+
+        # paths on Windows
+        slashed = [pc.replace_substring(side, "\\", "/") for side in self.sides]
+        there: dict[str, list[bytes]] = {}
+        for side in slashed:
+            for folder, place in folders_of(side).items():
+                if folder not in there:
+                    name, _ = self.root.parts(side[place].as_py(), "")
+                    # names of files need not be text
+                    there[folder] = [os.fsencode(folder + file) for file in self.root.files_in(name)]
+        files = pyarrow.array(itertools.chain(*there.values()), pyarrow.large_binary())
+        missing = []
+        for number, side in enumerate(slashed):
+            known = pc.is_in(side.cast(files.type), value_set=files).to_numpy(zero_copy_only=False)
+            missing += [(place, number) for place in np.flatnonzero(~known).tolist()]
         found = []
-        listed: dict[str, set[str]] = {}
-        for start in range(0, len(self), _CHUNK):
-            sides = [side[start : start + _CHUNK].to_pylist() for side in self.sides]
-            for index, pair in enumerate(zip(*sides, strict=True), start):
-                for relative in pair:
-                    folder, name = self.root.parts(relative, "")
-                    if folder not in listed:
-                        listed[folder] = self.root.files_in(folder)
-                    if name not in listed[folder]:
-                        where = self.where(index)
-                        found.append((where, self.root.file(relative, where)))
+        for place, number in sorted(missing):
+            where = self.where(place)
+            found.append((where, self.root.file(self.sides[number][place].as_py(), where)))
         return found
 
     def take(self, places: np.ndarray) -> RecordTable:
@@ -239,6 +254,7 @@ class RecordTableBuilder:
         self._names: dict[str, int] = {} if names is None else names
         self._places: dict[str, int] = {}
         self._ids, self._before, self._after, self._texts = (TextColumn() for _ in range(4))
+        self._whole: RecordTable | None = None
         self._owners = array("q")
         self._codes = tuple(array("i") for _ in range(4))
 
@@ -290,43 +306,52 @@ class RecordTableBuilder:
 
     def add_all(
         self,
-        ids: Sequence[str],
-        sides: tuple[Sequence[str], Sequence[str]],
-        captions: Callable[[], Sequence[Sequence[str]]],
-        splits: Sequence[str | None],
-        change_types: Sequence[str | None],
+        ids: Any,
+        sides: tuple[Any, Any],
+        captions: tuple[Any, np.ndarray],
+        labels: tuple[Any, Any],
         file: str,
-        lines: Sequence[int],
+        lines: np.ndarray,
     ) -> bool:
-        """Add many pairs as :meth:`add` does, unless an id is there already or stands among them twice.
+        """Add the rows of a whole table at once to a builder that has none, as :meth:`add` does, unless pairs
+        contradict themselves.
 
         Args:
-            ids: of the pairs.
+            ids: Arrow array of the pairs.
             sides: paths of the images before and after.
-            captions: gives those of each pair; called only where the pairs are added.
-            splits: of the pairs.
-            change_types: of the pairs.
+            captions: those of all rows, one after the other, and how many each row has.
+            labels: split and type of each, null for none.
             file: that names them all.
             lines: of it.
 
         Returns:
             Whether they were added.
         """
-        first = len(self._places)
-        fresh = dict(zip(ids, range(first, first + len(ids)), strict=True))
-        if len(fresh) < len(ids) or not self._places.keys().isdisjoint(fresh):
-            return False
-        texts = captions()
-        self._places |= fresh
-        for column, values in zip((self._ids, self._before, self._after), (ids, *sides), strict=True):
-            column.extend(values)
-        for codes, names in zip(self._codes, (splits, change_types, [file] * len(ids)), strict=False):
-            known = {name: self._code(name) for name in dict.fromkeys(names)}
-            codes.extend(known[name] for name in names)
-        self._codes[3].extend(lines)
-        self._owners.extend(place for place, own in enumerate(texts, first) for _ in own)
-        self._texts.extend([text for own in texts for text in own])
+        import pyarrow
+
+        numbered = ids.dictionary_encode()
+        places, ids = numbered.indices.to_numpy(), numbered.dictionary
+        texts, counts = captions
+        codes = np.stack([*map(self._codes_of, labels), np.full(len(places), self._code(file), np.int32), lines])
+        if len(ids) < len(places):
+            # pairs are numbered in the order of their first rows
+            firsts = np.searchsorted(np.maximum.accumulate(places), np.arange(len(ids)))
+            same = firsts[places]
+            as_first = (side.take(pyarrow.array(same)).equals(side) for side in sides)
+            if not all(as_first) or (codes[:2, same] != codes[:2]).any():
+                return False
+            texts = texts.take(pyarrow.array(np.argsort(np.repeat(places, counts), kind="stable")))
+            counts = np.bincount(places, weights=counts).astype(np.int64)
+            chosen = pyarrow.array(firsts)
+            sides, codes = (sides[0].take(chosen), sides[1].take(chosen)), codes[:, firsts]
+        offsets = np.concatenate([[0], np.cumsum(counts)])
+        self._whole = RecordTable(self.root, ids, sides, texts, offsets, codes, [])
         return True
+
+    def _codes_of(self, labels: Any) -> np.ndarray:
+        numbered = labels.dictionary_encode()
+        codes = np.array([*map(self._code, numbered.dictionary.to_pylist()), -1], np.int32)
+        return np.asarray(codes[numbered.indices.fill_null(len(codes) - 1).to_numpy()])
 
     def _compare(
         self, place: int, id: str, before: str, after: str, labels: tuple[str | None, str | None], where: str
@@ -365,6 +390,9 @@ class RecordTableBuilder:
         """All pairs, in the order in which they were added first."""
         import pyarrow
 
+        if self._whole is not None:
+            self._whole.names = list(self._names)
+            return self._whole
         owners = np.frombuffer(self._owners, np.int64) if self._owners else np.zeros(0, np.int64)
         texts = self._texts.finish()
         if np.any(np.diff(owners) < 0):
