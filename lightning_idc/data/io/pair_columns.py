@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.data.io.plain_csv import PlainTable
-from lightning_idc.data.io.record_table import RecordTableBuilder
+from lightning_idc.data.io.record_builder import RecordTableBuilder
 from lightning_idc.data.io.tables import Row, is_caption_column
 from lightning_idc.errors import DataError
 

@@ -13,7 +13,8 @@ from lightning_idc.core.text import printable
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.pair_columns import READ, SAME, SIDES, SPLITS, add_columns, id_of
 from lightning_idc.data.io.plain_csv import read_plain_csv
-from lightning_idc.data.io.record_table import RecordTable, RecordTableBuilder, concatenate
+from lightning_idc.data.io.record_builder import RecordTableBuilder
+from lightning_idc.data.io.record_table import RecordTable, concatenate
 from lightning_idc.data.io.tables import (
     KINDS,
     Row,
