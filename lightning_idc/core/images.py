@@ -216,7 +216,8 @@ def _narrowed(image: Tensor, width: int) -> Tensor:
     every image, which takes longer than to scale them."""
     if image.numel() <= _AT_ONCE:
         return image
-    parts = image.split(max(1, _AT_ONCE // image[:, 0].numel()), 1)
+    rows = max(1, _AT_ONCE // image[:, 0].numel())
+    parts = (image[:, start : start + rows] for start in range(0, image.shape[1], rows))
     return torch.cat([_interpolated(part.float(), (part.shape[1], width), "bilinear") for part in parts], 1)
 
 
