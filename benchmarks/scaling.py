@@ -107,7 +107,7 @@ def of_pairs(pairs: int, longest: float) -> dict[str, float]:
         before = resident()
         data = FolderPairs(root / "data", batch_size=32)
         found["set up"] = seconds(lambda: data.pairs_of("train"))
-        found["bytes of a pair"] = (resident() - before) / pairs
+        found["bytes of a pair"] = max(0, resident() - before) / pairs
         loader = data.loader("train")
         found["first batch"] = seconds(lambda: next(iter(loader)))
         found["start of a further epoch"] = seconds(lambda: next(iter(loader)))

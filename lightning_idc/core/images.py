@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 Interpolation = Literal["bilinear", "bicubic"]
+_AT_ONCE = 1 << 20  # values of an image that are numbers at once, 4 MB
 _ASPECT = 0.02  # sides whose aspects differ by more cannot be laid over each other
 
 
@@ -206,6 +207,19 @@ def resize(image: Tensor, size: tuple[int, int], interpolation: Interpolation = 
     if tuple(image.shape[1:]) == tuple(size):
         return image
     # bytes throughout where values overshoot, since PIL cuts them off between its two passes
-    pixels = image[None] if interpolation == "bicubic" else image[None].float()
-    scaled = F.interpolate(pixels, size=size, mode=interpolation, antialias=True, align_corners=False)
-    return scaled[0].round().clamp(0, 255).to(torch.uint8)
+    pixels = image if interpolation == "bicubic" else _narrowed(image, size[1]).float()
+    return _interpolated(pixels, size, interpolation).round().clamp(0, 255).to(torch.uint8)
+
+
+def _narrowed(image: Tensor, width: int) -> Tensor:
+    """A large image scaled to a width some rows at a time: all its pixels as numbers would be memory that is new for
+    every image, which takes longer than to scale them."""
+    if image.numel() <= _AT_ONCE:
+        return image
+    rows = max(1, _AT_ONCE // image[:, 0].numel())
+    parts = (image[:, start : start + rows] for start in range(0, image.shape[1], rows))
+    return torch.cat([_interpolated(part.float(), (part.shape[1], width), "bilinear") for part in parts], 1)
+
+
+def _interpolated(image: Tensor, size: tuple[int, int], interpolation: Interpolation) -> Tensor:
+    return F.interpolate(image[None], size=size, mode=interpolation, antialias=True, align_corners=False)[0]

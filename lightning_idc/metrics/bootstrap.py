@@ -17,7 +17,9 @@ from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
 from lightning_idc.metrics.corpus import Floats
 
 _BLOCK = 64
-_AT_ONCE = 4_000_000  # numbers of pairs drawn in one block, 32 MB in each of four arrays
+_AT_ONCE = 16_000_000  # weights of pairs in one block, 128 MB
+_CACHED = 50_000  # draws that are counted at once where a corpus has fewer pairs
+_ONE = np.uint16(1)
 # smaller differences come from the order of sums and from what keeps BLEU from dividing by 0
 _NOTHING = 1e-6
 
@@ -143,13 +145,20 @@ def _check(scores: Scores, samples: int, confidence: float) -> None:
 
 
 def _weights(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
-    """How often each pair is drawn, a block of corpora at a time, ``(block, P)``."""
+    """How often each pair is drawn, a block of corpora at a time, ``(block, P)``; the next block takes its place."""
     generator = np.random.default_rng(seed)
     most = max(1, min(_BLOCK, _AT_ONCE // pairs))
+    few = max(1, _CACHED // pairs)
+    weights = np.empty((min(most, samples), pairs))
     for start in range(0, samples, most):
-        block = min(most, samples - start)
-        drawn = generator.integers(pairs, size=(block, pairs)) + np.arange(block)[:, None] * pairs
-        yield np.bincount(drawn.ravel(), minlength=block * pairs).reshape(block, pairs).astype(np.float64)
+        block = weights[: samples - start]
+        for first in range(0, len(block), few):
+            rows = block[first : first + few]
+            drawn = generator.integers(pairs, size=rows.shape) + np.arange(len(rows))[:, None] * pairs
+            counts = np.zeros(rows.size, np.uint16)  # a quarter of what bincount fills
+            np.add.at(counts, drawn.ravel(), _ONE)
+            rows[:] = counts.reshape(rows.shape)
+        yield block
 
 
 def _drawn(scores: Scores, weights: Floats) -> dict[str, Floats]:

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from lightning_idc.core.images import read_image, resize
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.pair_folders import SIDES, images_below, read_tables
+from lightning_idc.data.io.pair_columns import SIDES
+from lightning_idc.data.io.pair_folders import images_below, read_tables
 from lightning_idc.data.io.tables import KINDS
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 

@@ -6,12 +6,14 @@ import struct
 import warnings
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
+from lightning_idc.core import images
 from lightning_idc.core.images import as_pair, as_tensor, read_image, resize
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError
@@ -159,6 +161,27 @@ def test_pair_takes_the_size_of_the_first() -> None:
         assert [tuple(i.shape) for i in as_pair(before, twice, (2, 4))] == [(3, 2, 4)] * 2
     with pytest.raises(PairError, match=r"after image is torch.float32"):
         as_pair(before, after.float(), None)
+
+
+@pytest.mark.parametrize("size", [(5, 13), (9, 40), (40, 9), (64, 1), (1, 64), (31, 17), (50, 60)])
+@pytest.mark.parametrize("at_once", [1, 100, 700])
+def test_large_images_are_scaled_as_small_ones(
+    monkeypatch: pytest.MonkeyPatch, size: tuple[int, int], at_once: int
+) -> None:
+    image = torch.randint(0, 256, (3, 31, 17), dtype=torch.uint8, generator=torch.Generator().manual_seed(1))
+    whole = resize(image, size)
+    made: list[int] = []
+    scale = images._interpolated
+
+    def counted(pixels: torch.Tensor, *arguments: Any) -> torch.Tensor:
+        made.append(pixels.numel())
+        return scale(pixels, *arguments)
+
+    monkeypatch.setattr(images, "_AT_ONCE", at_once)
+    monkeypatch.setattr(images, "_interpolated", counted)
+    assert torch.equal(resize(image, size), whole)
+    # the last pass is over what the first one left
+    assert size == image.shape[1:] or max(made[:-1]) <= max(at_once, 3 * 17)
 
 
 def test_resize_keeps_flat_images_flat() -> None:

@@ -115,6 +115,17 @@ def test_corpora_are_drawn_alike_in_blocks_of_any_size(monkeypatch: pytest.Monke
         assert (found.low, found.high) == pytest.approx((whole[name].low, whole[name].high), abs=1e-9)
 
 
+@pytest.mark.parametrize(("pairs", "samples"), [(2, 3), (300, 130), (70_000, 70)])
+def test_pairs_are_drawn_as_the_seed_says(monkeypatch: pytest.MonkeyPatch, pairs: int, samples: int) -> None:
+    """Intervals that were printed stay what they are."""
+    monkeypatch.setattr(resampling, "_CACHED", 700)
+    generator = np.random.default_rng(5)
+    blocks = [block.copy() for block in resampling._weights(pairs, samples, 5)]
+    for weights in np.concatenate(blocks):
+        assert (weights == np.bincount(generator.integers(pairs, size=pairs), minlength=pairs)).all()
+    assert sum(map(len, blocks)) == samples
+
+
 def test_intervals_hold_the_score_and_come_again() -> None:
     said, expected = texts(60, seed=5)
     scores = score_captions(said, expected)

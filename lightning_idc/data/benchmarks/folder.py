@@ -14,7 +14,8 @@ from lightning_idc.core.text import printable
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
-from lightning_idc.data.io.pair_folders import SAME, SHOWN, SPLITS, read_tables, read_two_folders
+from lightning_idc.data.io.pair_columns import SAME, SPLITS
+from lightning_idc.data.io.pair_folders import SHOWN, read_tables, read_two_folders
 from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.io.tables import KINDS, first_columns
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
@@ -184,10 +185,12 @@ class FolderPairs(PairDataModule):
         tables = self._tables()
         contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
         records, self._no_captions = contents.records, contents.no_captions
-        codes = {records.names.index(split): home for home, split in enumerate(SPLITS) if split in records.names}
-        homes = np.array([codes.get(code, -1) for code in records.split_codes().tolist()], np.int8)
-        for place in np.flatnonzero(homes < 0).tolist():
-            homes[place] = SPLITS.index(split_by_hash(records.ids[place], self.shares))
+        # the last one is for the code -1, of pairs whose split nothing names
+        known = [SPLITS.index(name) if name in SPLITS else -1 for name in [*records.names, ""]]
+        homes = np.array(known, np.int8)[records.split_codes()]
+        drawn = np.flatnonzero(homes < 0)
+        shares = (SPLITS.index(split_by_hash(id, self.shares)) for id in records.ids.at(drawn))
+        homes[drawn] = np.fromiter(shares, np.int8, len(drawn))
         return {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:

@@ -9,7 +9,7 @@ from typing import Any
 
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, split_by_hash
-from lightning_idc.data.io.pair_folders import SAME, SPLITS
+from lightning_idc.data.io.pair_columns import SAME, SPLITS
 from lightning_idc.data.io.tables import Row, short, stream_table
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 

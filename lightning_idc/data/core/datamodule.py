@@ -17,6 +17,7 @@ from lightning_idc.core.value_range import Bands, ImageOptions, ValueRange
 from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.io.record_table import distinct
 from lightning_idc.data.io.shards import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.errors import check_number
@@ -121,7 +122,7 @@ class PairDataModule(LightningDataModule):
             source = self.source(split)
             if not len(source):
                 raise PairError(f"{type(self).__name__}: the split {split!r} has no pairs")
-            if len(set(source.ids)) < len(source):
+            if distinct(source.ids) < len(source):
                 twice = [name for name, count in Counter(source.ids).items() if count > 1]
                 raise PairError(
                     f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"

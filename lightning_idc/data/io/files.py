@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from lightning_idc.core.image_files import size_of_image
 from lightning_idc.core.images import Interpolation, read_image, read_pair, resize
 from lightning_idc.core.paths import LONGEST_NAME, fits, inside
@@ -153,19 +155,20 @@ class Root:
             raise PairError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         return folder, name
 
-    def plain(self, relatives: Sequence[str]) -> bool:
-        """Whether :meth:`parts` surely takes all the paths as they are, found without asking for each."""
-        text = "/".join(relatives)
-        if "\\" in text or "\0" in text or any(relative[:1] == "/" for relative in relatives):
+    def plain(self, relatives: Any) -> bool:
+        """Whether :meth:`parts` surely takes all the paths of an Arrow array as they are."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if pc.any(pc.or_(pc.match_substring(relatives, "\\"), pc.starts_with(relatives, "/"))).as_py():
             return False
-        parts = [relative.rpartition("/") for relative in relatives]
-        names = {name for _, _, name in parts}
-        if not names.isdisjoint(("", ".", "..")) or max(map(len, names)) > _SURELY_FITS:
+        names = pc.replace_substring_regex(relatives, "(?s)^.*/", "")
+        odd = pc.is_in(names, value_set=pyarrow.array(["", ".", ".."], names.type))
+        if pc.any(odd).as_py() or (pc.max(pc.utf8_length(names)).as_py() or 0) > _SURELY_FITS:
             return False
-        firsts = {folder: relative for (folder, _, _), relative in zip(parts, relatives, strict=True)}
         try:
-            for folder in firsts.keys() - self._folders.keys():
-                self.parts(firsts[folder], "")
+            for place in folders_of(relatives).values():
+                self.parts(relatives[place].as_py(), "")
         except PairError:
             return False
         return True
@@ -210,6 +213,18 @@ class Root:
                 if entry.is_file():
                     names.add(entry.name)
         return names
+
+
+def folders_of(relatives: Any) -> dict[str, int]:
+    """What stands before the names in an Arrow array of paths, with the slash, and the place of the first of each."""
+    import pyarrow.compute as pc
+
+    folders = pc.replace_substring_regex(relatives, r"[^/]*\z", "").dictionary_encode()
+    # they are numbered in the order of their first places
+    seen = np.maximum.accumulate(folders.indices.to_numpy())
+    return dict(
+        zip(folders.dictionary.to_pylist(), np.searchsorted(seen, range(len(folders.dictionary))).tolist(), strict=True)
+    )
 
 
 def split_by_hash(name: str, shares: Sequence[float]) -> str:

@@ -6,27 +6,25 @@ import os
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from lightning_idc.core.image_files import ENDINGS
 from lightning_idc.core.text import printable
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.record_table import RecordTable, RecordTableBuilder, concatenate
+from lightning_idc.data.io.pair_columns import READ, SAME, SIDES, SPLITS, add_columns, id_of
+from lightning_idc.data.io.plain_csv import read_plain_csv
+from lightning_idc.data.io.record_builder import RecordTableBuilder
+from lightning_idc.data.io.record_table import RecordTable, concatenate
 from lightning_idc.data.io.tables import (
     KINDS,
-    Chunk,
     Row,
     is_caption_column,
     require,
     short,
-    stream_chunks,
     stream_table,
 )
 from lightning_idc.errors import DataError
 
-SPLITS = ("train", "val", "test", "predict")
-SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
-SIDES = ("before", "after")
 SHOWN = 5
 _IGNORED = ("Thumbs.db", "desktop.ini")
 _OR = "or 'caption', or 'caption_1' to 'caption_n'"
@@ -69,11 +67,7 @@ def read_tables(root: Root, tables: Sequence[tuple[Path, str | None]]) -> Folder
         elif no_captions is None:
             no_captions = require(columns, "captions", path, _OR)
         builder = RecordTableBuilder(root, names)
-        if path.suffix.lower() == ".csv":
-            for chunk in stream_chunks(path):
-                if not _add_columns(builder, chunk, split):
-                    _add_rows(builder, chunk.rows(), columns, split, str(path))
-        else:
+        if path.suffix.lower() != ".csv" or not _add_columns(builder, path, columns, split):
             _add_rows(builder, rows, columns, split, str(path))
         found.append(builder.finish())
     # a table without captions beside one with them, as for predict, has empty captions
@@ -87,36 +81,16 @@ def _add_rows(
     has_id, has_type, has_split = (name in columns for name in ("id", "change_type", "split"))
     for row in rows:
         before, after = (_path(row, side, builder.root) for side in SIDES)
-        name = (row.text("id") if has_id else None) or _id_of(before, after)
+        name = (row.text("id") if has_id else None) or id_of(before, after)
         named = split or (_split(row) if has_split else None)
         kind = row.text("change_type") if has_type else None
         builder.add(name, before, after, row.captions(), named, kind, file, row.line)
 
 
-def _add_columns(builder: RecordTableBuilder, chunk: Chunk, split: str | None) -> bool:
-    """Add the rows of a chunk at once, unless one of them is to be judged by itself."""
-    before, after = (chunk.column(side) for side in SIDES)
-    if before is None or after is None or not builder.root.plain(before) or not builder.root.plain(after):
-        return False
-    labels: list[Sequence[str | None]] = []
-    for name in ("id", "split", "change_type"):
-        texts = chunk.column(name) if name in chunk.names else [""] * len(chunk.lines)
-        if texts is None:
-            return False
-        labels.append(texts)
-    ids, splits, kinds = labels
-    known = {text: SAME.get(text.lower(), text.lower()) or None for text in set(splits) if text is not None}
-    if not split and not {*known.values()} <= {None, *SPLITS}:
-        return False
-    return builder.add_all(
-        [id or _id_of(*paths) for id, *paths in zip(ids, before, after, strict=True)],
-        (before, after),
-        chunk.captions,
-        [split] * len(ids) if split else [known[text] for text in splits],  # type: ignore[index]
-        [kind or None for kind in kinds],
-        str(chunk.file),
-        chunk.lines,
-    )
+def _add_columns(builder: RecordTableBuilder, path: Path, columns: Sequence[str], split: str | None) -> bool:
+    """Add the rows of a CSV at once, unless one of them is to be judged by itself."""
+    table = read_plain_csv(path, columns, [name for name in columns if name in READ or is_caption_column(name)])
+    return table is not None and add_columns(builder, table, path, split)
 
 
 def _path(row: Row, side: str, root: Root) -> str:
@@ -125,23 +99,6 @@ def _path(row: Row, side: str, root: Root) -> str:
         raise DataError(f"{row.where}: {side} is empty; expected the path of an image, relative to {root.path}")
     root.parts(relative, row.where)
     return relative
-
-
-def _id_of(before: str, after: str) -> str:
-    """Id of a pair without one; made of its own paths only, so that other pairs never change it."""
-    own, first = _without_ending(before)
-    other, second = _without_ending(after)
-    return own if first == second else f"{own}..{other}"
-
-
-def _without_ending(path: str) -> tuple[str, str]:
-    """Path and name without the ending, as `PurePosixPath` has it, which takes six times as long."""
-    if "//" in path or "/./" in path or path[:2] == "./":
-        path = str(PurePosixPath(path))
-    folder, slash, name = path.rpartition("/")
-    stem, _, ending = name.rpartition(".")
-    stem = stem if stem and ending else name
-    return f"{folder}{slash}{stem}", stem
 
 
 def _split(row: Row) -> str | None:

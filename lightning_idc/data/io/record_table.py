@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
-from array import array
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, overload
 
 import numpy as np
 
-from lightning_idc.data.io.files import Record, Root
-from lightning_idc.errors import DataError
+from lightning_idc.data.io.files import Record, Root, folders_of
 
-_CHUNK = 8192
+CHUNK = 8192
+"""Strings that are Python's at once."""
 
 
 class Texts(Sequence[str]):
@@ -42,8 +43,14 @@ class Texts(Sequence[str]):
         return str(self.values[place % len(self)].as_py())
 
     def __iter__(self) -> Iterator[str]:
-        for start in range(0, len(self), _CHUNK):
-            yield from self.values[start : start + _CHUNK].to_pylist()
+        for start in range(0, len(self), CHUNK):
+            yield from self.values[start : start + CHUNK].to_pylist()
+
+    def at(self, places: np.ndarray) -> Texts:
+        """The strings at some places."""
+        import pyarrow
+
+        return Texts(self.values.take(pyarrow.array(places)))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Sequence) and len(other) == len(self) and all(map(operator.eq, self, other))
@@ -51,49 +58,13 @@ class Texts(Sequence[str]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class TextColumn:
-    """Collects strings for an Arrow array, in chunks, so that few of them are Python strings at any time."""
-
-    def __init__(self) -> None:
-        self._chunks: list[Any] = []
-        self._flushed = 0
-        self.pending: list[str] = []
-        """The last strings; whoever appends to it calls :meth:`flush` from time to time."""
-
-    def flush(self) -> None:
-        """Move the pending strings to Arrow."""
-        self._move(self.pending)
-        self.pending.clear()
-
-    def extend(self, texts: Sequence[str]) -> None:
-        """Add many strings."""
-        self.pending += texts
-        while len(self.pending) >= _CHUNK:
-            self._move(self.pending[:_CHUNK])
-            del self.pending[:_CHUNK]
-
-    def _move(self, texts: list[str]) -> None:
-        import pyarrow
-
-        self._chunks.append(pyarrow.array(texts, pyarrow.large_string()))
-        self._flushed += len(texts)
-
-    def __getitem__(self, index: int) -> str:
-        if index >= self._flushed:
-            return self.pending[index - self._flushed]
-        chunk, place = divmod(index, _CHUNK)
-        return str(self._chunks[chunk][place].as_py())
-
-    def finish(self) -> Any:
-        """All strings as one array."""
-        import pyarrow
-
-        self.flush()
-        return pyarrow.chunked_array(self._chunks, pyarrow.large_string()).combine_chunks()
+def distinct(texts: Sequence[str]) -> int:
+    """How many different strings there are."""
+    return len(texts.values.unique()) if isinstance(texts, Texts) else len(set(texts))
 
 
 class RecordTable(Sequence[Record]):
-    """Records of pairs as columns; :class:`RecordTableBuilder` makes them.
+    """Records of pairs as columns; :class:`~lightning_idc.data.io.record_builder.RecordTableBuilder` makes them.
 
     Args:
         root: that the paths are relative to.
@@ -152,18 +123,27 @@ class RecordTable(Sequence[Record]):
         Raises:
             IDCError: one is a link that leaves the root.
         """
+        import pyarrow
+        import pyarrow.compute as pc
+
+        # paths on Windows
+        slashed = [pc.replace_substring(side, "\\", "/") for side in self.sides]
+        there: dict[str, list[bytes]] = {}
+        for side in slashed:
+            for folder, place in folders_of(side).items():
+                if folder not in there:
+                    name, _ = self.root.parts(side[place].as_py(), "")
+                    # names of files need not be text
+                    there[folder] = [os.fsencode(folder + file) for file in self.root.files_in(name)]
+        files = pyarrow.array(itertools.chain(*there.values()), pyarrow.large_binary())
+        missing = []
+        for number, side in enumerate(slashed):
+            known = pc.is_in(side.cast(files.type), value_set=files).to_numpy(zero_copy_only=False)
+            missing += [(place, number) for place in np.flatnonzero(~known).tolist()]
         found = []
-        listed: dict[str, set[str]] = {}
-        for start in range(0, len(self), _CHUNK):
-            sides = [side[start : start + _CHUNK].to_pylist() for side in self.sides]
-            for index, pair in enumerate(zip(*sides, strict=True), start):
-                for relative in pair:
-                    folder, name = self.root.parts(relative, "")
-                    if folder not in listed:
-                        listed[folder] = self.root.files_in(folder)
-                    if name not in listed[folder]:
-                        where = self.where(index)
-                        found.append((where, self.root.file(relative, where)))
+        for place, number in sorted(missing):
+            where = self.where(place)
+            found.append((where, self.root.file(self.sides[number][place].as_py(), where)))
         return found
 
     def take(self, places: np.ndarray) -> RecordTable:
@@ -224,157 +204,3 @@ def concatenate(tables: Sequence[RecordTable]) -> RecordTable:
         np.concatenate([table.codes for table in tables], 1),
         max((table.names for table in tables), key=len),
     )
-
-
-class RecordTableBuilder:
-    """Collects records row by row; rows of the same pair give their captions together.
-
-    Args:
-        root: that the paths are relative to.
-        names: of splits, types and files, shared by tables that are put together later.
-    """
-
-    def __init__(self, root: Root, names: dict[str, int] | None = None) -> None:
-        self.root = root
-        self._names: dict[str, int] = {} if names is None else names
-        self._places: dict[str, int] = {}
-        self._ids, self._before, self._after, self._texts = (TextColumn() for _ in range(4))
-        self._owners = array("q")
-        self._codes = tuple(array("i") for _ in range(4))
-
-    def __contains__(self, id: str) -> bool:
-        return id in self._places
-
-    def _code(self, name: str | None) -> int:
-        return -1 if name is None else self._names.setdefault(name, len(self._names))
-
-    def _name(self, code: int) -> str | None:
-        return None if code < 0 else list(self._names)[code]
-
-    def _where(self, place: int) -> str:
-        line = self._codes[3][place]
-        return f"{self._name(self._codes[2][place])}" + (f", line {line}" if line else "")
-
-    def add(
-        self,
-        id: str,
-        before: str,
-        after: str,
-        captions: Sequence[str] = (),
-        split: str | None = None,
-        change_type: str | None = None,
-        file: str = "",
-        line: int = 0,
-    ) -> None:
-        """Add a pair, or captions to one that was added before.
-
-        Raises:
-            DataError: the pair was added with other images, another split or another type.
-        """
-        count = len(self._places)
-        place = self._places.setdefault(id, count)
-        if place == count:
-            columns = (self._ids, self._before, self._after)
-            for column, text in zip(columns, (id, before, after), strict=True):
-                column.pending.append(text)
-                if len(column.pending) == _CHUNK:
-                    column.flush()
-            splits, kinds, files, lines = self._codes
-            splits.append(self._code(split))
-            kinds.append(self._code(change_type))
-            files.append(self._code(file))
-            lines.append(line)
-        else:
-            self._compare(place, id, before, after, (split, change_type), f"{file}, line {line}")
-        self._caption(place, captions)
-
-    def add_all(
-        self,
-        ids: Sequence[str],
-        sides: tuple[Sequence[str], Sequence[str]],
-        captions: Callable[[], Sequence[Sequence[str]]],
-        splits: Sequence[str | None],
-        change_types: Sequence[str | None],
-        file: str,
-        lines: Sequence[int],
-    ) -> bool:
-        """Add many pairs as :meth:`add` does, unless an id is there already or stands among them twice.
-
-        Args:
-            ids: of the pairs.
-            sides: paths of the images before and after.
-            captions: gives those of each pair; called only where the pairs are added.
-            splits: of the pairs.
-            change_types: of the pairs.
-            file: that names them all.
-            lines: of it.
-
-        Returns:
-            Whether they were added.
-        """
-        first = len(self._places)
-        fresh = dict(zip(ids, range(first, first + len(ids)), strict=True))
-        if len(fresh) < len(ids) or not self._places.keys().isdisjoint(fresh):
-            return False
-        texts = captions()
-        self._places |= fresh
-        for column, values in zip((self._ids, self._before, self._after), (ids, *sides), strict=True):
-            column.extend(values)
-        for codes, names in zip(self._codes, (splits, change_types, [file] * len(ids)), strict=False):
-            known = {name: self._code(name) for name in dict.fromkeys(names)}
-            codes.extend(known[name] for name in names)
-        self._codes[3].extend(lines)
-        self._owners.extend(place for place, own in enumerate(texts, first) for _ in own)
-        self._texts.extend([text for own in texts for text in own])
-        return True
-
-    def _compare(
-        self, place: int, id: str, before: str, after: str, labels: tuple[str | None, str | None], where: str
-    ) -> None:
-        if (self._before[place], self._after[place]) != (before, after):
-            raise DataError(
-                f"{where}: the id {id!r} is taken by other images ({self._where(place)}); ids must be unique. Give the "
-                "pairs ids of their own in a column id"
-            )
-        for what, codes, name in zip(("split", "change_type"), self._codes, labels, strict=False):
-            if codes[place] != self._code(name):
-                raise DataError(
-                    f"{where}: pair {id!r} has the {what} {name!r}, but {self._name(codes[place])!r} in "
-                    f"{self._where(place)}"
-                )
-
-    def extend(self, id: str, captions: Sequence[str]) -> None:
-        """Add captions to a pair that is there."""
-        self._caption(self._places[id], captions)
-
-    def _caption(self, place: int, captions: Sequence[str]) -> None:
-        for caption in captions:
-            self._owners.append(place)
-            self._texts.pending.append(caption)
-            if len(self._texts.pending) == _CHUNK:
-                self._texts.flush()
-
-    def label(self, id: str, split: str | None, change_type: str | None, file: str, line: int) -> None:
-        """Set what a table says of a pair that folders name."""
-        place = self._places[id]
-        given = (self._code(split), self._code(change_type), self._code(file), line)
-        for codes, code in zip(self._codes, given, strict=True):
-            codes[place] = code if code >= 0 else codes[place]
-
-    def finish(self) -> RecordTable:
-        """All pairs, in the order in which they were added first."""
-        import pyarrow
-
-        owners = np.frombuffer(self._owners, np.int64) if self._owners else np.zeros(0, np.int64)
-        texts = self._texts.finish()
-        if np.any(np.diff(owners) < 0):
-            order = np.argsort(owners, kind="stable")
-            texts = texts.take(pyarrow.array(order))
-        offsets = np.concatenate([[0], np.cumsum(np.bincount(owners, minlength=len(self._places)))]).astype(np.int64)
-        codes = np.array([np.frombuffer(column, np.int32) for column in self._codes]) if self._places else _NO_CODES
-        self._places = {}
-        sides = (self._before.finish(), self._after.finish())
-        return RecordTable(self.root, self._ids.finish(), sides, texts, offsets, codes, list(self._names))
-
-
-_NO_CODES = np.zeros((4, 0), np.int32)

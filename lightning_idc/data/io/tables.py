@@ -10,14 +10,14 @@ import re
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from lightning_idc.errors import DataError
 
 KINDS = (".csv", ".jsonl")
-CHUNK = 8192
+CHUNK = 1 << 22
+"""Bytes of a CSV that are read at once."""
 _NUMBERED = re.compile(r"caption_(\d{1,6})")
-_Read = TypeVar("_Read")
 _LIST = re.compile(r"""\s*\[\s*["'\]]""")
 
 
@@ -92,43 +92,6 @@ class Row:
         return texts
 
 
-@dataclass(slots=True)
-class Chunk:
-    """Consecutive rows of a CSV, from which whole columns are taken: half the time of one row after the other.
-
-    Args:
-        file: that they are read from.
-        names: of the columns.
-        lines: at which the rows begin.
-        fields: of each row, as many as names.
-    """
-
-    file: Path
-    names: list[str]
-    lines: list[int]
-    fields: list[list[str]]
-
-    def rows(self) -> Iterator[Row]:
-        """The same, row by row."""
-        for line, fields in zip(self.lines, self.fields, strict=True):
-            yield Row(self.file, line, dict(zip(self.names, fields, strict=True)))
-
-    def column(self, name: str) -> list[str] | None:
-        """Texts of a column without blanks around them; None where one of them cannot be written out again."""
-        place = self.names.index(name)
-        texts = [fields[place].strip() for fields in self.fields]
-        # bytes that are not text cannot come from a file that was read as UTF-8
-        return None if "\0" in "".join(texts) else texts
-
-    def captions(self) -> list[list[str]]:
-        """Captions of each row, as :meth:`Row.captions` gives them."""
-        named = [name for name in self.names if is_caption_column(name)]
-        texts = self.column(named[0]) if named in (["caption"], ["captions"]) else None
-        if texts is None or (named == ["captions"] and any(text[:1] == "[" for text in texts)):
-            return [row.captions() for row in self.rows()]
-        return [[" ".join(text.split())] for text in texts]
-
-
 def is_caption_column(name: str) -> bool:
     """Whether a column holds captions."""
     return name in ("captions", "caption") or _NUMBERED.fullmatch(name) is not None
@@ -175,16 +138,7 @@ def first_columns(path: Path) -> list[str]:
         return next((list(row.values) for row in rows), [])
 
 
-def stream_chunks(path: Path) -> Iterator[Chunk]:
-    """Rows of a CSV some thousands at a time; all before an error of the file come first.
-
-    Raises:
-        DataError: the file cannot be read, with the line that is to blame.
-    """
-    return _guarded(path, _csv_chunks(path, CHUNK))
-
-
-def _guarded(path: Path, rows: Iterator[_Read]) -> Generator[_Read, None, None]:
+def _guarded(path: Path, rows: Iterator[Row]) -> Generator[Row, None, None]:
     """The rows, with errors of the file as ours."""
     try:
         yield from rows
@@ -208,53 +162,40 @@ def _first_not_utf8(path: Path) -> tuple[int, int]:
     return 1, raw[0]
 
 
+def separator_of(line: str) -> str:
+    """What stands between the fields of a CSV, by its first line."""
+    # spreadsheets write what their country uses; names of columns hold none of the three
+    return max(",;\t", key=line.count)
+
+
 def _csv_rows(path: Path, header: bool = False) -> Iterator[Row]:
     """Rows of a CSV; with ``header`` the first one only, where the file has any."""
-    for chunk in _csv_chunks(path, 1 if header else CHUNK):
-        yield from chunk.rows()
-        if header:
-            return
-
-
-def _csv_chunks(path: Path, max_rows: int) -> Iterator[Chunk]:
-    """Rows of a CSV, at most so many at a time."""
     with open(path, encoding="utf-8-sig", newline="") as file:
-        # spreadsheets write what their country uses; names of columns hold none of the three
-        top = next((line for line in file if line.strip("\r\n")), "")
+        delimiter = separator_of(next((line for line in file if line.strip("\r\n")), ""))
         file.seek(0)
-        delimiter = max(",;\t", key=top.count)
-        reader = csv.reader(file, delimiter=delimiter, strict=True)
-        chunk: Chunk | None = None
+        names: list[str] | None = None
         began = 1
+        reader = csv.reader(file, delimiter=delimiter, strict=True)
         try:
             for fields in reader:
                 line, began = began, reader.line_num + 1
                 if not any(map(str.strip, fields)):
                     continue
-                if chunk is None:
-                    chunk = Chunk(path, _header(fields, f"{path}, line {line}"), [], [])
+                if names is None:
+                    names = _header(fields, f"{path}, line {line}")
                     continue
-                if len(fields) != len(chunk.names):
+                if len(fields) != len(names):
                     raise DataError(
-                        f"{path}, line {line}: {len(fields)} fields, but the first line names {len(chunk.names)}; "
+                        f"{path}, line {line}: {len(fields)} fields, but the first line names {len(names)}; "
                         f"texts that hold a {delimiter!r} must stand in double quotes"
                     )
-                chunk.lines.append(line)
-                chunk.fields.append(fields)
-                if len(chunk.lines) == max_rows:
-                    yield chunk
-                    chunk = Chunk(path, chunk.names, [], [])
-        except (csv.Error, DataError, UnicodeDecodeError) as error:
-            # what is wrong in a row before it is to be seen first
-            if chunk is not None and chunk.lines:
-                yield chunk
-            if not isinstance(error, csv.Error):
-                raise
+                yield Row(path, line, dict(zip(names, fields, strict=True)))
+                if header:
+                    return
+        except csv.Error as error:
             raise DataError(
                 f"{path}, line {began}: not readable as CSV ({error}); is a quotation mark left open?"
             ) from None
-        if chunk is not None and chunk.lines:
-            yield chunk
 
 
 def _header(fields: list[str], where: str) -> list[str]:
