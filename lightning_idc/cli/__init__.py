@@ -131,6 +131,7 @@ def import_named(given: list[str]) -> list[str]:
     """Import the modules that ``--import`` names, in this process and in those of the stages; the other arguments.
 
     Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
+    The verb ``run`` imports them itself, once it knows whether this process may be forked.
 
     Raises:
         ConfigError: a module cannot be imported.
@@ -147,7 +148,10 @@ def import_named(given: list[str]) -> list[str]:
             named.append(name)
         else:
             raise ConfigError("--import needs the name of a module, as in --import mine")
-    import_modules(named, "--import")
+    if named and rest[:1] == ["run"]:
+        os.environ[IMPORTS] = ",".join(dict.fromkeys(named))
+    else:
+        import_modules(named, "--import")
     return rest
 
 

@@ -40,11 +40,18 @@ def run(given: list[str]) -> int:
     if not given or any(argument in ("-h", "--help") for argument in given):
         print(_HELP)
         return 0 if given else 2
+    from lightning_idc.cli import IMPORTS, import_modules
     from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.peers import place_in_job
+    from lightning_idc.cli.processes import PATIENT
     from lightning_idc.cli.recipe import choices
     from lightning_idc.cli.stages import RUN, new_folder
 
+    # within a larger program torch has been used, so that this process must not be forked
+    imported_only = "torch" not in sys.modules
+    if imported_only:
+        os.environ.setdefault(*PATIENT)  # read once, when torch is imported
+    import_modules([name for name in os.environ.get(IMPORTS, "").split(",") if name], "--import")
     if "--smallest" in given:
         warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)
     flags = ("--smoke", "--smallest")
@@ -70,7 +77,8 @@ def run(given: list[str]) -> int:
             print(f"\n#### {', '.join(f'{axis} {entry}' for axis, entry in choice.items())}", flush=True)
             folder = home and home / "_".join(choice.values())
         begun = resume is not None and folder is not None and (not seeds or (folder / RUN).is_file())
-        if status := _run_one(path, keys, None if begun else folder, folder if begun else None, smoke):
+        resumed, new = (folder, None) if begun else (None, folder)
+        if status := _run_one(path, keys, new, resumed, smoke, imported_only):
             return status
     place = place_in_job() if seeds else None
     return _compare_seeds(home, len(seeds)) if seeds and home and (place is None or place.rank == 0) else 0
@@ -102,20 +110,22 @@ def _compare_seeds(folder: Path, seeds: int) -> int:
     return write(found, folder / "leaderboard.md")
 
 
-def _run_one(path: Path, overrides: dict[str, Any], run_dir: Path | None, resume: Path | None, smoke: bool) -> int:
+def _run_one(
+    path: Path,
+    overrides: dict[str, Any],
+    run_dir: Path | None,
+    resume: Path | None,
+    smoke: bool,
+    imported_only: bool,
+) -> int:
     """Run one entry of a recipe's matrix, or a recipe without one."""
     from lightning_idc.cli import import_modules
     from lightning_idc.cli.chosen_data import use_data
     from lightning_idc.cli.peers import Peers, place_in_job
     from lightning_idc.cli.preflight import check_models
-    from lightning_idc.cli.processes import PATIENT
     from lightning_idc.cli.recipe import about, check_recipe, load, override
     from lightning_idc.cli.stages import Run, follow
 
-    # within a larger program torch has been used, so that this process must not be forked
-    imported_only = "torch" not in sys.modules
-    if imported_only:
-        os.environ.setdefault(*PATIENT)  # read once, when torch is imported
     place = place_in_job()
     import_modules(about(path).get("import") or [], f"{path}, recipe.import")
     if resume:

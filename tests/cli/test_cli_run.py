@@ -216,3 +216,26 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
 )
 def test_only_a_lone_process_on_the_cpu_is_forked(trainer: dict[str, Any], imported_only: bool, forks: bool) -> None:
     assert processes.may_fork(trainer, imported_only) is (forks and sys.platform == "linux")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
+def test_the_stages_of_all_seeds_share_what_is_imported(tmp_path: Path) -> None:
+    """Importing torch and Lightning takes longer than a small stage; what is imported by name does not change that."""
+    head, _, _ = RECIPE.partition("  - {name: first")
+    (tmp_path / "toy.yaml").write_text(head + "  - {name: first, run: fit}\n  - {name: second, run: fit}\n")
+    (tmp_path / "mine.py").write_text("import torch\nopen('imports.txt', 'a').write('once\\n')\n")
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    arguments = ["--seeds", "1,2", "--import", "mine", "--run_dir", "out", "--trainer.max_epochs", "1"]
+    ended = subprocess.run(
+        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert len(list((tmp_path / "out").rglob(stages.DONE))) == 4
+    assert (tmp_path / "imports.txt").read_text() == "once\n"
