@@ -27,7 +27,7 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("benchmarks")
 def test_what_is_copied_is_what_is_seen() -> None:
-    from procap_learning import copies
+    from _procap import copies
 
     # before, between, after; one cell each: 5 became 7
     true = torch.tensor([[[5], [6], [7]]])
