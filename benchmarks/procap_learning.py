@@ -1,6 +1,6 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
 
-    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 8 16 24] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
+    python benchmarks/procap_learning.py [--pairs 2000] [--epochs 24 16 24] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
 One tokenizer, which also learned to name objects, and one set of procedures (DIS flow, l = 7) for all runs; per seed
 a first stage with k = 0 and one with k = 1, and four captioners that share everything but what is asked about: none
@@ -11,7 +11,7 @@ the share of captions that bfloat16 leaves as they are. ``_study.py`` says what 
 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs, of which
-there are as many again, at most three times; the interval stands beside the answer. Where copying stays better, the
+there are as many again, up to three times in all; the interval stands beside the answer. Where copying stays better, the
 rows with EPM are refused. Left out for the sake of time: a trunk that has seen images and texts (CLIP's), with which
 the authors' code begins each arm.
 
@@ -49,7 +49,6 @@ from lightning_idc.methods.procap.flow import DISMidpoint
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
-from lightning_idc.methods.procap.procedure import WarmupHold
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
 
 ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
@@ -70,7 +69,7 @@ METRICS = ("BLEU-4", "ROUGE-L")
 HELD_OUT = 300
 """Pairs on which the first stage is compared with copying."""
 ROUNDS = 3
-"""Times that a first stage is trained for its epochs before it is given up."""
+"""Times that a first stage is trained for its epochs, its rate falling to 0 each time, before it is given up."""
 
 
 def trainer(epochs: int, device: str, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
@@ -141,18 +140,17 @@ class Runs:
         if not record.is_file():
             seed_everything(seed, verbose=False)
             self.pairs.seed = seed
-            # a rate that stays, since it is not known before how many rounds there will be
-            rates = {"optimizer": lambda groups: torch.optim.AdamW(groups, lr=1e-3), "schedule": WarmupHold(0.05)}
-            model = NamedProcedures(self.procedures, self.tokenizer, keyframes, **SIZES, **rates)
+            model = NamedProcedures(self.procedures, self.tokenizer, keyframes, **SIZES, **learning(3e-3))
             for rounds in range(1, ROUNDS + 1):
-                run = trainer(rounds * self.options.epochs[1], self.options.device, self.folder)
-                run.fit(model, self.pairs, ckpt_path=str(target) if rounds > 1 else None, weights_only=False)
-                run.save_checkpoint(target)
+                run = trainer(self.options.epochs[1], self.options.device)
+                run.fit(model, self.pairs)
                 found = against_copying(model, self.pairs.pairs_of("val"))
-                print(f"first stage, seed {seed}, k = {keyframes}, {run.current_epoch} epochs: {found}", flush=True)
+                epochs = rounds * self.options.epochs[1]
+                print(f"first stage, seed {seed}, k = {keyframes}, {epochs} epochs: {found}", flush=True)
                 if found.above:
                     break
-            save_json(record, {**asdict(found), "first_epochs": run.current_epoch})
+            run.save_checkpoint(target)
+            save_json(record, {**asdict(found), "first_epochs": epochs})
         return str(target), json.loads(record.read_text())
 
     def start(self, seed: int, keyframes: int) -> tuple[str, dict[str, float]]:
@@ -209,7 +207,7 @@ def main() -> None:
         "--epochs",
         type=int,
         nargs=3,
-        default=[8, 16, 24],
+        default=[24, 16, 24],
         metavar=("TOKENIZER", "FIRST", "SECOND"),
         help="of each stage",
     )
