@@ -11,9 +11,9 @@ the share of captions that bfloat16 leaves as they are. ``_study.py`` says what 
 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs, of which
-there are as many again, up to three times in all; the interval stands beside the answer. Where copying stays better, the
-rows with EPM are refused. Left out for the sake of time: a trunk that has seen images and texts (CLIP's), with which
-the authors' code begins each arm.
+there are as many again, up to three times in all; the interval stands beside the answer. Where copying stays better,
+the rows with EPM are refused. Left out for the sake of time: a trunk that has seen images and texts (CLIP's), with
+which the authors' code begins each arm.
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
     python benchmarks/procap_learning.py --work WORK --prepare first --seeds 3 --only EPM+IPC
