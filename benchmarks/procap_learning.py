@@ -2,10 +2,10 @@
 
     python benchmarks/procap_learning.py [--pairs 2000] [--epochs 24 16 24] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
-One tokenizer, which also learned to name objects, and one set of procedures (DIS flow, l = 7) for all runs; per seed
-a first stage with k = 0 and one with k = 1, and four captioners that share everything but what is asked about: none
-(k = 0, fresh), EPM (k = 0, from the first stage of k = 0, as in the code), IPC (k queries, fresh), and both, with k = 1
-as in the table. The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the
+For all seeds one tokenizer, which also learned to name objects, one set of procedures (DIS flow, l = 7), a first stage
+with k = 0 and one with k = 1; per seed four captioners that share everything but what is asked about: none (k = 0,
+fresh), EPM (k = 0, from the first stage of k = 0, as in the code), IPC (k queries, fresh), and both, with k = 1 as in
+the table. The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the
 pairs and captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands
 the share of captions that bfloat16 leaves as they are. ``_study.py`` says what else stands beside it.
 
@@ -16,9 +16,9 @@ the rows with EPM are refused. Left out for the sake of time: a trunk that has s
 which the authors' code begins each arm.
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
-    python benchmarks/procap_learning.py --work WORK --prepare first --seeds 3 --only EPM+IPC
+    python benchmarks/procap_learning.py --work WORK --prepare first --only EPM+IPC
     python benchmarks/procap_learning.py --work WORK --seeds 3 --only none IPC --part FILE         # and merge_study.py
-    python benchmarks/procap_learning.py --pairs 24 --test_pairs 8 --epochs 1 1 1 --seeds 1     # tries the script
+    python benchmarks/procap_learning.py --pairs 24 --test_pairs 8 --epochs 1 1 1 --only none IPC       # tries it
 """
 
 from __future__ import annotations
@@ -66,6 +66,7 @@ TOKENIZER: dict[str, Any] = {
 SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
+FIRST_SEED = 1
 HELD_OUT = 300
 """Pairs on which the first stage is compared with copying."""
 ROUNDS = 3
@@ -133,36 +134,36 @@ class Runs:
         run = trainer(1, self.options.device)
         run.predict(interpolator, EveryPair(self.pairs, ["train", "val"]), return_predictions=False)
 
-    def first_stage(self, seed: int, keyframes: int) -> tuple[str, dict[str, float]]:
-        """Checkpoint of the procedure encoder of a seed, and how it compares with copying."""
-        target = self.folder / f"first-{seed}-{keyframes}.ckpt"
+    def first_stage(self, keyframes: int) -> tuple[str, dict[str, float]]:
+        """Checkpoint of a procedure encoder, and how it compares with copying."""
+        target = self.folder / f"first-{keyframes}.ckpt"
         record = target.with_suffix(".json")
         if not record.is_file():
-            seed_everything(seed, verbose=False)
-            self.pairs.seed = seed
+            seed_everything(FIRST_SEED, verbose=False)
+            self.pairs.seed = FIRST_SEED
             model = NamedProcedures(self.procedures, self.tokenizer, keyframes, **SIZES, **learning(3e-3))
             for rounds in range(1, ROUNDS + 1):
                 run = trainer(self.options.epochs[1], self.options.device)
                 run.fit(model, self.pairs)
                 found = against_copying(model, self.pairs.pairs_of("val"))
                 epochs = rounds * self.options.epochs[1]
-                print(f"first stage, seed {seed}, k = {keyframes}, {epochs} epochs: {found}", flush=True)
+                print(f"first stage, k = {keyframes}, {epochs} epochs: {found}", flush=True)
                 if found.above:
                     break
             run.save_checkpoint(target)
             save_json(record, {**asdict(found), "first_epochs": epochs})
         return str(target), json.loads(record.read_text())
 
-    def start(self, seed: int, keyframes: int) -> tuple[str, dict[str, float]]:
+    def start(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """A first stage that a second one may start from.
 
         Raises:
             SystemExit: it is no better than copying after all rounds.
         """
-        target, found = self.first_stage(seed, keyframes)
+        target, found = self.first_stage(keyframes)
         if found["patches"] <= found["copied"]:
             raise SystemExit(
-                f"the first stage of seed {seed} with k = {keyframes} names {found['patches']:.1f} % of the masked "
+                f"the first stage with k = {keyframes} names {found['patches']:.1f} % of the masked "
                 f"things after {found['first_epochs']} epochs, copying {found['copied']:.1f} %: no second stage "
                 "starts from it; give it more epochs"
             )
@@ -172,7 +173,7 @@ class Runs:
         """What one captioner says, and its scores."""
         modelled, queried = ARMS[name]
         queries = self.options.queries if queried else 0
-        first, compared = self.start(seed, queries) if modelled else (None, {})
+        first, compared = self.start(queries) if modelled else (None, {})
         seed_everything(seed, verbose=False)
         self.pairs.seed = seed
         captioner = ProCap(
@@ -212,7 +213,9 @@ def main() -> None:
         help="of each stage",
     )
     parser.add_argument(
-        "--prepare", choices=("tokenizer", "first"), help="make the tokenizer, or first stages, in --work, and no row"
+        "--prepare",
+        choices=("tokenizer", "first"),
+        help="make the tokenizer, or the first stages too, in --work, and no row",
     )
     parser.add_argument("--queries", type=int, default=1, help="k")
     parser.add_argument("--device", default="cpu")
@@ -227,10 +230,9 @@ def main() -> None:
         begin = time.process_time()
         runs.make_procedures()
         if options.prepare:
-            modelled = [row for row in wanted(options, list(ARMS)) if ARMS[row][0] and options.prepare == "first"]
-            for seed in options.seeds:
-                for row in modelled:
-                    runs.first_stage(seed, options.queries if ARMS[row][1] else 0)
+            for row in wanted(options, list(ARMS)):
+                if ARMS[row][0] and options.prepare == "first":
+                    runs.first_stage(options.queries if ARMS[row][1] else 0)
             return
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS), CONTROL)}
         for seed in options.seeds:
