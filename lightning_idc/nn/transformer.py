@@ -105,7 +105,8 @@ class RelativePositionBias(nn.Module):
 
     Saying where one object stands to another needs relative places; a table of offsets gives them to the first
     layer, where absolute coordinates must first learn to be subtracted. Each head begins with a direction of its own
-    and looks at near cells first (`directions`).
+    and looks at near cells first (`directions`); with several groups, every other head begins with the same cell of
+    the other groups (`elsewhere`).
 
     Args:
         heads: of the attention.
@@ -126,7 +127,10 @@ class RelativePositionBias(nn.Module):
         # token order: group 0 of all cells, then group 1 of all cells
         whole = pair[:, None, :, None] + index[None, :, None, :]
         self.register_buffer("index", whole.reshape(groups * len(cells), groups * len(cells)), persistent=False)
-        self.table = nn.Parameter(directions(heads, grid).repeat(groups * groups, 1))
+        table = directions(heads, grid).repeat(groups, groups, 1, 1)
+        if groups > 1:
+            table[..., 1::2] = elsewhere(groups, grid)[..., None]
+        self.table = nn.Parameter(table.flatten(0, 2))
 
     def forward(self) -> Tensor:
         """``(heads, N, N)``."""
@@ -152,6 +156,27 @@ def directions(heads: int, grid: tuple[int, int]) -> Tensor:
     angle = 2 * math.pi * torch.arange(heads) / heads
     along = -(x.flatten()[:, None] * angle.cos() + y.flatten()[:, None] * angle.sin()) / distance
     return DIRECTED * along - 8 / max(grid) * distance
+
+
+def elsewhere(groups: int, grid: tuple[int, int]) -> Tensor:
+    """Attention bias that begins with the same cell of the other groups.
+
+    What changed in a cell, and what a masked cell holds, stands in the same cell of another frame. An encoder from
+    scratch finds it from absolute places only after thousands of steps.
+
+    Args:
+        groups: tokens per cell.
+        grid: height and width of the grid.
+
+    Returns:
+        ``(groups, groups, (2 height - 1) (2 width - 1))``, by the two groups and the offset of their cells.
+    """
+    height, width = grid
+    places = (2 * height - 1) * (2 * width - 1)
+    bias = torch.full((groups, groups, places), -DIRECTED / 2)
+    # the middle of the offsets is no offset
+    bias[~torch.eye(groups, dtype=torch.bool), places // 2] = DIRECTED / 2
+    return bias
 
 
 class EncoderLayer(nn.Module):

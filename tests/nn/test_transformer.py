@@ -52,12 +52,24 @@ def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
 
 
 def test_heads_begin_with_near_cells_in_directions_of_their_own() -> None:
-    bias = RelativePositionBias(heads=4, grid=(5, 7), groups=2)()
+    bias = RelativePositionBias(heads=4, grid=(5, 7))()
     middle = 2 * 7 + 3
     right, below, left, above = middle + 1, middle + 7, middle - 1, middle - 7
-    assert bias[:, middle, :35].argmax(1).tolist() == [right, below, left, above]
+    assert bias[:, middle].argmax(1).tolist() == [right, below, left, above]
     assert bias[0, middle, right] > bias[0, middle, right + 1] > bias[0, middle, left]
-    torch.testing.assert_close(bias[:, :35, :35], bias[:, :35, 35:])
+
+
+def test_of_several_groups_every_other_head_begins_with_the_same_cell_of_the_others() -> None:
+    bias = RelativePositionBias(heads=4, grid=(5, 7), groups=3)().view(4, 3, 35, 3, 35)
+    middle = 2 * 7 + 3
+    right, left = middle + 1, middle - 1
+    for group, other in ((0, 0), (0, 2), (1, 0), (2, 1)):
+        found = bias[:, group, middle, other]
+        assert found[::2].argmax(1).tolist() == [right, left]
+        largest = found[1::2].max(1)
+        if group != other:
+            assert largest.indices.tolist() == [middle, middle]
+        assert (largest.values > 0).all() == (group != other)
 
 
 def make_decoder() -> Decoder:
