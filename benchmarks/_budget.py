@@ -1,4 +1,4 @@
-"""Equal cost of trainings: seconds of the processor that end a training and its learning rate, whatever a step costs."""
+"""Equal cost of trainings: seconds of the processor end a training and its learning rate, whatever a step costs."""
 
 from __future__ import annotations
 
@@ -80,7 +80,9 @@ class StopAtBudget(Callback):
             trainer.should_stop = True
 
 
-def fitted(model: LightningModule, data: Any, budget: Budget, callbacks: Sequence[Callback] = ()) -> tuple[Trainer, int]:
+def fitted(
+    model: LightningModule, data: Any, budget: Budget, callbacks: Sequence[Callback] = ()
+) -> tuple[Trainer, int]:
     """Train until the budget is spent: the trainer, and the number of steps."""
     stop = StopAtBudget(budget)
     trainer = quiet_trainer(

@@ -14,6 +14,7 @@ import torch
 from _budget import Budget, ByClock
 from lightning.pytorch import LightningModule, seed_everything
 from PIL import Image as ImageFile
+from torch import nn
 from training import quiet_trainer
 
 from lightning_idc.core.captioner import PairCaptioner
@@ -24,7 +25,7 @@ from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.data.transforms.robustness import ReplaceWords
 from lightning_idc.files import save_json
-from lightning_idc.methods.clip4idc.module import Clip4Idc
+from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.pretrain import PairNaming
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
@@ -69,15 +70,10 @@ CLIP: dict[str, Any] = {
     "text_cfg": {"context_length": 48, "width": 64, "heads": 2, "layers": 2},
 }
 TOWER: dict[str, Any] = {"clip": CLIP, "intra_layers": 1, "stem": True}
-CLASSES: dict[str, type[PairCaptioner]] = {
-    "baseline": PairTransformer,
-    "namc": NAMC,
-    "procap": ProCap,
-    "clip4idc": Clip4Idc,
-}
+STEM = "net.encoder.clip.visual.conv1"
 RATES = {"baseline": 1.5e-3, "namc": 1.5e-3, "procap": 1e-3, "clip4idc": 1.5e-3}
 """Learning rates of the first training, by captioner."""
-FROZEN = {"baseline": "net.backbone", "namc": "net.backbone", "procap": "net.tokenizer.encoder"}
+FROZEN = {"baseline": "net.backbone", "namc": "net.backbone", "procap": "net.tokenizer.encoder", "clip4idc": STEM}
 """Modules whose features are kept on disk, as nothing trains them."""
 
 
@@ -91,6 +87,23 @@ class CaptionRelevance(RelevancePretraining):
     def _texts(self, captions: list[list[str]], ids: list[str]) -> list[list[list[str]]]:
         words = [words_of(own[0]) for own in captions]
         return [words, words]
+
+
+class SteadyClip4Idc(Clip4Idc):
+    """CLIP4IDC whose first convolutions stay as they were pre-trained, as the backbones of the others do."""
+
+    def build_net(self, vocabulary: Vocabulary) -> nn.Module:
+        net = super().build_net(vocabulary)
+        net.get_submodule(STEM.removeprefix("net.")).requires_grad_(False).eval()
+        return net
+
+
+CLASSES: dict[str, type[PairCaptioner]] = {
+    "baseline": PairTransformer,
+    "namc": NAMC,
+    "procap": ProCap,
+    "clip4idc": SteadyClip4Idc,
+}
 
 
 class World:
@@ -185,6 +198,17 @@ class World:
 
         return self._once("tower", self.given.tower_epochs, make)
 
+    def adapted(self) -> str:
+        """The same tower after its stage of retrieval between pairs and the captions that CLIP4IDC learns from."""
+        tower = self.tower()
+
+        def make() -> tuple[LightningModule, Any]:
+            rate: dict[str, Any] = {"optimizer": adamw(1e-3), "schedule": WarmupCosine(0.1)}
+            model = Clip4IdcRetrieval(**TOWER, tower_weights=tower, vocabulary=self.words(), mask_equal=True, **rate)
+            return model, self.pairs(noise=self.given.noise)
+
+        return self._once("adapted", self.given.adapt_epochs, make)
+
     def tokenizer(self) -> str:
         """ProCap's tokenizer, which also learned to name objects."""
 
@@ -196,7 +220,7 @@ class World:
 
     def prepare(self) -> None:
         """Make everything that the captioners start from."""
-        self.tower()
+        self.adapted()
         self.tokenizer()
         self.produced()
 
@@ -217,8 +241,8 @@ class World:
             made = {**PROCEDURES, "tokenizer": self.tokenizer(), "image_size": (SIDE, SIDE)}
             return ProCap(**made, dropout=0.0, encoder_schedule=schedule, **shared)
         if name == "clip4idc":
-            tower = {"tower_weights": self.tower()} if start is None else {}
-            return Clip4Idc(**TOWER, **tower, decoder_layers=2, heads=4, dropout=0.0, **shared)
+            tower = {"encoder_weights": self.adapted()} if start is None else {}
+            return SteadyClip4Idc(**TOWER, **tower, decoder_layers=2, heads=4, dropout=0.0, **shared)
         look = {"backbone_weights": self.look()} if start is None else {}
         if name == "namc":
             return NAMC(width=96, hidden=192, dropout=0.0, freeze_backbone=True, **look, **shared)

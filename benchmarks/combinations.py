@@ -5,14 +5,14 @@
     python benchmarks/combinations.py --pairs 24 --test_pairs 8 --smallest  # tries the script
 
 Each world is a captioner: ``baseline`` (PairTransformer), ``namc``, ``procap`` and ``clip4idc``, all in one rendered
-world of two or three things and tested on the same pairs. Per seed a captioner is trained by likelihood (SFT), and from
-its checkpoint trainings go on that each take the same seconds of the processor (``--seconds``): by likelihood (SFT+, the
-control), by likelihood on real and produced pairs half and half (SFT+ produced), by ADPO and by GRPO (all but
-clip4idc), with MDP (baseline), with noise masking (clip4idc). What a method needs before its first step counts: pairs
-that are produced, encoders that find noise, rewards. ``clip4idc`` learns from captions of which a share of words was
-replaced, in all its rows; the others learn from captions as they are. Pre-trained parts (a backbone that names objects,
-a tower, ProCap's tokenizer) are made once for all seeds and stand in for those of the papers. ``_study.py`` says what
-stands beside every score.
+world of two or three things and tested on the same pairs. Per seed a captioner is trained by likelihood (SFT), and
+from its checkpoint trainings go on that each take the same seconds of the processor (``--seconds``): by likelihood
+(SFT+, the control), by likelihood on real and produced pairs half and half (SFT+ produced), by ADPO and by GRPO (all
+but clip4idc), with MDP (baseline), with noise masking (clip4idc). What a method needs before its first step counts:
+pairs that are produced, encoders that find noise, rewards. ``clip4idc`` learns from captions of which a share of words
+was replaced, in all its rows; the others learn from captions as they are. Pre-trained parts (a backbone that names
+objects, an adapted tower, ProCap's tokenizer) are made once for all seeds and stand in for those of the papers.
+``_study.py`` says what stands beside every score.
 """
 
 from __future__ import annotations
@@ -53,9 +53,13 @@ ROWS = {
     "procap": REWARDED,
     "clip4idc": ("SFT", CONTROL, PRODUCED, MASKED),
 }
-SMALLEST = {"seconds": 1.0, "first_seconds": 1.0, "produced": 24, "scenes": 12, "batch": 4} | dict.fromkeys(
-    ("look_epochs", "tower_epochs", "token_epochs"), 1
-)
+SMALLEST = {
+    "seconds": 1.0,
+    "first_seconds": [1.0] * len(ROWS),
+    "produced": 24,
+    "scenes": 12,
+    "batch": 4,
+} | dict.fromkeys(("look_epochs", "tower_epochs", "adapt_epochs", "token_epochs"), 1)
 TEST_BATCH = 250
 LOOK_FOR_NOISE = 0.3
 """Share of its seconds that noise masking spends on an encoder that finds noise."""
@@ -91,7 +95,7 @@ class Run:
         path = self.folder / f"first-{self.stamp}.ckpt"
         if not path.is_file():
             seed_everything(self.seed, workers=True, verbose=False)
-            budget = Budget.begin(self.given.first_seconds)
+            budget = Budget.begin(dict(zip(ROWS, self.given.first_seconds, strict=True))[self.name])
             captioner = self.world.captioner(self.name, budget, None, RATES[self.name])
             trainer, _ = fitted(captioner, self.pairs(), budget, self.kept())
             trainer.save_checkpoint(path)
@@ -166,15 +170,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--world", choices=list(ROWS), nargs="+", default=list(ROWS))
     parser.add_argument("--seconds", type=float, default=40.0, help="of each training that goes on")
-    parser.add_argument("--first_seconds", type=float, default=120.0, help="of the training that they go on from")
+    parser.add_argument(
+        "--first_seconds",
+        type=float,
+        nargs=len(ROWS),
+        default=[60.0, 120.0, 120.0, 240.0],
+        metavar=tuple(name.upper() for name in ROWS),
+        help="of the training that they go on from",
+    )
     parser.add_argument("--pairs", type=int, default=2500)
     parser.add_argument("--test_pairs", type=int, default=2000)
     parser.add_argument("--no_change", type=float, default=1 / 6)
-    parser.add_argument("--noise", type=float, default=0.3, help="share of words replaced in captions of clip4idc")
+    parser.add_argument("--noise", type=float, default=0.2, help="share of words replaced in captions of clip4idc")
     parser.add_argument("--produced", type=int, default=300)
     parser.add_argument("--scenes", type=int, default=300, help="pictures that are pasted into")
     parser.add_argument("--look_epochs", type=int, default=5)
     parser.add_argument("--tower_epochs", type=int, default=5)
+    parser.add_argument("--adapt_epochs", type=int, default=3)
     parser.add_argument("--token_epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--rate", type=float, default=6e-4, help="of all that goes on but ADPO")
