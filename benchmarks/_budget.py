@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -54,14 +55,21 @@ class ByClock(Schedule):
 
     Args:
         budget: of the training.
-        warmup: share of the seconds that are left when it is made, spent rising.
+        start: share of it that was spent when the training began.
+        warmup: share of the rest that is spent rising.
     """
 
     budget: Budget
+    start: float
     warmup: float = 0.05
 
+    @classmethod
+    def over_the_rest(cls, budget: Budget) -> ByClock:
+        """The whole rise and fall in the seconds that are left."""
+        return cls(budget, budget.share)
+
     def __call__(self, progress: float) -> float:
-        return WarmupCosine(self.warmup)(self.budget.share)
+        return WarmupCosine(self.warmup)((self.budget.share - self.start) / max(1.0 - self.start, 1e-9))
 
 
 class StopAtBudget(Callback):
@@ -81,12 +89,24 @@ class StopAtBudget(Callback):
 
 
 def fitted(
-    model: LightningModule, data: Any, budget: Budget, callbacks: Sequence[Callback] = ()
+    model: LightningModule, data: Any, budget: Budget, folder: Path, callbacks: Sequence[Callback] = ()
 ) -> tuple[Trainer, int]:
-    """Train until the budget is spent: the trainer, and the number of steps."""
+    """Train until the budget is spent: the trainer, and the number of steps.
+
+    Args:
+        model: to train.
+        data: that it learns from.
+        budget: that ends it.
+        folder: for what callbacks write.
+        callbacks: of the training.
+    """
     stop = StopAtBudget(budget)
     trainer = quiet_trainer(
-        max_epochs=ENDLESS, limit_val_batches=0, gradient_clip_val=1.0, callbacks=[*callbacks, stop]
+        max_epochs=ENDLESS,
+        limit_val_batches=0,
+        gradient_clip_val=1.0,
+        callbacks=[*callbacks, stop],
+        default_root_dir=folder,
     )
     trainer.fit(model, data)
     return trainer, stop.steps

@@ -234,7 +234,7 @@ class World:
             rate: of learning, at the top.
             options: of the captioner.
         """
-        schedule = ByClock(budget)
+        schedule = ByClock.over_the_rest(budget)
         shared: dict[str, Any] = {"captions_per_pair": 3, "optimizer": adamw(rate), "schedule": schedule, **options}
         shared |= {"vocabulary": self.words()} if start is None else {"init_from": start}
         if name == "procap":

@@ -97,7 +97,7 @@ class Run:
             seed_everything(self.seed, workers=True, verbose=False)
             budget = Budget.begin(dict(zip(ROWS, self.given.first_seconds, strict=True))[self.name])
             captioner = self.world.captioner(self.name, budget, None, RATES[self.name])
-            trainer, _ = fitted(captioner, self.pairs(), budget, self.kept())
+            trainer, _ = fitted(captioner, self.pairs(), budget, self.folder, self.kept())
             trainer.save_checkpoint(path)
         return path
 
@@ -128,7 +128,7 @@ class Run:
         rate = self.given.adpo_rate if row == "ADPO" else self.given.rate
         captioner = self.world.captioner(self.name, budget, start, rate, learning_rates=addon)
         before = budget.spent
-        _, steps = fitted(captioner, data, budget, [*callbacks, *self.kept()])
+        _, steps = fitted(captioner, data, budget, self.folder, [*callbacks, *self.kept()])
         figures = {"steps": float(steps), "seconds": budget.spent, "seconds before": before}
         said, _ = self.measured(captioner)
         return said, figures
@@ -152,9 +152,9 @@ class Run:
             backbone_weights=self.world.look(),
             freeze_backbone=True,
             optimizer=adamw(3e-3),
-            schedule=ByClock(own),
+            schedule=ByClock.over_the_rest(own),
         )
-        fitted(model, data, own)[0].save_checkpoint(path)
+        fitted(model, data, own, self.folder)[0].save_checkpoint(path)
         return str(path)
 
     def rows(self, names: list[str]) -> dict[str, Said]:
