@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,8 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # which the scripts set for themselves
         monkeypatch.setenv(name, "1")
+    # which cv2 sets when it is imported for the first time
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
 
 
 class Ticking:
