@@ -85,14 +85,14 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
 
 
 def across(studies: Mapping[str, Study], row: str) -> Study:
-    """One row of all worlds that have it as a study of its own, whose rows are the worlds.
+    """One row of all worlds that have it as a study of its own, whose rows are the worlds, with the seeds of them all.
 
     Args:
         studies: by world, all tested on the same pairs.
         row: to compare.
 
     Raises:
-        DataError: fewer than two worlds have the row, or they were tested on other pairs or have other seeds.
+        DataError: fewer than two worlds have the row, they were tested on other pairs, or no seed is in them all.
     """
     own = {world: study for world, study in studies.items() if row in study.said[0]}
     if len(own) < 2:
@@ -101,14 +101,18 @@ def across(studies: Mapping[str, Study], row: str) -> Study:
         )
     first = next(iter(own.values()))
     for world, study in own.items():
-        if (study.references, study.constant, study.seeds) != (first.references, first.constant, first.seeds):
-            raise DataError(f"world {world} has other test pairs or seeds; --across compares worlds that share them")
+        if (study.references, study.constant) != (first.references, first.constant):
+            raise DataError(f"world {world} has other test pairs; --across compares worlds that share them")
+    seeds = sorted(set.intersection(*(set(study.seeds) for study in own.values())))
+    if not seeds:
+        raise DataError(f"no seed is in all of the worlds {', '.join(own)}; --across compares seeds that they share")
     found = Study(first.references, first.constant, list(own))
-    for place, seed in enumerate(first.seeds):
+    for seed in seeds:
+        places = {world: study.seeds.index(seed) for world, study in own.items()}
         found.add(
             seed,
-            {world: study.said[place][row] for world, study in own.items()},
-            {world: study.figures[place].get(row, {}) for world, study in own.items()},
+            {world: study.said[places[world]][row] for world, study in own.items()},
+            {world: study.figures[places[world]].get(row, {}) for world, study in own.items()},
         )
     return found
 

@@ -109,8 +109,19 @@ def test_a_row_of_several_worlds_is_a_study_of_worlds() -> None:
     studies = {}
     for world, texts in (("one", dict.fromkeys(right, "something moved")), ("other", right)):
         studies[world] = Study(references, "something moved", ["SFT+"])
-        studies[world].add(1, {"SFT+": Captioned(texts, texts, {id: {} for id in texts})}, {"SFT+": {"steps": 3.0}})
+        for seed in (1, 2) if world == "one" else (2,):
+            said = {"SFT+": Captioned(texts, texts, {id: {} for id in texts})}
+            studies[world].add(seed, said, {"SFT+": {"steps": 3.0}})
     found = across(studies, "SFT+")
     assert found.order == ["one", "other"] and found.over(0, 1)["mean"] > 0
+    assert found.seeds == [2], "the one that both have"
     with pytest.raises(DataError, match="0 have GRPO"):
         across(studies, "GRPO")
+
+
+def test_the_tables_of_the_page_are_what_the_results_hold() -> None:
+    from _pages import filled
+    from combinations_page import PAGE, tables
+
+    text = PAGE.read_text(encoding="utf-8")
+    assert filled(text, tables()) == text, "run benchmarks/combinations_page.py --write"
