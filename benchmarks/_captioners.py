@@ -241,9 +241,9 @@ class World:
             made = {**PROCEDURES, "tokenizer": self.tokenizer(), "image_size": (SIDE, SIDE)}
             return ProCap(**made, dropout=0.0, encoder_schedule=schedule, **shared)
         if name == "clip4idc":
-            tower = {"encoder_weights": self.adapted()} if start is None else {}
+            tower: dict[str, Any] = {"encoder_weights": self.adapted()} if start is None else {}
             return SteadyClip4Idc(**TOWER, **tower, decoder_layers=2, heads=4, dropout=0.0, **shared)
-        look = {"backbone_weights": self.look()} if start is None else {}
+        look: dict[str, Any] = {"backbone_weights": self.look()} if start is None else {}
         if name == "namc":
             return NAMC(width=96, hidden=192, dropout=0.0, freeze_backbone=True, **look, **shared)
         return PairTransformer(width=96, dropout=0.0, freeze_backbone=True, **look, **shared)
