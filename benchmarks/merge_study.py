@@ -1,18 +1,19 @@
 """One study of the parts that ran one by one, on several cores or machines: the summary that a single run would print.
 
     python benchmarks/merge_study.py parts/half-*.json --out results/preference_learning.json
+    python benchmarks/merge_study.py parts/mix.json --across SFT+ --out results/combinations.json  # worlds as rows
 
 Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
-``synthesis_training.py``, ``mdp.py``) keep with ``--part``: every caption that was said. They may differ in seeds,
-worlds and rows, and in nothing else; commit and settings have to be the same, and a row that is in two parts (the
-captioner that others start from) has to say the same in both.
+``synthesis_training.py``, ``mdp.py``, ``combinations.py``) keep with ``--part``: every caption that was said. They may
+differ in seeds, worlds and rows, and in nothing else; commit and settings have to be the same, and a row that is in
+two parts (the captioner that others start from) has to say the same in both.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,39 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
     return studies
 
 
+def across(studies: Mapping[str, Study], row: str) -> Study:
+    """One row of all worlds that have it as a study of its own, whose rows are the worlds, with the seeds of them all.
+
+    Args:
+        studies: by world, all tested on the same pairs.
+        row: to compare.
+
+    Raises:
+        DataError: fewer than two worlds have the row, they were tested on other pairs, or no seed is in them all.
+    """
+    own = {world: study for world, study in studies.items() if row in study.said[0]}
+    if len(own) < 2:
+        raise DataError(
+            f"--across compares a row of several worlds, and {len(own)} have {row}; name one that more have"
+        )
+    first = next(iter(own.values()))
+    for world, study in own.items():
+        if (study.references, study.constant) != (first.references, first.constant):
+            raise DataError(f"world {world} has other test pairs; --across compares worlds that share them")
+    seeds = sorted(set.intersection(*(set(study.seeds) for study in own.values())))
+    if not seeds:
+        raise DataError(f"no seed is in all of the worlds {', '.join(own)}; --across compares seeds that they share")
+    found = Study(first.references, first.constant, list(own))
+    for seed in seeds:
+        places = {world: study.seeds.index(seed) for world, study in own.items()}
+        found.add(
+            seed,
+            {world: study.said[places[world]][row] for world, study in own.items()},
+            {world: study.figures[places[world]].get(row, {}) for world, study in own.items()},
+        )
+    return found
+
+
 def unite(known: dict[str, dict[str, Any]], run: dict[str, Any], where: str) -> None:
     """Add a part's rows of a seed to those that there are."""
     for name, captioned in run["said"].items():
@@ -97,10 +131,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", type=Path, nargs="+")
     parser.add_argument("--commit", help="of the parts, where they ran on a machine without git")
+    parser.add_argument("--across", nargs="*", default=[], metavar="ROW", help="rows to compare between worlds as well")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     parts = read(given.parts)
     studies = merged(parts)
+    studies |= {f"across {row}": across(studies, row) for row in given.across}
     environments = [part["environment"] for part in parts]
     result = {
         "question": parts[0]["question"],
