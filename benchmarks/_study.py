@@ -39,7 +39,7 @@ Said = tuple[Captioned, dict[str, float]]
 """What a captioner says of the test pairs, and other scores of it by name."""
 PLACES = ("cache", "work", "part", "out")
 """Arguments that say where something is kept, which are no settings of a study."""
-VARIED = ("seeds", "only", "world")
+VARIED = ("seeds", "only", "world", "shift")
 """Settings in which parts of one study may differ."""
 
 

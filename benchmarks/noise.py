@@ -15,17 +15,21 @@ a world of two or three things and a camera that stands still (--things, --camer
 longer than five seeds can be waited for. With --host pair_transformer the same is asked of the baseline, which learns
 faster; its backbone is frozen, so that reconstruction is left out. ``--word_noise 0 --description_noise 0.2
 --hallucinations 0.6`` plants the kind of noise that language models make. With ``--judge clean`` the encoders that find
-the noise have read descriptions without any, as CLIP has not read the paper's. ``_study.py`` says what stands beside
+the noise have read descriptions without any, as CLIP has not read the paper's. ``--shift words40 fog`` fine-tunes and
+tests each pre-trained captioner on corrupted data as in Table 10, a world each. ``_study.py`` says what stands beside
 every score.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -43,6 +47,8 @@ from lightning_idc.core.captioner import PairCaptioner  # noqa: E402
 from lightning_idc.core.schedules import WarmupCosine, WarmupLinear  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
+from lightning_idc.data.transforms.robustness import Corruption, Fog, GaussianNoise, ReplaceWords  # noqa: E402
+from lightning_idc.files import save_json  # noqa: E402
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder  # noqa: E402
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction  # noqa: E402
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
@@ -55,7 +61,15 @@ from lightning_idc.methods.procap.tokenizer import TokenizerTraining  # noqa: E4
 
 ARMS = ("scratch", "neither", "random", "noise", "noise+reconstruction", "oracle", "clean")
 CONTROL = "neither"
+TEST_BATCH = 250
 MASKING = ("random", "noise", "noise+reconstruction")
+SHIFTS: dict[str, Callable[[], Corruption] | None] = {
+    "clean": None,
+    **{f"words{percent}": partial(ReplaceWords, percent / 100) for percent in (20, 40, 60, 80)},
+    "noise": GaussianNoise,
+    "fog": Fog,
+}
+"""Of NAMC's Table 10: words of the fine-tuning captions are replaced, or the images of the test are corrupted."""
 
 
 def adamw(rate: float) -> Any:
@@ -152,20 +166,29 @@ class Runs:
             return NAMC(width=96, hidden=192, dropout=0.0, **rates, **options)
         return PairTransformer(width=96, dropout=0.0, freeze_backbone=True, **rates, **options)
 
-    def arm(self, arm: str, seed: int, shares: tuple[float, float]) -> Said:
+    def arm(self, arm: str, seed: int, shift: str, shares: tuple[float, float]) -> Said:
         """What one way of pre-training ends in: captions of the test pairs, and figures."""
         result: dict[str, float] = {}
-        start = self.work / f"pretrained-{arm}-{seed}.ckpt"
+        start = self.work / f"pretrained-{arm}-{seed}-{stamp(self.options)}.ckpt"
         if arm != "scratch":
-            result = self.pretrain(arm, seed, shares, start)
-        options, look = self.options, str(self.look())
+            result = self.pretrained(arm, seed, shares, start)
+        options, look, corruption = self.options, str(self.look()), SHIFTS[shift]
+        own: dict[str, Any] = {**self.sizes, "corruption": corruption() if corruption else None}
         seed_everything(seed, verbose=False)
-        few = SyntheticPairs(seed=seed, batch_size=options.batch, limit=options.finetune_pairs, **self.sizes)
+        few = SyntheticPairs(seed=seed, batch_size=options.batch, limit=options.finetune_pairs, **own)
         begun: dict[str, Any] = {"backbone_weights": look} if arm == "scratch" else {"init_from": str(start)}
         tuned = self.host(**begun, captions_per_pair=3)
         trained(tuned, few, options.finetune_epochs)
-        said, _ = asked(quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**self.sizes))
+        said, _ = asked(quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**own, batch_size=TEST_BATCH))
         return said, result
+
+    def pretrained(self, arm: str, seed: int, shares: tuple[float, float], start: Path) -> dict[str, float]:
+        """Pre-train once for all shifts: figures of it, and the captioner in ``start``."""
+        record = start.with_suffix(".json")
+        if not record.is_file():
+            save_json(record, self.pretrain(arm, seed, shares, start))
+        found: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
+        return found
 
     def pretrain(self, arm: str, seed: int, shares: tuple[float, float], start: Path) -> dict[str, float]:
         """Pre-train in one way, keep the captioner in ``start``, and measure its descriptions."""
@@ -205,6 +228,7 @@ class Runs:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host", choices=("namc", "pair_transformer"), default="namc")
+    parser.add_argument("--shift", choices=list(SHIFTS), nargs="+", default=["clean"], help="of NAMC's Table 10")
     parser.add_argument("--things", type=int, nargs=2, default=[2, 3], help="fewest and most things of a scene")
     parser.add_argument("--camera_jitter", type=float, default=0.0)
     parser.add_argument("--batch", type=int, default=16)
@@ -239,15 +263,18 @@ def main() -> None:
         work = options.work or Path(folder)
         work.mkdir(parents=True, exist_ok=True)
         runs = Runs(options, work)
-        study = worlds[options.host] = Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL)
-        for seed in options.seeds:
+        names = {shift: options.host if shift == "clean" else f"{options.host}, {shift}" for shift in options.shift}
+        for seed, (shift, name) in product(options.seeds, names.items()):
+            study = worlds.setdefault(name, Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL))
             begin = time.process_time()
             held_out = runs.held_out(seed)
             noise = planted(load_dual_encoder(runs.relevance(seed)), held_out) | ceiling(held_out)
-            print({"seed": seed, "relevance": noise}, flush=True)
+            print({"seed": seed, "shift": shift, "relevance": noise}, flush=True)
             shares = noise["image_share"], noise["word_share"]
             found = {
-                arm: once(work / f"{arm}-{seed}-{stamp(options)}.json", partial(runs.arm, arm, seed, shares))
+                arm: once(
+                    work / f"{arm}-{shift}-{seed}-{stamp(options)}.json", partial(runs.arm, arm, seed, shift, shares)
+                )
                 for arm in arms
             }
             study.add(

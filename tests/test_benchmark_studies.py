@@ -64,6 +64,24 @@ def test_kinds_of_things_are_predicted_attribute_by_attribute() -> None:
     torch.testing.assert_close(logs[:, 1 + kind], (1 - empty[:, 0].sigmoid()).log() + sum(sums))
 
 
+@pytest.mark.usefixtures("benchmarks")
+def test_shifts_of_the_noise_study_are_those_of_the_recipe() -> None:
+    import yaml
+    from noise import SHIFTS
+
+    recipe = yaml.safe_load((BENCHMARKS.parent / "recipes" / "paper" / "namc_robustness.yaml").read_text())
+    assert list(SHIFTS) == list(recipe["matrix"]["shift"])
+    for name, options in recipe["matrix"]["shift"].items():
+        made = SHIFTS[name]
+        if made is None:
+            assert not options
+            continue
+        corruption = options["base"]["data"]["init_args"]["corruption"]
+        assert type(made()).__name__ == corruption["class_path"]
+        if "ratio" in corruption["init_args"]:
+            assert vars(made())["ratio"] == corruption["init_args"]["ratio"]
+
+
 class Cached(LightningModule):
     """A product of matrices in every step of the first epoch, and a smaller one later, as with stored features."""
 
