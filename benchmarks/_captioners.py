@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from _budget import Budget, ByClock
+from _procap import TOKENIZER
 from lightning.pytorch import LightningModule, seed_everything
 from PIL import Image as ImageFile
 from torch import nn
@@ -44,16 +45,6 @@ from lightning_idc.synthesis.stages import Sequential
 SIDE, EDITED = 64, 96
 """Sides of the pictures that captioners see, and of those that are pasted into, which the filters see."""
 WORLD: dict[str, Any] = {"things": (2, 3), "camera_jitter": 0.0}
-TOKENIZER: dict[str, Any] = {
-    "codebook_size": 256,
-    "latent": 32,
-    "width": 32,
-    "multipliers": [1, 2, 2],
-    "blocks": 1,
-    "fold": 4,
-    "squared": 20.0,
-    "naming": 10.0,
-}
 PROCEDURES: dict[str, Any] = {
     "queries": 1,
     "width": 96,

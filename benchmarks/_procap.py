@@ -20,13 +20,24 @@ from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.methods.procap.procedure_net import ProcedureNet
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
 
+TOKENIZER: dict[str, Any] = {
+    "codebook_size": 256,
+    "latent": 32,
+    "width": 32,
+    "multipliers": [1, 2, 2],
+    "blocks": 1,
+    "fold": 4,
+    "squared": 20.0,
+    "naming": 10.0,
+}
+"""Of the small tokenizer that all studies of ProCap share; it also names things."""
 CLASSES = (3, 9, 3, 4)
 """Sizes, colors, materials and shapes, 0 for nothing, as the tokenizer names them."""
 KINDS = (2, 8, 2, 3)
 """The same without nothing."""
 
 
-class KindHead(nn.Module):
+class KindHead(nn.Sequential):
     """Log-probabilities of nothing and of every kind of thing, each the product of those of its attributes.
 
     Args:
@@ -34,12 +45,16 @@ class KindHead(nn.Module):
     """
 
     def __init__(self, width: int) -> None:
-        super().__init__()
-        self.attributes = nn.Sequential(nn.LayerNorm(width), nn.Linear(width, 1 + sum(KINDS)))
+        super().__init__(nn.LayerNorm(width), nn.Linear(width, 1 + sum(KINDS)))
+
+    def attributes(self, hidden: Tensor) -> tuple[Tensor, ...]:
+        """Logits of nothing ``(..., 1)`` and of the classes of each attribute."""
+        found: Tensor = super().forward(hidden)
+        return found.split((1, *KINDS), -1)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """``(..., 97)`` of hidden states ``(..., D)``, nothing first."""
-        empty, *parts = self.attributes(hidden).split((1, *KINDS), -1)
+        empty, *parts = self.attributes(hidden)
         kinds = nn.functional.logsigmoid(-empty)
         for part in parts:
             kinds = (kinds[..., None] + part.log_softmax(-1)[..., None, :]).flatten(-2)

@@ -36,7 +36,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _procap import NamedProcedures, against_copying
+from _procap import TOKENIZER, NamedProcedures, against_copying
 from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
@@ -53,16 +53,6 @@ from lightning_idc.methods.procap.tokenizer import NamingTokenizer
 
 ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
 CONTROL = "none"
-TOKENIZER: dict[str, Any] = {
-    "codebook_size": 256,
-    "latent": 32,
-    "width": 32,
-    "multipliers": [1, 2, 2],
-    "blocks": 1,
-    "fold": 4,
-    "squared": 20.0,
-    "naming": 10.0,
-}
 SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
