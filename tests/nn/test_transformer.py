@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError
-from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer, RelativePositionBias
+from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer
 
 
 def test_encoder_layer_equals_attention_written_out() -> None:
@@ -34,42 +34,6 @@ def test_decoder_layer_sees_only_the_past_and_the_memory_that_counts() -> None:
     second = layer(later, layer.memory(hidden), mask)
     torch.testing.assert_close(first[:, :, :3], second[:, :, :3])
     assert not torch.allclose(first[:, :, 3:], second[:, :, 3:])
-
-
-@pytest.mark.parametrize("groups", [1, 2])
-def test_grid_bias_depends_on_offset_and_groups_only(groups: int) -> None:
-    bias = RelativePositionBias(heads=2, grid=(3, 4), groups=groups)
-    torch.nn.init.normal_(bias.table)
-    table = bias()
-    cells = [(g, y, x) for g in range(groups) for y in range(3) for x in range(4)]
-    assert table.shape == (2, len(cells), len(cells))
-    seen: dict[tuple[int, ...], torch.Tensor] = {}
-    for i, (g, y, x) in enumerate(cells):
-        for j, (h, v, u) in enumerate(cells):
-            value = seen.setdefault((g, h, y - v, x - u), table[:, i, j])
-            assert torch.equal(value, table[:, i, j])
-    assert len({tuple(value.tolist()) for value in seen.values()}) == len(seen) == groups**2 * 5 * 7
-
-
-def test_heads_begin_with_near_cells_in_directions_of_their_own() -> None:
-    bias = RelativePositionBias(heads=4, grid=(5, 7))()
-    middle = 2 * 7 + 3
-    right, below, left, above = middle + 1, middle + 7, middle - 1, middle - 7
-    assert bias[:, middle].argmax(1).tolist() == [right, below, left, above]
-    assert bias[0, middle, right] > bias[0, middle, right + 1] > bias[0, middle, left]
-
-
-def test_of_several_groups_every_other_head_begins_with_the_same_cell_of_the_others() -> None:
-    bias = RelativePositionBias(heads=4, grid=(5, 7), groups=3)().view(4, 3, 35, 3, 35)
-    middle = 2 * 7 + 3
-    right, left = middle + 1, middle - 1
-    for group, other in ((0, 0), (0, 2), (1, 0), (2, 1)):
-        found = bias[:, group, middle, other]
-        assert found[::2].argmax(1).tolist() == [right, left]
-        largest = found[1::2].max(1)
-        if group != other:
-            assert largest.indices.tolist() == [middle, middle]
-        assert (largest.values > 0).all() == (group != other)
 
 
 def make_decoder() -> Decoder:

@@ -14,7 +14,8 @@ from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.nn.differencing import CellCounts
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
-from lightning_idc.nn.transformer import Decoder, EncoderLayer, RelativePositionBias, check_heads
+from lightning_idc.nn.relative_position import RelativePositionBias
+from lightning_idc.nn.transformer import Decoder, EncoderLayer, check_heads
 
 
 class PairTransformerNet(GridCaptionNet):

@@ -8,7 +8,8 @@ from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
-from lightning_idc.nn.transformer import DecoderState, EncoderLayer, RelativePositionBias
+from lightning_idc.nn.relative_position import RelativePositionBias
+from lightning_idc.nn.transformer import DecoderState, EncoderLayer
 
 PLACE_SCALE = 0.3
 """Standard deviation of each of the three parts of a place: together they are as large as embedded features."""
