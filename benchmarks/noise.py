@@ -29,7 +29,6 @@ import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
-from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -264,26 +263,30 @@ def main() -> None:
         work.mkdir(parents=True, exist_ok=True)
         runs = Runs(options, work)
         names = {shift: options.host if shift == "clean" else f"{options.host}, {shift}" for shift in options.shift}
-        for seed, (shift, name) in product(options.seeds, names.items()):
-            study = worlds.setdefault(name, Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL))
-            begin = time.process_time()
+        begin = time.process_time()
+        for seed in options.seeds:
             held_out = runs.held_out(seed)
             noise = planted(load_dual_encoder(runs.relevance(seed)), held_out) | ceiling(held_out)
-            print({"seed": seed, "shift": shift, "relevance": noise}, flush=True)
+            print({"seed": seed, "relevance": noise}, flush=True)
             shares = noise["image_share"], noise["word_share"]
-            found = {
-                arm: once(
-                    work / f"{arm}-{shift}-{seed}-{stamp(options)}.json", partial(runs.arm, arm, seed, shift, shares)
+            for shift, name in names.items():
+                found = {
+                    arm: once(
+                        work / f"{arm}-{shift}-{seed}-{stamp(options)}.json",
+                        partial(runs.arm, arm, seed, shift, shares),
+                    )
+                    for arm in arms
+                }
+                if name not in worlds:
+                    worlds[name] = Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL)
+                worlds[name].add(
+                    seed,
+                    {arm: said for arm, (said, _) in found.items()},
+                    {arm: figures for arm, (_, figures) in found.items()},
+                    relevance=noise,
+                    seconds=time.process_time() - begin,
                 )
-                for arm in arms
-            }
-            study.add(
-                seed,
-                {arm: said for arm, (said, _) in found.items()},
-                {arm: figures for arm, (_, figures) in found.items()},
-                relevance=noise,
-                seconds=time.process_time() - begin,
-            )
+                begin = time.process_time()
             keep(options, worlds, "lightning")
     show(worlds)
 
