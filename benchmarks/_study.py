@@ -71,25 +71,23 @@ class Study:
         references = dict(zip(test.ids, captions_of(test), strict=True))
         return cls(references, constant_caption(captions_of(data.pairs_of("train"))), list(order), control)
 
-    def add(
-        self, seed: int, captioned: Mapping[str, Captioned], figures: dict[str, dict[str, float]], **notes: Any
-    ) -> None:
+    def add(self, seed: int, found: Mapping[str, Said], **notes: Any) -> None:
         """Add what the captioners of one seed said, and print it.
 
         Args:
             seed: of their training.
-            captioned: by row.
-            figures: other scores by row.
+            found: captions and other scores by row.
             notes: plain values of the seed that are no row's.
         """
+        known = [name for name in self.order if name in found]
         self.seeds.append(seed)
-        self.said.append({name: captioned[name] for name in self.order if name in captioned})
+        self.said.append({name: found[name][0] for name in known})
         self.rows.append(rows_of(self.said[-1], self.references, self.constant))
-        self.figures.append(figures)
+        self.figures.append({name: found[name][1] for name in known})
         self.notes.append(notes)
         for row in self.rows[-1]:
             gain = row.over_before.get(METRIC)
-            facts = {**figures.get(row.name, {}), **row.facts}
+            facts = {**found[row.name][1], **row.facts}
             print(
                 f"{seed}  {row.name:<22} {METRIC} {row.score:6.1f}",
                 "" if gain is None else f"{interval(gain)} {row.reading}",
@@ -103,8 +101,8 @@ class Study:
         found = {}
         for place, row in enumerate(self.rows[0]):
             own = [rows[place] for rows in self.rows]
-            others = [figures.get(row.name, {}) for figures in self.figures]
-            first = [figures.get(self.rows[0][0].name, {}) for figures in self.figures]
+            others = [figures[row.name] for figures in self.figures]
+            first = [figures[self.rows[0][0].name] for figures in self.figures]
             found[row.name] = {
                 METRIC: spread([one.score for one in own]),
                 "floors": {name: spread([one.floors[name] for one in own]) for name in row.floors},
@@ -191,7 +189,7 @@ class Study:
             **({"control": self.control, "over_control": self.over_control()} if self.controlled else {}),
             "notes": dict(zip(self.seeds, self.notes, strict=True)),
             "each_seed": [
-                {name: {**row, **figures.get(name, {})} for name, row in rows.items()}
+                {name: {**row, **figures[name]} for name, row in rows.items()}
                 for rows, figures in zip(each, self.figures, strict=True)
             ],
         }

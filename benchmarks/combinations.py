@@ -211,9 +211,7 @@ def main() -> None:
         run = Run(given, world, folder, seed, name)
         found = run.rows(order)
         study = worlds.setdefault(name, Study.of(world.pairs(), ROWS[name], CONTROL))
-        said = {row: captioned for row, (captioned, _) in found.items()}
-        figures = {row: values for row, (_, values) in found.items()}
-        study.add(seed, said, figures, seconds=time.process_time() - begin)
+        study.add(seed, found, seconds=time.process_time() - begin)
         keep(given, worlds, "lightning")
     show(worlds)
 

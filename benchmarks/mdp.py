@@ -219,13 +219,7 @@ def gain(given: argparse.Namespace) -> None:
                 base = (learn if given.order == "paper" else look)(seed, world, given, folder)
                 before = time.process_time() - begin
                 found = {row: tune(seed, world, row, base, given) for row in wanted(given, rows)}
-                study.add(
-                    seed,
-                    {row: said for row, (said, _) in found.items()},
-                    {row: scores for row, (_, scores) in found.items()},
-                    base_cpu_seconds=before,
-                    cpu_seconds=time.process_time() - begin,
-                )
+                study.add(seed, found, base_cpu_seconds=before, cpu_seconds=time.process_time() - begin)
                 keep(given, {name: one for name, one in worlds.items() if one.seeds}, "transformers", "lightning")
     show(worlds)
 

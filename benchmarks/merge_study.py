@@ -79,8 +79,12 @@ def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
         for seed, own in sorted(rows.items()):
             if own != every:
                 raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part anew")
-            said = {name: Captioned(**captioned) for name, captioned in runs[world][seed]["said"].items()}
-            study.add(seed, said, runs[world][seed]["figures"], **runs[world][seed]["notes"])
+            known = runs[world][seed]
+            study.add(
+                seed,
+                {name: (Captioned(**said), known["figures"][name]) for name, said in known["said"].items()},
+                **known["notes"],
+            )
     return studies
 
 
@@ -111,8 +115,10 @@ def across(studies: Mapping[str, Study], row: str) -> Study:
         places = {world: study.seeds.index(seed) for world, study in own.items()}
         found.add(
             seed,
-            {world: study.said[places[world]][row] for world, study in own.items()},
-            {world: study.figures[places[world]].get(row, {}) for world, study in own.items()},
+            {
+                world: (study.said[places[world]][row], study.figures[places[world]][row])
+                for world, study in own.items()
+            },
         )
     return found
 

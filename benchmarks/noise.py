@@ -279,13 +279,7 @@ def main() -> None:
                 }
                 if name not in worlds:
                     worlds[name] = Study.of(SyntheticPairs(**runs.sizes), ARMS, CONTROL)
-                worlds[name].add(
-                    seed,
-                    {arm: said for arm, (said, _) in found.items()},
-                    {arm: figures for arm, (_, figures) in found.items()},
-                    relevance=noise,
-                    seconds=time.process_time() - begin,
-                )
+                worlds[name].add(seed, found, relevance=noise, seconds=time.process_time() - begin)
                 begin = time.process_time()
             keep(options, worlds, "lightning")
     show(worlds)

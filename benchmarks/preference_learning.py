@@ -228,9 +228,7 @@ def main() -> None:
         run = Run(given, folder, seed, world)
         found = run.results(chosen)
         study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
-        said = {name: captioned for name, (captioned, _) in found.items()}
-        figures = {name: values for name, (_, values) in found.items()}
-        study.add(seed, said, figures, seconds=time.process_time() - begin)
+        study.add(seed, found, seconds=time.process_time() - begin)
         keep(given, worlds, "lightning")
     show(worlds)
 

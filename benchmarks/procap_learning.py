@@ -233,12 +233,7 @@ def main() -> None:
                 name: once(folder / f"{name}-{seed}-{stamp(options)}.json", partial(runs.arm, seed, name))
                 for name in wanted(options, list(ARMS))
             }
-            worlds["rendered"].add(
-                seed,
-                {name: said for name, (said, _) in found.items()},
-                {name: scores for name, (_, scores) in found.items()},
-                seconds=time.process_time() - begin,
-            )
+            worlds["rendered"].add(seed, found, seconds=time.process_time() - begin)
             begin = time.process_time()
             keep(options, worlds, "lightning")
     show(worlds)

@@ -144,9 +144,7 @@ def main() -> None:
         print(f"world {world}, seed {seed}", flush=True)
         run = RewardRun(given, folder, seed, world)
         found = run.rows(chosen)
-        study = worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL))
-        said = {name: captioned for name, (captioned, _) in found.items()}
-        study.add(seed, said, {name: figures for name, (_, figures) in found.items()})
+        worlds.setdefault(world, Study.of(run.pairs(), order, CONTROL)).add(seed, found)
         keep(given, worlds, "lightning")
     show(worlds)
 

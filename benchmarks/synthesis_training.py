@@ -228,8 +228,7 @@ def main() -> None:
         run = Run(given, folder, seed, world)
         found, about = run.rows(names)
         study = worlds.setdefault(world, Study.of(run.real(), ROWS, "real"))
-        said = {name: captioned for name, (captioned, _) in found.items()}
-        study.add(seed, said, {name: {} for name in said}, **about, seconds=time.process_time() - begin)
+        study.add(seed, found, **about, seconds=time.process_time() - begin)
         keep(given, worlds, "lightning")
     show(worlds)
 

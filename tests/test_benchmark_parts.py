@@ -47,12 +47,7 @@ def part(studies: Any, path: Path, seed: int, rows: tuple[str, ...], **settings:
     """A part of some rows of a seed, as a study keeps it."""
     given = argparse.Namespace(seeds=[seed], only=list(rows), part=path, out=None, cache=None, work=None, rate=0.1)
     study = studies.Study(REFERENCES, "something moved", ["SFT", "SFT+", "GRPO"], "SFT+")
-    study.add(
-        seed,
-        {row: said(seed)[row] for row in rows},
-        {row: {"missed": float(seed)} for row in rows},
-        seconds=10.0 * seed,
-    )
+    study.add(seed, {row: (said(seed)[row], {"missed": float(seed)}) for row in rows}, seconds=10.0 * seed)
     studies.keep(argparse.Namespace(**{**vars(given), **settings}), {"vague": study})
     return path
 
@@ -70,7 +65,7 @@ def test_parts_of_seeds_and_rows_are_the_study_of_one_run(studies: Any, tmp_path
     merge_study.main()
     whole = studies.Study(REFERENCES, "something moved", ["SFT", "SFT+", "GRPO"], "SFT+")
     for seed in (1, 2):
-        whole.add(seed, said(seed), {row: {"missed": float(seed)} for row in said(seed)}, seconds=10.0 * 2)
+        whole.add(seed, {row: (one, {"missed": float(seed)}) for row, one in said(seed).items()}, seconds=10.0 * 2)
     found = json.loads(out.read_text(encoding="utf-8"))
     assert found["worlds"]["vague"] == json.loads(json.dumps(whole.as_dict()))
     assert found["seeds"] == [1, 2] and found["settings"] == {"rate": 0.1} and len(found["command"]) == 3

@@ -110,8 +110,8 @@ def test_a_row_of_several_worlds_is_a_study_of_worlds() -> None:
     for world, texts in (("one", dict.fromkeys(right, "something moved")), ("other", right)):
         studies[world] = Study(references, "something moved", ["SFT+"])
         for seed in (1, 2) if world == "one" else (2,):
-            said = {"SFT+": Captioned(texts, texts, {id: {} for id in texts})}
-            studies[world].add(seed, said, {"SFT+": {"steps": 3.0}})
+            said = Captioned(texts, texts, {id: {} for id in texts})
+            studies[world].add(seed, {"SFT+": (said, {"steps": 3.0})})
     found = across(studies, "SFT+")
     assert found.order == ["one", "other"] and found.over(0, 1)["mean"] > 0
     assert found.seeds == [2], "the one that both have"
