@@ -12,8 +12,8 @@ the share of captions that bfloat16 leaves as they are. ``_study.py`` says what 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs, of which
 there may be as many again, once; the interval stands beside the answer. Where copying stays better,
-the rows with EPM are refused. Left out for the sake of time: a trunk that has seen images and texts (CLIP's), with
-which the authors' code begins each arm.
+the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers
+of all encoders, those of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
     python benchmarks/procap_learning.py --work WORK --prepare first --only EPM+IPC
@@ -35,6 +35,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import _clip
 import torch
 from _procap import TOKENIZER, NamedProcedures, against_copying
 from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
@@ -115,6 +116,7 @@ class Runs:
         self.cells = SyntheticCells(**{**settings, "train_pairs": named}, grid=4, batch_size=16)
         self.tokenizer = str(folder / "tokenizer.ckpt")
         self.procedures = str(folder / "procedures")
+        self.trunk = str(folder / f"trunk-{options.trunk}.pt") if options.trunk else None
 
     def make_procedures(self) -> None:
         """The tokenizer, and the frames of all training pairs."""
@@ -127,14 +129,27 @@ class Runs:
         run = trainer(1, self.options.device)
         run.predict(interpolator, EveryPair(self.pairs, ["train", "val"]), return_predictions=False)
 
+    def trunk_recall(self) -> float:
+        """Train the small CLIP whose blocks all encoders begin with; share of held-out texts that it finds, in %."""
+        assert self.trunk is not None
+        record = Path(self.trunk).with_suffix(".json")
+        if not record.is_file():
+            train, held_out = self.pairs.pairs_of("train"), self.pairs.pairs_of("val")
+            sizes = {"size": SIZES["image_size"], **{name: SIZES[name] for name in ("width", "layers", "heads")}}
+            found = _clip.train(Path(self.trunk), train, held_out, self.options.trunk, **sizes)
+            save_json(record, {"recall": found})
+        return float(json.loads(record.read_text())["recall"])
+
     def first_stage(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """Checkpoint of a procedure encoder, and how it compares with copying."""
-        target = self.folder / f"first-{keyframes}.ckpt"
+        target = self.folder / f"first-{keyframes}-{self.options.trunk}.ckpt"
         record = target.with_suffix(".json")
         if not record.is_file():
             seed_everything(FIRST_SEED, verbose=False)
             self.pairs.seed = FIRST_SEED
-            model = NamedProcedures(self.procedures, self.tokenizer, keyframes, **SIZES, **learning(3e-3))
+            model = NamedProcedures(
+                self.procedures, self.tokenizer, keyframes, trunk=self.trunk, **SIZES, **learning(3e-3)
+            )
             for rounds in range(1, ROUNDS + 1):
                 run = trainer(self.options.epochs[1], self.options.device)
                 run.fit(model, self.pairs)
@@ -173,6 +188,7 @@ class Runs:
             self.tokenizer,
             first,
             queries,
+            trunk=self.trunk,
             encoder_schedule=WarmupCosine(0.1),
             **SIZES,
             **DECODER,
@@ -211,6 +227,9 @@ def main() -> None:
         help="make the tokenizer, or the first stages too, in --work, and no row",
     )
     parser.add_argument("--queries", type=int, default=1, help="k")
+    parser.add_argument(
+        "--trunk", type=int, default=0, help="epochs of the small CLIP; 0: no arm begins with its blocks"
+    )
     parser.add_argument("--device", default="cpu")
     arguments(parser, (1, 2, 3, 4, 5))
     options = parser.parse_args()
@@ -222,6 +241,7 @@ def main() -> None:
         runs = Runs(options, folder)
         begin = time.process_time()
         runs.make_procedures()
+        notes = {"trunk_recall": runs.trunk_recall()} if options.trunk else {}
         if options.prepare:
             for row in wanted(options, list(ARMS)):
                 if ARMS[row][0] and options.prepare == "first":
@@ -233,7 +253,7 @@ def main() -> None:
                 name: once(folder / f"{name}-{seed}-{stamp(options)}.json", partial(runs.arm, seed, name))
                 for name in wanted(options, list(ARMS))
             }
-            worlds["rendered"].add(seed, found, seconds=time.process_time() - begin)
+            worlds["rendered"].add(seed, found, **notes, seconds=time.process_time() - begin)
             begin = time.process_time()
             keep(options, worlds, "lightning")
     show(worlds)

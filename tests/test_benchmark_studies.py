@@ -26,45 +26,6 @@ def benchmarks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("benchmarks")
-def test_what_is_copied_is_what_is_seen() -> None:
-    from _procap import copies
-
-    # before, between, after; one cell each: 5 became 7
-    true = torch.tensor([[[5], [6], [7]]])
-
-    def copied(*masked: bool) -> list[list[int]]:
-        return [order[0, 1].tolist() for order in copies(true, torch.tensor([[[one] for one in masked]]))]
-
-    assert copied(False, True, False) == [[5], [7]]
-    assert copied(True, True, False) == [[7], [7]]
-    assert copied(False, True, True) == [[5], [5]]
-    assert copied(True, True, True) == [[0], [0]]  # nothing is seen, and nothing said
-    ends = true[:, [0, 2]]
-    assert copies(ends, torch.tensor([[[True], [False]]]))[0].flatten().tolist() == [7, 0]
-
-
-@pytest.mark.usefixtures("benchmarks")
-def test_kinds_of_things_are_predicted_attribute_by_attribute() -> None:
-    from _procap import KindHead
-
-    torch.manual_seed(0)
-    head = KindHead(8)
-    hidden = torch.randn(5, 8)
-    logs = head(hidden)
-    assert logs.shape == (5, 1 + 2 * 8 * 2 * 3)
-    torch.testing.assert_close(logs.exp().sum(-1), torch.ones(5))
-    empty, size, color, material, shape = head.attributes(hidden)
-    torch.testing.assert_close(logs[:, 0].exp(), empty[:, 0].sigmoid())
-    kind = ((1 * 8 + 5) * 2 + 0) * 3 + 2  # the second size, the sixth color, the first material, the third shape
-    parts = (size[:, 1:2], color[:, 5:6], material[:, :1], shape[:, 2:])
-    sums = (
-        part.logsumexp(-1) - whole.logsumexp(-1)
-        for part, whole in zip(parts, (size, color, material, shape), strict=True)
-    )
-    torch.testing.assert_close(logs[:, 1 + kind], (1 - empty[:, 0].sigmoid()).log() + sum(sums))
-
-
-@pytest.mark.usefixtures("benchmarks")
 def test_shifts_of_the_noise_study_are_those_of_the_recipe() -> None:
     import yaml
     from noise import SHIFTS
