@@ -62,13 +62,17 @@ ARMS = ("scratch", "neither", "random", "noise", "noise+reconstruction", "oracle
 CONTROL = "neither"
 TEST_BATCH = 250
 MASKING = ("random", "noise", "noise+reconstruction")
+EVERYWHERE = ("train", "val", "test")
 SHIFTS: dict[str, Callable[[], Corruption] | None] = {
     "clean": None,
     **{f"words{percent}": partial(ReplaceWords, percent / 100) for percent in (20, 40, 60, 80)},
     "noise": GaussianNoise,
     "fog": Fog,
+    "noise_everywhere": partial(GaussianNoise, splits=EVERYWHERE),
+    "fog_everywhere": partial(Fog, splits=EVERYWHERE),
 }
-"""Of NAMC's Table 10: words of the fine-tuning captions are replaced, or the images of the test are corrupted."""
+"""Of NAMC's Table 10: words of the fine-tuning captions are replaced, or images are corrupted: those of the test, or
+those of all splits, between which the paper does not choose."""
 
 
 def adamw(rate: float) -> Any:

@@ -39,8 +39,11 @@ def test_shifts_of_the_noise_study_are_those_of_the_recipe() -> None:
             continue
         corruption = options["base"]["data"]["init_args"]["corruption"]
         assert type(made()).__name__ == corruption["class_path"]
-        if "ratio" in corruption["init_args"]:
-            assert vars(made())["ratio"] == corruption["init_args"]["ratio"]
+        given = corruption["init_args"]
+        if "ratio" in given:
+            assert vars(made())["ratio"] == given["ratio"]
+        of_class = type(made())().splits
+        assert made().splits == tuple(given.get("splits", of_class))
 
 
 class Cached(LightningModule):

@@ -171,8 +171,9 @@ def test_namc_from_pre_training_to_corrupted_data(here: Path, files: dict[str, P
     for recipe, choice in (
         ("namc", {"matrix.phase": "image_editing_request"}),
         ("namc_robustness", {"matrix.shift": "words40"}),
+        ("namc_robustness", {"matrix.shift": "fog_everywhere"}),
     ):
-        out = here / recipe
+        out = here / "-".join([recipe, *choice.values()])
         begin = {"stages.finetune.model.init_from": str(start)}
         run(recipe, out, **choice, **begin, **named, **HERE, **small, **data)
         check_scores(out)
