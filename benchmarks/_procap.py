@@ -114,8 +114,8 @@ class AgainstCopying:
 
     @property
     def above(self) -> bool:
-        """Whether copying is beaten."""
-        return self.patches > self.copied
+        """Whether copying is beaten by more than chance."""
+        return self.low > 0
 
     def __str__(self) -> str:
         return (

@@ -10,9 +10,9 @@ pairs and captions of the first stage besides. Every score is on the test pairs 
 the share of captions that bfloat16 leaves as they are. ``_study.py`` says what else stands beside it.
 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
-better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs, of which
-there may be as many again, once; the interval stands beside the answer. Where copying stays better,
-the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers
+better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs; while the
+interval of the difference reaches 0, as many follow, twice at most. Where copying stays better, the rows with EPM are
+refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers
 of all encoders, those of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
@@ -62,8 +62,8 @@ NAMED_PAIRS = 2000
 """Pairs that the tokenizer is trained on."""
 HELD_OUT = 300
 """Pairs on which the first stage is compared with copying."""
-ROUNDS = 2
-"""Times that a first stage is trained for its epochs, its rate falling to 0 each time, before it is given up."""
+ROUNDS = 3
+"""Times that a first stage is trained for its epochs, its rate falling to 0 each time, while copying is not beaten."""
 
 
 def trainer(epochs: int, device: str, folder: Path | None = None, callbacks: Sequence[Callback] = ()) -> Trainer:
