@@ -58,8 +58,6 @@ SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
 METRICS = ("BLEU-4", "ROUGE-L")
 FIRST_SEED = 1
-NAMED_PAIRS = 2000
-"""Pairs that the tokenizer is trained on."""
 HELD_OUT = 300
 """Pairs on which the first stage is compared with copying."""
 ROUNDS = 3
@@ -112,8 +110,8 @@ class Runs:
         }
         self.pairs = SyntheticPairs(**settings, batch_size=32)
         self.tests = SyntheticPairs(**settings, batch_size=250)
-        named = min(options.pairs, NAMED_PAIRS)
-        self.cells = SyntheticCells(**{**settings, "train_pairs": named}, grid=4, batch_size=16)
+        named = {**settings, "train_pairs": min(options.pairs, options.named)}
+        self.cells = SyntheticCells(**named, grid=4, batch_size=16)
         self.tokenizer = str(folder / "tokenizer.ckpt")
         self.procedures = str(folder / "procedures")
         self.trunk = str(folder / f"trunk-{options.trunk}.pt") if options.trunk else None
@@ -212,6 +210,7 @@ class Runs:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=6000)
+    parser.add_argument("--named", type=int, default=2000, help="pairs that the tokenizer is trained on")
     parser.add_argument("--test_pairs", type=int, default=2000)
     parser.add_argument(
         "--epochs",
