@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from training import quiet_trainer
 
-from lightning_idc.core.schedules import WarmupCosine
+from lightning_idc.core.schedules import WarmupCosine, scheduled
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.nn.image_tokenizer import as_pixels
 
 WORDS = ("", "and", *(word for words in ATTRIBUTE_WORDS.values() for word in words), "end")
 """Words of the texts; the first fills up, the last, whose number is the highest, ends, as CLIP's does."""
@@ -50,7 +51,7 @@ class Scenes(Dataset[tuple[Tensor, Tensor]]):
         self.draw.shuffle(named)
         text = [*[word for thing in named for word in (WORDS.index("and"), *thing)][1:], len(WORDS) - 1]
         image = torch.from_numpy(np.array(self.pairs.images[index][side]))
-        return image.float() / 127.5 - 1, torch.tensor(text + [0] * (CONTEXT - len(text)))
+        return as_pixels(image), torch.tensor(text + [0] * (CONTEXT - len(text)))
 
 
 class SmallCLIP(LightningModule):
@@ -79,10 +80,7 @@ class SmallCLIP(LightningModule):
 
     def configure_optimizers(self) -> Any:
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.rate)
-        steps = int(self.trainer.estimated_stepping_batches)
-        factor = WarmupCosine(0.1)
-        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: factor(step / steps))
-        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+        return scheduled(optimizer, WarmupCosine(0.1), self.trainer)
 
 
 @torch.no_grad()

@@ -4,7 +4,7 @@
     python benchmarks/state.py --write    # puts it into README.md
 
 A row names the file, the world and the two rows of a study (``_study.py``) and what the paper has for the same
-comparison. Where the file does not hold it, the row says why and reads "not decided"; no row is left out.
+comparison. Where the file does not hold it, the row says so and reads "not decided"; no row is left out.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ COLUMNS = (
     "reading",
 )
 NONE = "-"
+NOT_MEASURED = "not measured"
 NO_PAPER = "not in the five"
 
 
@@ -51,7 +52,6 @@ class Comparison:
         row: of the study.
         over: row that it is compared with.
         measure: CIDEr-D, or a fact in percent.
-        otherwise: what stands in the table while the file does not hold the comparison.
     """
 
     what: str
@@ -61,7 +61,6 @@ class Comparison:
     row: str
     over: str
     measure: str = METRIC
-    otherwise: str = "not measured"
 
 
 def _adpo() -> Iterator[Comparison]:
@@ -182,7 +181,7 @@ def cells(one: Comparison, world: Mapping[str, Any] | None) -> list[str]:
         world: its study; None where there is none.
     """
     if world is None or not {one.row, one.over} <= world["summary"].keys():
-        return [one.what, one.paper, one.otherwise, NONE, NONE, NONE, UNDECIDED]
+        return [one.what, one.paper, NOT_MEASURED, NONE, NONE, NONE, UNDECIDED]
     gain = gain_of(world, one.row, one.over, one.measure)
     row = world["summary"][one.row]
     floor = max(row["floors"], key=lambda name: row["floors"][name][0])

@@ -93,7 +93,7 @@ def test_all_encoders_of_the_smallest_study_of_procap_begin_with_the_small_clip(
 
     def watched(self: Any, *args: Any, **options: Any) -> None:
         weight = self.built_net.encoder.layers[2].qkv.weight.detach().clone()
-        begun.setdefault(type(self).__name__, weight)  # a first stage may train for two rounds
+        begun.setdefault(type(self).__name__, weight)  # a first stage may train for several rounds
 
     for stage in (procap_learning.ProCap, procap_learning.NamedProcedures):
         monkeypatch.setattr(stage, "on_fit_start", watched)
