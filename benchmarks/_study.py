@@ -260,6 +260,20 @@ def once(path: Path, make: Callable[[], Said]) -> Said:
     return said, figures
 
 
+def figures_of(trained: Path, make: Callable[[Path], Mapping[str, float]]) -> dict[str, float]:
+    """Figures of a training, read from the file beside its checkpoint; where there is none it is trained.
+
+    Args:
+        trained: its checkpoint; the figures stand beside it, as JSON.
+        make: trains, writes the checkpoint and returns the figures.
+    """
+    record = trained.with_suffix(".json")
+    if not record.is_file():
+        save_json(record, dict(make(trained)))
+    found: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
+    return found
+
+
 def keep(given: argparse.Namespace, worlds: Mapping[str, Study], *packages: str) -> None:
     """Write what there is so far; called after every seed, so that a study that is stopped leaves what it has.
 

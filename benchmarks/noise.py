@@ -23,7 +23,6 @@ every score.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -37,7 +36,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 from _noise import IMAGE_SHARE, WORD_SHARE, MaskPlanted, attributes_right, ceiling, planted  # noqa: E402
-from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, figures_of, keep, once, show, stamp, wanted  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
@@ -47,7 +46,6 @@ from lightning_idc.core.schedules import WarmupCosine, WarmupLinear  # noqa: E40
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs  # noqa: E402
 from lightning_idc.data.synthetic.descriptions import DescribedSource, SyntheticDescriptions  # noqa: E402
 from lightning_idc.data.transforms.robustness import Corruption, Fog, GaussianNoise, ReplaceWords  # noqa: E402
-from lightning_idc.files import save_json  # noqa: E402
 from lightning_idc.methods.namc.dual_encoder import load_dual_encoder  # noqa: E402
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction  # noqa: E402
 from lightning_idc.methods.namc.module import NAMC  # noqa: E402
@@ -174,7 +172,8 @@ class Runs:
         result: dict[str, float] = {}
         start = self.work / f"pretrained-{arm}-{seed}-{stamp(self.options)}.ckpt"
         if arm != "scratch":
-            result = self.pretrained(arm, seed, shares, start)
+            # for all shifts once
+            result = figures_of(start, partial(self.pretrain, arm, seed, shares))
         options, look, corruption = self.options, str(self.look()), SHIFTS[shift]
         own: dict[str, Any] = {**self.sizes, "corruption": corruption() if corruption else None}
         seed_everything(seed, verbose=False)
@@ -184,14 +183,6 @@ class Runs:
         trained(tuned, few, options.finetune_epochs)
         said, _ = asked(quiet_trainer(default_root_dir=self.work), tuned, SyntheticPairs(**own, batch_size=TEST_BATCH))
         return said, result
-
-    def pretrained(self, arm: str, seed: int, shares: tuple[float, float], start: Path) -> dict[str, float]:
-        """Pre-train once for all shifts: figures of it, and the captioner in ``start``."""
-        record = start.with_suffix(".json")
-        if not record.is_file():
-            save_json(record, self.pretrain(arm, seed, shares, start))
-        found: dict[str, float] = json.loads(record.read_text(encoding="utf-8"))
-        return found
 
     def pretrain(self, arm: str, seed: int, shares: tuple[float, float], start: Path) -> dict[str, float]:
         """Pre-train in one way, keep the captioner in ``start``, and measure its descriptions."""

@@ -12,8 +12,8 @@ the share of captions that bfloat16 leaves as they are. ``_study.py`` says what 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs; while the
 interval of the difference reaches 0, as many follow, twice at most. Where copying stays better, the rows with EPM are
-refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers
-of all encoders, those of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
+refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers of all encoders, those
+of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
     python benchmarks/procap_learning.py --work WORK --prepare first --only EPM+IPC
@@ -24,7 +24,6 @@ of all encoders, those of the first stages too, begin with the image blocks of o
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
 import tempfile
 import time
@@ -38,14 +37,13 @@ from typing import Any
 import _clip
 import torch
 from _procap import TOKENIZER, NamedProcedures, against_copying
-from _study import Said, Study, arguments, asked, keep, once, show, stamp, wanted
+from _study import Said, Study, arguments, asked, figures_of, keep, once, show, stamp, wanted
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
 
 from lightning_idc.callbacks import CacheFeatures
 from lightning_idc.core.schedules import WarmupCosine
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
-from lightning_idc.files import save_json
 from lightning_idc.methods.procap.flow import DISMidpoint
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
@@ -130,35 +128,34 @@ class Runs:
     def trunk_recall(self) -> float:
         """Train the small CLIP whose blocks all encoders begin with; share of held-out texts that it finds, in %."""
         assert self.trunk is not None
-        record = Path(self.trunk).with_suffix(".json")
-        if not record.is_file():
-            train, held_out = self.pairs.pairs_of("train"), self.pairs.pairs_of("val")
-            sizes = {"size": SIZES["image_size"], **{name: SIZES[name] for name in ("width", "layers", "heads")}}
-            found = _clip.train(Path(self.trunk), train, held_out, self.options.trunk, **sizes)
-            save_json(record, {"recall": found})
-        return float(json.loads(record.read_text())["recall"])
+        return figures_of(Path(self.trunk), self.train_trunk)["recall"]
+
+    def train_trunk(self, target: Path) -> dict[str, float]:
+        """Train the small CLIP, and figures of it."""
+        train, held_out = self.pairs.pairs_of("train"), self.pairs.pairs_of("val")
+        sizes = {"size": SIZES["image_size"], **{name: SIZES[name] for name in ("width", "layers", "heads")}}
+        return {"recall": _clip.train(target, train, held_out, self.options.trunk, **sizes)}
 
     def first_stage(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """Checkpoint of a procedure encoder, and how it compares with copying."""
         target = self.folder / f"first-{keyframes}-{self.options.trunk}.ckpt"
-        record = target.with_suffix(".json")
-        if not record.is_file():
-            seed_everything(FIRST_SEED, verbose=False)
-            self.pairs.seed = FIRST_SEED
-            model = NamedProcedures(
-                self.procedures, self.tokenizer, keyframes, trunk=self.trunk, **SIZES, **learning(3e-3)
-            )
-            for rounds in range(1, ROUNDS + 1):
-                run = trainer(self.options.epochs[1], self.options.device)
-                run.fit(model, self.pairs)
-                found = against_copying(model, self.pairs.pairs_of("val"))
-                epochs = rounds * self.options.epochs[1]
-                print(f"first stage, k = {keyframes}, {epochs} epochs: {found}", flush=True)
-                if found.above:
-                    break
-            run.save_checkpoint(target)
-            save_json(record, {**asdict(found), "first_epochs": epochs})
-        return str(target), json.loads(record.read_text())
+        return str(target), figures_of(target, partial(self.train_first, keyframes))
+
+    def train_first(self, keyframes: int, target: Path) -> dict[str, float]:
+        """Train a procedure encoder until copying is beaten, and figures of it."""
+        seed_everything(FIRST_SEED, verbose=False)
+        self.pairs.seed = FIRST_SEED
+        model = NamedProcedures(self.procedures, self.tokenizer, keyframes, trunk=self.trunk, **SIZES, **learning(3e-3))
+        for rounds in range(1, ROUNDS + 1):
+            run = trainer(self.options.epochs[1], self.options.device)
+            run.fit(model, self.pairs)
+            found = against_copying(model, self.pairs.pairs_of("val"))
+            epochs = rounds * self.options.epochs[1]
+            print(f"first stage, k = {keyframes}, {epochs} epochs: {found}", flush=True)
+            if found.above:
+                break
+        run.save_checkpoint(target)
+        return {**asdict(found), "first_epochs": epochs}
 
     def start(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """A first stage that a second one may start from.
