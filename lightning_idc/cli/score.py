@@ -211,9 +211,8 @@ def _show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     )
     width = max(shutil.get_terminal_size().columns, 60)
     console = Console(width=width, highlight=False, markup=False)
-    title = (
-        f"{protocol['name']} ({protocol['hash']}): {headline['pairs']} pairs, {headline['references']} references, x100"
-    )
+    counts = ", ".join(f"{count} {name}" for name, count in headline.items())
+    title = f"{protocol['name']} ({protocol['hash']}): {counts}, x100"
     console.print()
     console.print(title, style="bold", soft_wrap=True)
     console.print(as_rich(summary, "", width))

@@ -1,7 +1,8 @@
 """How sure a score is, and whether two captioners differ: the bootstrap over pairs (Efron 1979; Koehn 2004).
 
-Pairs are drawn again and again with replacement. BLEU and METEOR of a drawn corpus come from its summed counts, the
-others are means over its pairs; CIDEr-D keeps the word weights of the whole corpus. The captioner and its training are
+Pairs are drawn again and again with replacement, each with all its records where a protocol scores these one by one.
+BLEU and METEOR of a drawn corpus come from its summed counts, the others are means over what it holds; CIDEr-D keeps
+the word weights of the whole corpus. The captioner and its training are
 held fixed: an interval says how far another draw of test pairs could move the score, not another seed of training.
 """
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
-from lightning_idc.metrics.corpus import Floats
+from lightning_idc.metrics.corpus import Floats, Ints
 
 _BLOCK = 64
 _AT_ONCE = 16_000_000  # weights of pairs in one block, 128 MB
@@ -81,7 +82,7 @@ def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, see
         True
     """
     _check(scores, samples, confidence)
-    drawn = _concatenated(_drawn(scores, weights) for weights in _weights(scores.pairs, samples, seed))
+    drawn = _concatenated(_drawn(scores, weights) for weights in _weights(scores, samples, seed))
     tail = (1 - confidence) / 2
     return {name: Interval(*map(float, np.quantile(values, [tail, 1 - tail]))) for name, values in drawn.items()}
 
@@ -111,7 +112,8 @@ def compare(
         (20, 0, True)
     """
     _check(first, samples, confidence)
-    if first.ids != second.ids or first.references != second.references:
+    one, other = (first.ids, first.references, first.records_of), (second.ids, second.references, second.records_of)
+    if one != other:
         odd = sorted(set(first.ids) ^ set(second.ids))
         raise PairError(
             f"two captioners are compared on the same pairs and references only; {len(odd)} pairs are scored for one "
@@ -121,7 +123,7 @@ def compare(
     tail = (1 - confidence) / 2
     drawn = _concatenated(
         {name: there[name] - here[name] for name in names}
-        for weights in _weights(first.pairs, samples, seed)
+        for weights in _weights(first, samples, seed)
         for here, there in [(_drawn(first, weights), _drawn(second, weights))]
     )
     found = {}
@@ -131,7 +133,7 @@ def compare(
         beyond = min((differences <= _NOTHING).sum(), (differences >= -_NOTHING).sum())
         p = min(1.0, 2 * (float(beyond) + 1) / (samples + 1))
         here, there = first.values[name], second.values[name]
-        gains = second.per_pair[name] - first.per_pair[name]
+        gains = _by_pair(second, second.per_pair[name] - first.per_pair[name])
         wins, losses = int((gains > _NOTHING).sum()), int((gains < -_NOTHING).sum())
         found[name] = Difference(here, there, there - here, low, high, p, wins, losses)
     return found
@@ -144,7 +146,31 @@ def _check(scores: Scores, samples: int, confidence: float) -> None:
         raise PairError(f"{samples} samples and a confidence of {confidence} make no interval; take 1000 and 0.95")
 
 
-def _weights(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
+def _pair_of(scores: Scores) -> Ints | None:
+    """Place of its pair for each record, in the order of the pairs' first records; None where each pair has one."""
+    if not scores.records_of:
+        return None
+    pairs = [scores.records_of[id] for id in scores.ids]
+    places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
+    return np.array([places[pair] for pair in pairs])
+
+
+def _by_pair(scores: Scores, values: Floats) -> Floats:
+    """Means over the records of each pair."""
+    pair_of = _pair_of(scores)
+    if pair_of is None:
+        return values
+    return np.bincount(pair_of, values) / np.bincount(pair_of)
+
+
+def _weights(scores: Scores, samples: int, seed: int) -> Iterator[Floats]:
+    """How often each record is drawn, which is how often its pair is: blocks of ``(block, records)``."""
+    pair_of = _pair_of(scores)
+    for block in _draws(scores.pairs, samples, seed):
+        yield block if pair_of is None else block[:, pair_of]
+
+
+def _draws(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each pair is drawn, a block of corpora at a time, ``(block, P)``; the next block takes its place."""
     generator = np.random.default_rng(seed)
     most = max(1, min(_BLOCK, _AT_ONCE // pairs))
@@ -169,7 +195,9 @@ def _drawn(scores: Scores, weights: Floats) -> dict[str, Floats]:
         found |= dict(zip(names, 100 * combine(statistics @ weights.T), strict=True))
     for name, values in scores.per_pair.items():
         if name not in found:
-            found[name] = weights @ values / scores.pairs
+            # a drawn corpus has as many pairs, and more or fewer records
+            records = weights.sum(1) if scores.records_of else scores.records
+            found[name] = weights @ values / records
     return {name: found[name] for name in scores.values}
 
 

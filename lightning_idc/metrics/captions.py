@@ -30,11 +30,12 @@ class Scores:
     Args:
         values: corpus score by metric.
         per_pair: score of each pair by metric, in the order of ``ids``.
-        ids: pairs.
+        ids: of what was scored, a pair or one of several records of it.
         references: number of references.
         missing: metrics that were asked for and could not be computed, with the reason.
         statistics: counts of each pair, for metrics whose corpus score is not a mean over pairs, ``(S, P)``.
         backends: what computed a metric, where there is a choice.
+        records_of: pair of each id, where a pair has several records; empty where every id is a pair's.
     """
 
     values: dict[str, float]
@@ -44,10 +45,16 @@ class Scores:
     missing: dict[str, str] = field(default_factory=dict)
     statistics: dict[str, Floats] = field(default_factory=dict)
     backends: dict[str, str] = field(default_factory=dict)
+    records_of: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def pairs(self) -> int:
         """Number of pairs."""
+        return len({self.records_of[id] for id in self.ids}) if self.records_of else len(self.ids)
+
+    @property
+    def records(self) -> int:
+        """Number of scored records; that of the pairs where each has one."""
         return len(self.ids)
 
     def as_dict(self) -> dict[str, float]:

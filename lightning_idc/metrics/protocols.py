@@ -311,7 +311,9 @@ def evaluate(
         keys = _keys(part)
         said = {key: captions[truth.id] for key, truth in zip(keys, part, strict=True)}
         expected = {key: truth.references for key, truth in zip(keys, part, strict=True)}
-        found[name] = protocol.score(said, expected, asked, resources or ScoringResources())
+        scores = protocol.score(said, expected, asked, resources or ScoringResources())
+        records_of = {key: truth.id for key, truth in zip(keys, part, strict=True) if key != truth.id}
+        found[name] = replace(scores, records_of=records_of)
     return found
 
 

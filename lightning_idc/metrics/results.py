@@ -102,7 +102,7 @@ def make_result(
         "scores": {name: {m: rounded(v) for m, v in scores.values.items()} for name, scores in parts.items()},
         "intervals": {m: [rounded(i.low), rounded(i.high)] for m, i in (intervals or {}).items()},
         "not_computed": _not_computed(protocol, parts),
-        "counts": {name: {"pairs": s.pairs, "references": s.references} for name, s in parts.items()},
+        "counts": {name: _counts(scores) for name, scores in parts.items()},
         "pairs_without_a_reference_that_says_anything": sum(
             not any(text.strip() for text in truth.references) for truth in truths
         ),
@@ -191,6 +191,11 @@ def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, 
     there = {name for scores in parts.values() for name in _families(scores)}
     absent = {name: "not computed: not asked for" for name in protocol.metrics if name not in there}
     return absent | next(iter(parts.values())).missing
+
+
+def _counts(scores: Scores) -> dict[str, int]:
+    records = {"records": scores.records} if scores.records_of else {}
+    return {"pairs": scores.pairs, **records, "references": scores.references}
 
 
 def _families(scores: Scores) -> set[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,12 @@ import pytest
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
-from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
+from lightning_idc.metrics.captions import FAST, References, Scores, ScoringResources, score_captions
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, ReferenceCounts
 from lightning_idc.metrics.diversity import diversity
+from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.protocols import evaluate, protocol_named
 
 WORDS = ["a", "the", "small", "red", "cube", "sphere", "moved", "left", "gone", "now"]
 
@@ -120,10 +123,54 @@ def test_pairs_are_drawn_as_the_seed_says(monkeypatch: pytest.MonkeyPatch, pairs
     """Intervals that were printed stay what they are."""
     monkeypatch.setattr(resampling, "_CACHED", 700)
     generator = np.random.default_rng(5)
-    blocks = [block.copy() for block in resampling._weights(pairs, samples, 5)]
+    blocks = [block.copy() for block in resampling._draws(pairs, samples, 5)]
     for weights in np.concatenate(blocks):
         assert (weights == np.bincount(generator.integers(pairs, size=pairs), minlength=pairs)).all()
     assert sum(map(len, blocks)) == samples
+
+
+def test_records_of_a_pair_are_drawn_together() -> None:
+    """Five references of a pair, each on its own, say no more about other pairs than their mean does."""
+    generator = random.Random(1)
+    words = "abcdefghijklmnop"
+    truths, captioners = [], ({}, {})  # type: tuple[list[ReferenceRecord], tuple[dict[str, str], dict[str, str]]]
+    for number in range(60):
+        spoken = generator.choices(words, k=6)
+        said = tuple(" ".join([*spoken[:5], generator.choice(words)]) for _ in range(5))
+        truths.append(ReferenceRecord(f"pair {number}", said))
+        for captions in captioners:
+            captions[f"pair {number}"] = " ".join(spoken) if generator.random() < 0.5 else "z y x"
+    of_records = [evaluate(protocol_named("interleave-rouge"), captions, truths)["all"] for captions in captioners]
+    of_pairs = [
+        Scores(scores.values, {"ROUGE-L": scores.per_pair["ROUGE-L"].reshape(60, 5).mean(1)}, list(captions), 300)
+        for scores, captions in zip(of_records, captioners, strict=True)
+    ]
+    assert [(scores.pairs, scores.records) for scores in of_records] == [(60, 300)] * 2
+    whole, means = (bootstrap(scores[0])["ROUGE-L"] for scores in (of_records, of_pairs))
+    assert (whole.low, whole.high) == pytest.approx((means.low, means.high))
+    found, expected = (compare(*scores)["ROUGE-L"].as_dict() for scores in (of_records, of_pairs))
+    assert found == pytest.approx(expected)
+
+
+def test_drawn_pairs_bring_all_their_records() -> None:
+    """Pairs with one, two and three records: a draw of pairs equals scoring the records that come with them."""
+    said, expected = texts(6, seed=7)
+    metrics = ["BLEU", "METEOR", "ROUGE-L"]
+    pair_of = dict(zip(expected, "abbccc", strict=True))
+    scores = replace(score_captions(said, expected, metrics), records_of=pair_of)
+    times = {"a": 3, "b": 0, "c": 2}
+    copies = [(id, copy) for id in scores.ids for copy in range(times[pair_of[id]])]
+    drawn = score_captions(
+        {f"{id}/{copy}": said[id] for id, copy in copies},
+        {f"{id}/{copy}": expected[id] for id, copy in copies},
+        metrics,
+    )
+    found = resampling._drawn(scores, np.array([[times[pair_of[id]] for id in scores.ids]], dtype=np.float64))
+    for name, value in drawn.values.items():
+        assert found[name][0] == pytest.approx(value, abs=1e-9), name
+    blocks = list(resampling._weights(scores, 20, 0))
+    assert all((block[:, 1] == block[:, 2]).all() and (block[:, 3] == block[:, 5]).all() for block in blocks)
+    assert all((block[:, [0, 1, 3]].sum(1) == scores.pairs).all() for block in blocks)
 
 
 def test_intervals_hold_the_score_and_come_again() -> None:

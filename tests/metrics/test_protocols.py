@@ -107,7 +107,7 @@ def test_repeated_and_empty_records_need_a_protocol_that_says_what_they_mean() -
     grouped = evaluate(protocol_named("spot-the-diff/grouped"), SAID, twice, FAST)["all"]
     entry = evaluate(protocol_named("spot-the-diff/entry"), SAID, twice, FAST)["all"]
     assert (grouped.pairs, grouped.references) == (3, 6)
-    assert (entry.pairs, entry.references) == (4, 6)
+    assert (entry.pairs, entry.records, entry.references) == (3, 4, 6)
     assert entry.ids[0] == "a#1" and entry.ids[-1] == "a#2"
 
 
@@ -158,8 +158,8 @@ def test_spot_the_diff_counts_stand(annotations: Path) -> None:
     counts = {}
     for name in ("grouped", "entry", "multi"):
         scores = evaluate(protocol_named(f"spot-the-diff/{name}"), said, truths, ["BLEU"])["all"]
-        counts[name] = (scores.pairs, scores.references)
-    assert counts == {"grouped": (1270, 2107), "entry": (1404, 2107), "multi": (1270, 1270)}
+        counts[name] = (scores.pairs, scores.records, scores.references)
+    assert counts == {"grouped": (1270, 1270, 2107), "entry": (1270, 1404, 2107), "multi": (1270, 1270, 1270)}
 
 
 def test_ids_score_as_words_but_for_what_the_vocabulary_lacks(annotations: Path, tmp_path: Path) -> None:
@@ -203,7 +203,7 @@ def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
 
 def test_interleave_scores_each_reference() -> None:
     scores = evaluate(protocol_named("interleave-rouge"), SAID, TRUTHS)["all"]
-    assert scores.pairs == 5 and set(scores.values) == {"ROUGE-L"}
+    assert (scores.pairs, scores.records) == (3, 5) and set(scores.values) == {"ROUGE-L"}
     assert scores.of_pair("a#1")["ROUGE-L"] == pytest.approx(100, abs=1e-4)
 
 
