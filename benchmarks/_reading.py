@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from scipy import stats
+
 from lightning_idc.metrics.floors import BELOW, UNDECIDED
 
-STUDENT = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
-"""0.975 quantiles of Student's t with 1 to 9 degrees of freedom."""
 MANY_PAIRS, MANY_SEEDS = 2000, 5
 """Test pairs from which on their bootstrap decides by itself; it does not know how another seed would have trained.
 With fewer pairs, seeds from which on a difference may count as decided."""
@@ -24,7 +24,7 @@ def over_seeds(differences: Sequence[float]) -> dict[str, Any]:
     """Mean of the seeds' differences with Student's 95 % interval, which a single seed does not have."""
     mean, deviation = spread(differences)
     count = len(differences)
-    half = STUDENT[count - 2] * deviation / count**0.5 if 1 < count <= len(STUDENT) + 1 else None
+    half = float(stats.t.ppf(0.975, count - 1)) * deviation / count**0.5 if count > 1 else None
     return {
         "mean": mean,
         "interval": None if half is None else [mean - half, mean + half],

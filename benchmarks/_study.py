@@ -16,6 +16,7 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,8 +38,8 @@ from lightning_idc.report.comparison import METRIC, Captioned, Row, interval, ro
 
 Said = tuple[Captioned, dict[str, float]]
 """What a captioner says of the test pairs, and other scores of it by name."""
-PLACES = ("cache", "work", "part", "out")
-"""Arguments that say where something is kept, which are no settings of a study."""
+PLACES = ("cache", "work", "part", "out", "prepare", "what")
+"""Arguments that say where something is kept or how far to go, which are no settings of a study."""
 VARIED = ("seeds", "only", "world", "shift")
 """Settings in which parts of one study may differ."""
 
@@ -205,12 +206,25 @@ def arguments(parser: argparse.ArgumentParser, seeds: Sequence[int]) -> None:
     parser.add_argument("--out", type=Path, help="JSON file of the summary")
 
 
+@contextmanager
+def kept_in(given: argparse.Namespace) -> Iterator[Path]:
+    """Folder for all that a study makes on its way; without ``--work`` it goes at the end.
+
+    Within ``--work`` each commit and each choice of settings has its own, so that nothing that was made otherwise is
+    taken for what a study needs.
+    """
+    with tempfile.TemporaryDirectory() as made:
+        folder = given.work / stamp(given) if given.work else Path(made)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield folder
+
+
 def each_run(given: argparse.Namespace) -> Iterator[tuple[str, int, Path]]:
     """World, seed and folder of each run of a study; without ``--work`` the folders go at the end."""
-    with tempfile.TemporaryDirectory() as folder:
+    with kept_in(given) as folder:
         for world in given.world:
             for seed in given.seeds:
-                yield world, seed, (given.work or Path(folder)) / str(seed)
+                yield world, seed, folder / str(seed)
 
 
 def wanted(given: argparse.Namespace, rows: Sequence[str]) -> list[str]:
@@ -238,7 +252,7 @@ def asked(trainer: Any, captioner: PairCaptioner, data: PairDataModule) -> Said:
 
 
 def stamp(given: argparse.Namespace) -> str:
-    """Short name of a commit and of all settings in which parts may not differ, for files in ``--work``."""
+    """Short name of a commit and of all settings in which parts may not differ."""
     settings = {name: str(value) for name, value in vars(given).items() if name not in PLACES + VARIED}
     return fingerprint_of({"commit": commit(), "settings": settings})[:12]
 
@@ -249,7 +263,7 @@ def once(path: Path, make: Callable[[], Said]) -> Said:
     A run that was stopped goes on after its last row where ``--work`` keeps its files.
 
     Args:
-        path: JSON file, in whose name :func:`stamp` stands.
+        path: JSON file in the folder of :func:`kept_in`.
         make: trains and asks the captioner.
     """
     if path.is_file():
@@ -264,7 +278,7 @@ def figures_of(trained: Path, make: Callable[[Path], Mapping[str, float]]) -> di
     """Figures of a training, read from the file beside its checkpoint; where there is none it is trained.
 
     Args:
-        trained: its checkpoint; the figures stand beside it, as JSON.
+        trained: its checkpoint in the folder of :func:`kept_in`; the figures stand beside it, as JSON.
         make: trains, writes the checkpoint and returns the figures.
     """
     record = trained.with_suffix(".json")

@@ -31,7 +31,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 import torch  # noqa: E402 - after the number of threads is set
 from _budget import Budget, ByClock, fitted  # noqa: E402
 from _captioners import CLASSES, FROZEN, RATES, SIDE, CaptionRelevance, World, adamw  # noqa: E402
-from _study import Said, Study, arguments, asked, each_run, keep, once, show, stamp, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, each_run, keep, once, show, wanted  # noqa: E402
 from lightning.pytorch import Callback, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
@@ -78,7 +78,6 @@ class Run:
 
     def __init__(self, given: argparse.Namespace, world: World, folder: Path, seed: int, name: str) -> None:
         self.given, self.world, self.folder, self.seed, self.name = given, world, folder, seed, name
-        self.stamp = f"{name}-{stamp(given)}"
         self.noise = given.noise if name == "clip4idc" else 0.0
         folder.mkdir(parents=True, exist_ok=True)
 
@@ -92,7 +91,7 @@ class Run:
 
     def first(self) -> Path:
         """Checkpoint of the captioner that all trainings of the seed go on from."""
-        path = self.folder / f"first-{self.stamp}.ckpt"
+        path = self.folder / f"first-{self.name}.ckpt"
         if not path.is_file():
             seed_everything(self.seed, workers=True, verbose=False)
             budget = Budget.begin(dict(zip(ROWS, self.given.first_seconds, strict=True))[self.name])
@@ -146,7 +145,7 @@ class Run:
 
     def relevance(self, data: PairDataModule, budget: Budget) -> str:
         """Checkpoint of encoders that find the noise, for a share of the budget."""
-        path = self.folder / f"relevance-{self.stamp}.ckpt"
+        path = self.folder / f"relevance-{self.name}.ckpt"
         own = Budget.begin(LOOK_FOR_NOISE * budget.seconds)
         model = CaptionRelevance(
             backbone_weights=self.world.look(),
@@ -162,7 +161,7 @@ class Run:
         found = {}
         for name in names:
             make: Callable[[], Said] = self.start if name == "SFT" else partial(self.continued, name)
-            found[name] = once(self.folder / f"{name}-{self.stamp}.json", make)
+            found[name] = once(self.folder / f"{name}-{self.name}.json", make)
         return found
 
 

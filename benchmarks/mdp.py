@@ -24,7 +24,6 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 import yaml
 from _harness import report
-from _study import Study, arguments, asked, keep, show, wanted
+from _study import Study, arguments, asked, keep, kept_in, show, wanted
 from lightning.pytorch import seed_everything
 from training import quiet_trainer
 
@@ -211,11 +210,11 @@ def tune(seed: int, world: str, row: str, base: Path, given: argparse.Namespace)
 def gain(given: argparse.Namespace) -> None:
     rows = ROWS[given.order]
     worlds = {world: Study.of(SyntheticPairs(**pairs_of(world, given)), rows, control=rows[0]) for world in given.world}
-    with tempfile.TemporaryDirectory() as made:
+    with kept_in(given) as kept:
         for world, study in worlds.items():
             for seed in given.seeds:
                 begin = time.process_time()
-                folder = (given.work or Path(made)) / f"{world}-{seed}"
+                folder = kept / f"{world}-{seed}"
                 base = (learn if given.order == "paper" else look)(seed, world, given, folder)
                 before = time.process_time() - begin
                 found = {row: tune(seed, world, row, base, given) for row in wanted(given, rows)}
@@ -244,9 +243,10 @@ def main() -> None:
     if given.what == "base":
         if given.work is None:
             raise SystemExit("base keeps its checkpoints in --work; name a folder")
-        for world in given.world:
-            for seed in given.seeds:
-                learn(seed, world, given, given.work / f"{world}-{seed}")
+        with kept_in(given) as kept:
+            for world in given.world:
+                for seed in given.seeds:
+                    learn(seed, world, given, kept / f"{world}-{seed}")
         return
     if given.what == "gain":
         gain(given)

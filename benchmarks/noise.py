@@ -24,7 +24,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
@@ -36,7 +35,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 from _noise import IMAGE_SHARE, WORD_SHARE, MaskPlanted, attributes_right, ceiling, planted  # noqa: E402
-from _study import Said, Study, arguments, asked, figures_of, keep, once, show, stamp, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, figures_of, keep, kept_in, once, show, wanted  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything  # noqa: E402
 from training import quiet_trainer  # noqa: E402
 
@@ -170,7 +169,7 @@ class Runs:
     def arm(self, arm: str, seed: int, shift: str, shares: tuple[float, float]) -> Said:
         """What one way of pre-training ends in: captions of the test pairs, and figures."""
         result: dict[str, float] = {}
-        start = self.work / f"pretrained-{arm}-{seed}-{stamp(self.options)}.ckpt"
+        start = self.work / f"pretrained-{arm}-{seed}.ckpt"
         if arm != "scratch":
             # for all shifts once
             result = figures_of(start, partial(self.pretrain, arm, seed, shares))
@@ -253,9 +252,7 @@ def main() -> None:
         parser.error("reconstruction needs --host namc: the other host's backbone is frozen here; see --only")
     torch.set_num_threads(1)
     worlds: dict[str, Study] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        work = options.work or Path(folder)
-        work.mkdir(parents=True, exist_ok=True)
+    with kept_in(options) as work:
         runs = Runs(options, work)
         names = {shift: options.host if shift == "clean" else f"{options.host}, {shift}" for shift in options.shift}
         begin = time.process_time()
@@ -266,10 +263,7 @@ def main() -> None:
             shares = noise["image_share"], noise["word_share"]
             for shift, name in names.items():
                 found = {
-                    arm: once(
-                        work / f"{arm}-{shift}-{seed}-{stamp(options)}.json",
-                        partial(runs.arm, arm, seed, shift, shares),
-                    )
+                    arm: once(work / f"{arm}-{shift}-{seed}.json", partial(runs.arm, arm, seed, shift, shares))
                     for arm in arms
                 }
                 if name not in worlds:

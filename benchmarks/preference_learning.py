@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _study import Said, Study, arguments, asked, each_run, keep, once, show, stamp, wanted
+from _study import Said, Study, arguments, asked, each_run, keep, once, show, wanted
 from lightning.pytorch import Callback, Trainer, seed_everything
 from lightning.pytorch.callbacks import ModelCheckpoint
 from training import quiet_trainer
@@ -70,8 +70,7 @@ class Run:
     """
 
     def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
-        self.given, self.folder, self.seed = given, folder, seed
-        self.stamp = f"{world}-{stamp(given)}"
+        self.given, self.folder, self.seed, self.world = given, folder, seed, world
         self.unchanged, self.vague = WORLDS[world]
         self.sizes: dict[str, Any] = dict(
             train_pairs=given.pairs,
@@ -101,28 +100,28 @@ class Run:
 
     def supervised(self) -> str:
         """Checkpoint of the SFT policy."""
-        if (self.folder / f"sft-{self.stamp}.ckpt").is_file():
-            return str(self.folder / f"sft-{self.stamp}.ckpt")
-        look = f"look-{stamp(self.given)}"
-        if not (self.folder / f"{look}.ckpt").is_file():
+        policy, look = (self.folder / f"{name}.ckpt" for name in (f"sft-{self.world}", "look"))
+        if policy.is_file():
+            return str(policy)
+        if not look.is_file():
             data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
             seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
             namer = ObjectNaming(optimizer=adamw(1e-2))
-            self.trainer(self.given.look_epochs, [self.saver(look)]).fit(namer, data)
+            self.trainer(self.given.look_epochs, [self.saver(look.stem)]).fit(namer, data)
         captioner = PairTransformer(
-            backbone_weights=str(self.folder / f"{look}.ckpt"),
+            backbone_weights=str(look),
             freeze_backbone=True,
             captions_per_pair=3,
             dropout=0.0,
             optimizer=adamw(1.5e-3),
             schedule=WarmupCosine(0.1),
         )
-        self.trainer(self.given.sft_epochs, [self.saver(f"sft-{self.stamp}")]).fit(captioner, self.pairs())
-        return str(self.folder / f"sft-{self.stamp}.ckpt")
+        self.trainer(self.given.sft_epochs, [self.saver(policy.stem)]).fit(captioner, self.pairs())
+        return str(policy)
 
     def row(self, name: str, make: Callable[[], Said]) -> Said:
         """A row of this seed and world; one that is there is taken."""
-        return once(self.folder / f"{name.replace('/', ' of ')}-{self.stamp}.json", make)
+        return once(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
 
     def measured(self, captioner: PairTransformer) -> Said:
         said, scores = asked(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import tempfile
 import time
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,7 +36,7 @@ from typing import Any
 import _clip
 import torch
 from _procap import TOKENIZER, NamedProcedures, against_copying
-from _study import Said, Study, arguments, asked, figures_of, keep, once, show, stamp, wanted
+from _study import Said, Study, arguments, asked, figures_of, keep, kept_in, once, show, wanted
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from training import quiet_trainer
 
@@ -112,7 +111,7 @@ class Runs:
         self.cells = SyntheticCells(**named, grid=4, batch_size=16)
         self.tokenizer = str(folder / "tokenizer.ckpt")
         self.procedures = str(folder / "procedures")
-        self.trunk = str(folder / f"trunk-{options.trunk}.pt") if options.trunk else None
+        self.trunk = str(folder / "trunk.pt") if options.trunk else None
 
     def make_procedures(self) -> None:
         """The tokenizer, and the frames of all training pairs."""
@@ -138,7 +137,7 @@ class Runs:
 
     def first_stage(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """Checkpoint of a procedure encoder, and how it compares with copying."""
-        target = self.folder / f"first-{keyframes}-{self.options.trunk}.ckpt"
+        target = self.folder / f"first-{keyframes}.ckpt"
         return str(target), figures_of(target, partial(self.train_first, keyframes))
 
     def train_first(self, keyframes: int, target: Path) -> dict[str, float]:
@@ -231,9 +230,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as made:
-        folder: Path = options.work or Path(made)
-        folder.mkdir(parents=True, exist_ok=True)
+    with kept_in(options) as folder:
         runs = Runs(options, folder)
         begin = time.process_time()
         runs.make_procedures()
@@ -246,7 +243,7 @@ def main() -> None:
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS), CONTROL)}
         for seed in options.seeds:
             found = {
-                name: once(folder / f"{name}-{seed}-{stamp(options)}.json", partial(runs.arm, seed, name))
+                name: once(folder / f"{name}-{seed}.json", partial(runs.arm, seed, name))
                 for name in wanted(options, list(ARMS))
             }
             worlds["rendered"].add(seed, found, **notes, seconds=time.process_time() - begin)

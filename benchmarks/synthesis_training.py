@@ -31,7 +31,7 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402 - after the number of threads is set
 import torch  # noqa: E402
-from _study import Said, Study, arguments, asked, each_run, keep, once, show, stamp, wanted  # noqa: E402
+from _study import Said, Study, arguments, asked, each_run, keep, once, show, wanted  # noqa: E402
 from lightning.pytorch import LightningModule, Trainer, seed_everything  # noqa: E402
 from PIL import Image as ImageFile  # noqa: E402
 from training import quiet_trainer  # noqa: E402
@@ -153,7 +153,7 @@ class Run:
 
     def backbone(self) -> str:
         """Checkpoint of the backbone that names objects."""
-        path = self.folder / f"naming-{stamp(self.given)}.ckpt"
+        path = self.folder / "naming.ckpt"
         if not path.is_file():
             sizes = {"train_pairs": self.given.named, "val_pairs": 1, "test_pairs": 1}
             seed_everything(self.seed, workers=True, verbose=False)
@@ -186,7 +186,7 @@ class Run:
             if name.startswith("real+"):
                 assert produced is not None
                 parts["produced"] = produced if name == "real+produced" else Dealt(produced)
-            path = self.folder / f"{name}-{self.world}-{stamp(self.given)}.json"
+            path = self.folder / f"{name}-{self.world}.json"
             found[name] = once(path, partial(self.trained, parts))
         return found, about
 

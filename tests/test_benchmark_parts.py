@@ -91,3 +91,32 @@ def test_parts_that_do_not_belong_together_are_refused(studies: Any, tmp_path: P
     (tmp_path / "summary.json").write_text(json.dumps({"worlds": {"vague": {"summary": {}}}}), encoding="utf-8")
     with pytest.raises(DataError, match="--part"):
         merge_study.read([first, tmp_path / "summary.json"])
+
+
+def test_what_other_settings_or_another_commit_made_is_not_taken(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+
+    def figures(**settings: Any) -> dict[str, float]:
+        given = argparse.Namespace(work=tmp_path, seeds=[1], only=None, prepare=None, **settings)
+
+        def train(target: Path) -> dict[str, float]:
+            made.append(given.epochs)
+            return {"epochs": float(given.epochs)}
+
+        with studies.kept_in(given) as folder:
+            return dict(studies.figures_of(folder / "first.ckpt", train))
+
+    assert figures(epochs=24) == figures(epochs=24) == {"epochs": 24.0}
+    assert figures(epochs=64) == {"epochs": 64.0}
+    assert made == [24, 64]
+    monkeypatch.setattr(studies, "commit", lambda: "another")
+    figures(epochs=24)
+    assert made == [24, 64, 24]
+
+
+def test_a_study_without_a_place_for_its_work_leaves_nothing(studies: Any) -> None:
+    with studies.kept_in(argparse.Namespace(work=None)) as folder:
+        assert folder.is_dir()
+    assert not folder.exists()

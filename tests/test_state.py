@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -114,6 +115,15 @@ def test_few_seeds_on_few_pairs_decide_nothing() -> None:
     assert reading_of({**over_seeds([10.0] * 5), "pairs": [-1.0, 21.0]}, False, 300) == "not decided"
     assert reading_of({**over_seeds([10.0]), "pairs": [9.0, 11.0]}, False, 2000) == "higher"
     assert reading_of(gain, True, 2000) == "below the floor"
+
+
+@pytest.mark.parametrize(("seeds", "quantile"), [(2, 12.706), (5, 2.776), (10, 2.262), (11, 2.228), (31, 2.042)])
+def test_seeds_have_students_interval_however_many_they_are(seeds: int, quantile: float) -> None:
+    differences = [2.2 + 30.0 * (-1) ** seed for seed in range(seeds)]
+    gain = over_seeds(differences)
+    half = quantile * statistics.stdev(differences) / seeds**0.5
+    assert gain["interval"] == pytest.approx([gain["mean"] - half, gain["mean"] + half], rel=1e-3)
+    assert reading_of({**gain, "pairs": [0.5, 4.0]}, False, 2000) == "not decided"
 
 
 def test_the_difference_is_that_of_the_study_or_of_its_seeds() -> None:
