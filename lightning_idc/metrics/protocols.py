@@ -87,6 +87,8 @@ class Protocol:
         tokens: what ``score`` compares, for the hash.
         score: scores one corpus.
         metrics: in the order of a table; SPICE is added where CoreNLP is named.
+        ranked: metrics that order a leaderboard, each one where those before it are equal or missing. They change no
+            number, and so are not in the hash.
         split: that is scored.
         selection: split on which the model may be chosen; "test" only where a published protocol did so.
         decoding: that goes with the protocol.
@@ -102,6 +104,7 @@ class Protocol:
     tokens: str = "ptb-1"
     score: Scorer = by_words
     metrics: tuple[str, ...] = USUAL
+    ranked: tuple[str, ...] = ("CIDEr-D", "ROUGE-L", "METEOR", "BLEU-4")
     split: str = "test"
     selection: str = "val"
     decoding: str = "the captioner's own, which the result names"
@@ -195,6 +198,7 @@ _ALL = [
         tokens="difference-list-1",
         score=by_differences,
         metrics=(*CHANGED, *UNCHANGED),
+        ranked=("F1", "specificity"),
     ),
     Protocol(
         "difference-list/first",
@@ -204,6 +208,7 @@ _ALL = [
         tokens="difference-list-1",
         score=by_differences,
         metrics=(*CHANGED, *UNCHANGED),
+        ranked=("F1", "specificity"),
     ),
     Protocol(
         "interleave-rouge",

@@ -148,6 +148,25 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     return value
 
 
+def part_of(result: Mapping[str, Any], metric: str) -> str | None:
+    """The part of a result whose score counts for a metric: the headline, or the first one that has it.
+
+    Args:
+        result: as of ``result.json``.
+        metric: as its scores name it.
+
+    Returns:
+        the part's name; None where no part has the metric.
+
+    Example:
+        >>> scores = {"changed": {"F1": 40.0}, "unchanged": {"specificity": 90.0}}
+        >>> part_of({"headline": "changed", "scores": scores}, "specificity")
+        'unchanged'
+    """
+    parts = [result["headline"], *result["scores"]]
+    return next((part for part in parts if metric in result["scores"][part]), None)
+
+
 def digest(records: Sequence[Sequence[Any]]) -> str:
     """Sixteen digits of plain records in any order: of what they say, not of how a file writes it."""
     lines = sorted(json.dumps(list(record), ensure_ascii=True) for record in records)
@@ -175,15 +194,16 @@ def software() -> dict[str, str]:
 
 def _is_sound(value: dict[str, Any]) -> bool:
     """Whether what a leaderboard shows of a result is of the right kind."""
-    headline, protocol, data = value["headline"], value["protocol"], value["data"]
-    counts, digest = value["counts"][headline], value["predictions"]["digest"]
+    protocol, data, digest = value["protocol"], value["data"], value["predictions"]["digest"]
+    counts, scores = value["counts"], value["scores"]
     texts = [protocol["name"], protocol["hash"], protocol["selection"], data["fingerprint"], digest]
     ends = [end for low, high in value["intervals"].values() for end in (low, high)]
     return (
         all(isinstance(text, str) for text in texts)
         and all(isinstance(text, str | None) for text in (value["model"], value["selection"], data["name"]))
-        and all(type(counts[name]) is int for name in ("pairs", "references"))
-        and all(map(_is_number, [*value["scores"][headline].values(), *ends]))
+        and value["headline"] in scores
+        and all(type(counts[part][name]) is int for part in scores for name in ("pairs", "references"))
+        and all(map(_is_number, [*(score for part in scores.values() for score in part.values()), *ends]))
     )
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +13,14 @@ import yaml
 
 from lightning_idc.errors import DataError
 from lightning_idc.files import atomic_write
+from lightning_idc.metrics.captions import some
+from lightning_idc.metrics.results import part_of
 
 FOLDER, BENCHMARK = ".eval_results", "eval.yaml"
 
 
 def task_of(protocol: str, metric: str) -> str:
-    """Name of a task on the hub: a protocol and a metric.
+    """Name of a task on the hub: a protocol and a metric, and the part of the protocol where it needs one.
 
     Example:
         >>> task_of("clevr-change/total", "CIDEr-D")
@@ -25,41 +29,73 @@ def task_of(protocol: str, metric: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", f"{protocol} {metric}".lower()).strip("_")
 
 
+@dataclass(frozen=True)
+class Task:
+    """A score of a result that has a place of its own on the hub.
+
+    Args:
+        id: of the task.
+        part: of the protocol that the score is of.
+        value: the score; None where it is not a number.
+    """
+
+    id: str
+    part: str
+    value: float | None
+
+
+def tasks_of(result: Mapping[str, Any]) -> list[Task]:
+    """Every score of every part; a metric that several parts have is named by the part, too, but for the first.
+
+    Args:
+        result: as of ``result.json``.
+
+    Raises:
+        DataError: two parts have names that the hub cannot tell apart.
+    """
+    protocol, tasks = result["protocol"]["name"], []
+    for part, scores in result["scores"].items():
+        for metric, value in scores.items():
+            name = metric if part == part_of(result, metric) else f"{part} {metric}"
+            tasks.append(Task(task_of(protocol, name), part, value))
+    twice = [id for id, times in Counter(task.id for task in tasks).items() if times > 1]
+    if twice:
+        raise DataError(
+            f"parts of {protocol!r} have names that are the same on the hub: {some(twice)}; rename the types of change"
+        )
+    return tasks
+
+
 def entries(result: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
-    """Entries of ``.eval_results/NAME.yaml`` in the repository of a model, one for each score of the headline.
+    """Entries of ``.eval_results/NAME.yaml`` in the repository of a model, one for each score of each part.
 
     Args:
         result: as of ``result.json``.
         dataset: name of the benchmark's repository, ``OWNER/NAME``.
     """
-    protocol, counts = result["protocol"], result["counts"][result["headline"]]
-    notes = [f"protocol {protocol['name']} {protocol['hash']}", f"{counts['pairs']} pairs"]
-    notes += [f"references {result['data']['fingerprint']}", f"predictions {result['predictions']['digest']}"]
+    protocol = result["protocol"]
+    notes = [f"references {result['data']['fingerprint']}", f"predictions {result['predictions']['digest']}"]
     if result["seed"] is not None:
         notes.append(f"seed {result['seed']}")
     if result["selection"] is not None:
         notes.append(f"chosen on {result['selection']}")
-    return [
-        {
-            "dataset": {"id": dataset, "task_id": task_of(protocol["name"], metric)},
-            "value": value,
-            "notes": ", ".join(notes),
-        }
-        for metric, value in result["scores"][result["headline"]].items()
-        if value is not None
-    ]
+    found = []
+    for task in tasks_of(result):
+        pairs = f"{result['counts'][task.part]['pairs']} pairs"
+        pairs += f" ({task.part})" * (task.part != result["headline"])
+        about = [f"protocol {protocol['name']} {protocol['hash']}", pairs, *notes]
+        if task.value is not None:
+            entry = {"dataset": {"id": dataset, "task_id": task.id}, "value": task.value, "notes": ", ".join(about)}
+            found.append(entry)
+    return found
 
 
 def benchmark(results: Mapping[Path, Mapping[str, Any]], dataset: str) -> dict[str, Any]:
-    """What ``eval.yaml`` in the repository of a benchmark says: its tasks, one for each protocol and metric."""
+    """What ``eval.yaml`` in the repository of a benchmark says: its tasks, one for each protocol, part and metric."""
     tasks = {
-        task_of(result["protocol"]["name"], metric): {
-            "id": task_of(result["protocol"]["name"], metric),
-            "config": "default",
-            "split": result["data"]["split"] or "test",
-        }
+        task.id: {"id": task.id, "config": "default", "split": result["data"]["split"] or "test"}
         for result in results.values()
-        for metric in result["scores"][result["headline"]]
+        for task in tasks_of(result)
     }
     return {
         "name": dataset.rpartition("/")[2],

@@ -18,14 +18,13 @@ from lightning_idc.errors import DataError, IDCError
 from lightning_idc.files import fingerprint
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
-from lightning_idc.metrics.protocols import evaluate, protocol_named
+from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
-from lightning_idc.metrics.results import SCHEMA, digest, read_result
+from lightning_idc.metrics.results import SCHEMA, digest, part_of, read_result
 from lightning_idc.report.pages import write_page
-from lightning_idc.report.summary import HEADLINE, METRICS
+from lightning_idc.report.summary import HEADLINE
 from lightning_idc.report.table import Table
 
-_RANKED = ("CIDEr-D", "ROUGE-L", "METEOR", "BLEU-4")
 # metrics whose score of a corpus is the mean of the scores of its pairs, so that seeds can be averaged pair by pair
 _TESTED = ("CIDEr-D", "ROUGE-L")
 _FIRST_BYTES = 4096
@@ -64,8 +63,8 @@ class Row:
     files: list[Path]
 
     def values(self, metric: str) -> list[float]:
-        """The scores of the headline, one per seed that has it."""
-        found = [result["scores"][result["headline"]].get(metric) for result in self.results]
+        """The scores of the part that a metric is of, one per seed that has it."""
+        found = [result["scores"].get(part_of(result, metric), {}).get(metric) for result in self.results]
         return [value for value in found if value is not None]
 
     @property
@@ -173,10 +172,11 @@ def _identity(path: Path, result: Mapping[str, Any]) -> str:
 
 def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -> Board:
     rows, notes = _rows(members, folder)
-    named = {metric for row in rows for result in row.results for metric in result["scores"][result["headline"]]}
-    shown = [metric for metric in METRICS if metric in HEADLINE and metric in named]
-    ranked = next((metric for metric in _RANKED if any(row.values(metric) for row in rows)), None)
-    rows.sort(key=lambda row: (-fmean(row.values(ranked)) if ranked and row.values(ranked) else float("inf"), row.name))
+    protocol = _protocol(members, folder)
+    named = {metric for result in members.values() for scores in result["scores"].values() for metric in scores}
+    shown = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in named]
+    ranked = [metric for metric in protocol.ranked if metric in named]
+    rows.sort(key=lambda row: (*(_place(row.values(metric)) for metric in ranked), row.name))
     tested, p = _significance(rows, samples) if samples else (None, {})
     seeds = any(len(row.results) > 1 for row in rows)
     columns = ["model", *shown, *(["seeds"] if seeds else []), *([f"p ({tested})"] if p else [])]
@@ -202,17 +202,44 @@ def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -
         )
     notes += _repeated(rows)
     first = next(iter(members.values()))
-    counts = first["counts"][first["headline"]]
     names = sorted({result["data"]["name"] for result in members.values() if result["data"]["name"]}) or [
         "unnamed data"
     ]
-    protocol = first["protocol"]
     note = (
-        f"{counts['pairs']} pairs, {counts['references']} references; protocol {protocol['hash']}, "
-        f"data {first['data']['fingerprint']}; x100"
+        f"{_counts(first, shown)}; protocol {first['protocol']['hash']}, data {first['data']['fingerprint']}; x100"
+        f"{'; ranked by ' * bool(ranked)}{', '.join(ranked)}"
     )
     table = Table([*columns, "selected on", "captions", "file"], cells, notes=notes)
-    return Board(f"{plain(', '.join(names))}: {plain(protocol['name'])}", note, table)
+    return Board(f"{plain(', '.join(names))}: {protocol.name}", note, table)
+
+
+def _protocol(members: Mapping[Path, Mapping[str, Any]], folder: Path) -> Protocol:
+    """The protocol of a board, which says what is shown and what orders the rows."""
+    path, result = next(iter(members.items()))
+    name = result["protocol"]["name"]
+    if name not in PROTOCOLS:
+        raise DataError(
+            f"{_named(path, folder)} is scored under {name!r}, which is none of this version's protocols "
+            "(`lightning-idc score --protocols`); score its captions again, or take the file out of the folder"
+        )
+    return PROTOCOLS[name]
+
+
+def _place(values: Sequence[float]) -> float:
+    """Where a row stands by a metric: the higher its score the earlier, and last without one."""
+    return -fmean(values) if values else float("inf")
+
+
+def _counts(result: Mapping[str, Any], shown: Sequence[str]) -> str:
+    """Pairs and references of the headline, and pairs of the other parts that columns are of."""
+    counts, headline = result["counts"], result["headline"]
+    others = dict.fromkeys(part_of(result, metric) for metric in shown)
+    return "; ".join(
+        [
+            f"{counts[headline]['pairs']} pairs, {counts[headline]['references']} references",
+            *(f"{plain(part)}: {counts[part]['pairs']} pairs" for part in others if part not in (None, headline)),
+        ]
+    )
 
 
 def _selection(row: Row) -> str:

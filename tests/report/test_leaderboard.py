@@ -15,12 +15,14 @@ import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
 from lightning_idc.cli import main
+from lightning_idc.errors import DataError
 from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import evaluate, protocol_named
 from lightning_idc.metrics.results import Origin, make_result
+from lightning_idc.report.hub_results import entries, tasks_of
 
 WORDS = ["red", "blue", "cube", "ball", "moved", "gone", "left", "right", "small", "large"]
 METRICS = ["BLEU", "ROUGE-L", "CIDEr-D"]
@@ -149,17 +151,102 @@ def test_the_hub_gets_a_file_for_the_benchmark_and_one_for_each_model(
     written = sorted(path.relative_to(tmp_path / "hub").as_posix() for path in (tmp_path / "hub").rglob("*.yaml"))
     assert written == [".eval_results/net-1-test-result.yaml", ".eval_results/net-2-test-result.yaml", "eval.yaml"]
     benchmark = yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())
-    entries = yaml.safe_load((tmp_path / "hub" / written[0]).read_text())
+    found = yaml.safe_load((tmp_path / "hub" / written[0]).read_text())
     result = json.loads((tmp_path / "runs" / "net-1" / "test" / "result.json").read_text())
     scores = result["scores"]["all"]
-    assert {entry["dataset"]["task_id"] for entry in entries} == {task["id"] for task in benchmark["tasks"]}
-    assert [entry["value"] for entry in entries] == list(scores.values())
+    assert {entry["dataset"]["task_id"] for entry in found} == {task["id"] for task in benchmark["tasks"]}
+    assert [entry["value"] for entry in found] == list(scores.values())
     # the hub's own writer is the oracle of the form
     theirs = [
         EvalResultEntry("people/pairs", entry["dataset"]["task_id"], entry["value"], notes=entry["notes"])
-        for entry in entries
+        for entry in found
     ]
-    assert entries == eval_result_entries_to_yaml(theirs)
-    assert result["protocol"]["hash"] in entries[0]["notes"] and "seed 1" in entries[0]["notes"]
+    assert found == eval_result_entries_to_yaml(theirs)
+    assert result["protocol"]["hash"] in found[0]["notes"] and "seed 1" in found[0]["notes"]
     assert main(["leaderboard", str(tmp_path / "runs"), "--hub", "pairs"]) == 1
     assert "OWNER/NAME" in capsys.readouterr().err
+
+
+TOLD = {"a": ["a man came"], "b": ["the lamp went out"], "c": ["no difference"], "d": ["nothing has changed"]}
+CLAIMED = {
+    "always": {**{id: texts[0] for id, texts in TOLD.items()}, "c": "a dog left", "d": "a dog left"},
+    "bad": {"a": "x y", "b": "z z", "c": "a dog left", "d": "a dog left"},
+    "careful": {**{id: texts[0] for id, texts in TOLD.items()}, "c": "No change.", "d": "a dog left"},
+}
+
+
+def score_told(folder: Path, *more: str) -> None:
+    """Results of three captioners, under the names of the first, of the last and of the best."""
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    (folder / "told.json").write_text(json.dumps(TOLD), encoding="utf-8")
+    for name, captions in CLAIMED.items():
+        (folder / "said.json").write_text(json.dumps(captions), encoding="utf-8")
+        asked = ["score", str(folder / "said.json"), "--references", str(folder / "told.json"), "--model", name, *more]
+        assert main([*asked, "--out", str(folder / "results" / f"{name}.json")]) == 0
+
+
+def test_lists_of_differences_are_ranked_by_f1_and_specificity(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    score_told(tmp_path, "--protocol", "difference-list")
+    capsys.readouterr()
+    assert main(["leaderboard", str(tmp_path / "results")]) == 0
+    printed = capsys.readouterr().out
+    head, _, *rows = [
+        [cell.strip() for cell in line.strip("|").split("|")] for line in printed.splitlines() if line.startswith("|")
+    ]
+    assert head[:5] == ["model", "recall", "precision", "F1", "specificity"]
+    assert [row[:5] for row in rows] == [
+        ["careful", "100.0", "100.0", "100.0", "50.0"],
+        ["always", "100.0", "100.0", "100.0", "0.0"],
+        ["bad", "0.0", "0.0", "0.0", "0.0"],
+    ]
+    assert "2 pairs, 2 references; unchanged: 2 pairs; protocol" in printed
+    assert "ranked by F1, specificity" in printed
+
+
+def test_a_result_of_an_unknown_protocol_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score_told(tmp_path, "--protocol", "difference-list")
+    path = tmp_path / "results" / "bad.json"
+    result = json.loads(path.read_text(encoding="utf-8"))
+    result["protocol"]["name"] = "differences"
+    save_json(path, result)
+    assert main(["leaderboard", str(tmp_path / "results")]) == 1
+    assert "bad.json is scored under 'differences'" in capsys.readouterr().err
+
+
+def test_the_hub_gets_every_part(tmp_path: Path) -> None:
+    score_told(tmp_path, "--protocol", "difference-list", "--split", "test")
+    hub = ["--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    assert main(["leaderboard", str(tmp_path / "results"), *hub]) == 0
+    found = yaml.safe_load((tmp_path / "hub" / ".eval_results" / "always.yaml").read_text())
+    values = {entry["dataset"]["task_id"]: entry["value"] for entry in found}
+    names = ("recall", "precision", "f1", "specificity")
+    assert values == dict(zip([f"difference_list_{name}" for name in names], [100, 100, 100, 0], strict=True))
+    assert "2 pairs (unchanged)" in found[-1]["notes"] and "(" not in found[0]["notes"]
+    benchmark = yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())
+    assert {task["id"] for task in benchmark["tasks"]} == set(values)
+
+
+def test_a_metric_of_several_parts_is_named_by_the_part_on_the_hub(tmp_path: Path) -> None:
+    truths = {
+        f"{n:06d}.png{kind}": [f"cube {n} moved" if not kind else "no change"] for n in (1, 2) for kind in ("", "_n")
+    }
+    (tmp_path / "told.json").write_text(json.dumps(truths), encoding="utf-8")
+    (tmp_path / "said.json").write_text(json.dumps({id: texts[0] for id, texts in truths.items()}), encoding="utf-8")
+    asked = ["--protocol", "clevr-change/total", "--metrics", "ROUGE-L", "--split", "test"]
+    (tmp_path / "results").mkdir()
+    out = ["--out", str(tmp_path / "results" / "r.json")]
+    assert main(["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "told.json"), *asked, *out]) == 0
+    result = json.loads((tmp_path / "results" / "r.json").read_text(encoding="utf-8"))
+    tasks = {entry["dataset"]["task_id"]: entry["notes"] for entry in entries(result, "people/pairs")}
+    assert list(tasks) == [f"clevr_change_total_{part}rouge_l" for part in ("", "change_", "no_change_")]
+    assert "4 pairs," in tasks["clevr_change_total_rouge_l"]
+    assert "2 pairs (no change)," in tasks["clevr_change_total_no_change_rouge_l"]
+
+
+def test_parts_that_the_hub_cannot_tell_apart_are_refused() -> None:
+    protocol, scores = {"name": "clevr-change/by-type"}, {"ROUGE-L": 1.0}
+    result = {"protocol": protocol, "headline": "change", "scores": dict.fromkeys(("change", "add", "Add"), scores)}
+    with pytest.raises(DataError, match="'clevr_change_by_type_add_rouge_l'; rename the types"):
+        tasks_of(result)
