@@ -6,6 +6,7 @@ import argparse
 import hashlib
 import json
 import shutil
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -95,11 +96,9 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
 
     protocol = protocol_named(options.protocol)
     predictions = reading.read_predictions(options.predictions)
-    files = {Path(options.predictions).name: predictions.digest}
     truths = predictions.truths
     if options.references:
         truths = reading.read_truths(options.references, options.split)
-        files[Path(options.references).name] = _digest(options.references)
     if not truths:
         raise PairError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
     if options.types:
@@ -126,7 +125,9 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     parts = evaluate(protocol, predictions.captions, truths, metrics, resources)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
-    origin = results.Origin(options.model, options.data, options.split if options.references else None, files=files)
+    origin = results.Origin(
+        options.model, options.data, options.split if options.references else None, files=_files(options)
+    )
     result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
     if options.against:
@@ -173,10 +174,18 @@ def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
     return asked
 
 
-def _digest(path: str) -> str:
+def _files(options: argparse.Namespace) -> dict[str, str]:
+    """SHA-256 of what was read, by name of the file; by path, as it was given, where two files have one name."""
+    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies")
+    paths = dict.fromkeys(Path(path) for name in asked if (path := vars(options)[name]))
+    named = Counter(path.name for path in paths)
+    return {path.name if named[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
+
+
+def _digest(path: Path) -> str:
     from lightning_idc.metrics.content import unpacked
 
-    return hashlib.sha256(unpacked(Path(path))).hexdigest()
+    return hashlib.sha256(unpacked(path)).hexdigest()
 
 
 def _write(target: Path, text: str) -> None:

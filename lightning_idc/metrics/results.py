@@ -112,7 +112,7 @@ def make_result(
         "data": {
             "name": origin.data,
             "split": origin.split,
-            "fingerprint": digest([[truth.id, text] for truth in truths for text in truth.references]),
+            "fingerprint": fingerprint(protocol, truths),
         },
         "predictions": {"count": len(captions), "digest": digest(list(map(list, captions.items())))},
         "files": dict(origin.files),
@@ -165,6 +165,27 @@ def part_of(result: Mapping[str, Any], metric: str) -> str | None:
     """
     parts = [result["headline"], *result["scores"]]
     return next((part for part in parts if metric in result["scores"][part]), None)
+
+
+def fingerprint(protocol: Protocol, truths: Sequence[ReferenceRecord]) -> str:
+    """Sixteen digits of the data under a protocol: every reference, and what each part holds where there are parts.
+
+    Parts are cut by types of change, overlaps and ids. What those are comes from the records or from a file beside
+    them; either gives the same digits, and what the protocol does not look at changes none.
+
+    Args:
+        protocol: that is in force.
+        truths: references of the pairs.
+
+    Raises:
+        PairError: the protocol does not fit the pairs.
+    """
+    texts = [[truth.id, text] for truth in truths for text in truth.references]
+    parts = protocol.parts(truths)
+    if list(parts) == ["all"]:
+        return digest(texts)
+    cut = [[name, truth.id, sorted(truth.references)] for name, part in parts.items() for truth in part]
+    return digest([*texts, *cut])
 
 
 def digest(records: Sequence[Sequence[Any]]) -> str:

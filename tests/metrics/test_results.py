@@ -92,6 +92,90 @@ def test_fingerprints_are_of_what_files_say(tmp_path: Path, capsys: pytest.Captu
     assert third[0] != first[0] and third[1] != first[1]
 
 
+CLEVR = {f"{n:06d}.png": [f"the red cube {n} moved"] for n in range(6)}
+
+
+def scored(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    """The result of the verb `score` with ROUGE-L, which is a mean over pairs."""
+    assert main(["score", *arguments, "--json", "--metrics", "ROUGE-L"]) == 0
+    result: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return result
+
+
+@pytest.mark.parametrize(
+    ("protocol", "option", "field", "facts"),
+    [
+        (
+            "clevr-change/by-type",
+            "--types",
+            "change_type",
+            [dict(zip(CLEVR, kinds, strict=True)) for kinds in (["add", "move"] * 3, ["add"] * 3 + ["move"] * 3)],
+        ),
+        (
+            "clevr-change/by-iou",
+            "--iou",
+            "iou",
+            [
+                dict(zip(CLEVR, ious, strict=True))
+                for ious in ([0.1, 0.5, 0.6, 0.7, 0.8, 0.9], [0.9, 0.5, 0.6, 0.7, 0.8, 0.1])
+            ],
+        ),
+    ],
+)
+def test_the_fingerprint_covers_what_cuts_the_parts(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    protocol: str,
+    option: str,
+    field: str,
+    facts: list[dict[str, Any]],
+) -> None:
+    """From a file beside the references and from the records themselves: two lists of types have other part scores."""
+    said = {id: texts[0] if n % 2 else "x y" for n, (id, texts) in enumerate(CLEVR.items())}
+    command = files(tmp_path, said, CLEVR)[1:4]
+    found = []
+    for of_pairs in facts:
+        (tmp_path / "facts.json").write_text(json.dumps(of_pairs), encoding="utf-8")
+        beside = scored(capsys, *command, "--protocol", protocol, option, str(tmp_path / "facts.json"))
+        assert set(beside["files"]) == {"said.json", "truth.json", "facts.json"}
+        records = [{"id": id, "captions": texts, field: of_pairs[id]} for id, texts in CLEVR.items()]
+        (tmp_path / "own.json").write_text(json.dumps(records), encoding="utf-8")
+        own = scored(capsys, command[0], "--references", str(tmp_path / "own.json"), "--protocol", protocol)
+        assert own["scores"] == beside["scores"] and own["data"] == beside["data"]
+        whole = scored(capsys, command[0], "--references", str(tmp_path / "own.json"))
+        found.append((beside["scores"], beside["data"]["fingerprint"], whole["data"]["fingerprint"]))
+    assert found[0][0] != found[1][0] and found[0][1] != found[1][1]
+    assert found[0][2] == found[1][2], "coco does not look at types and overlaps"
+
+
+def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fingerprint(**unchanged: list[str]) -> str:
+        records = [{"id": "a", "caption": "a man came", "references": ["a man came"], "change_type": "add"}]
+        records += [
+            {"id": id, "caption": "no change", "references": texts, "change_type": "no_change"}
+            for id, texts in unchanged.items()
+        ]
+        (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
+        assert main(["score", str(tmp_path / "predictions.json"), "--protocol", "difference-list", "--json"]) == 0
+        return str(json.loads(capsys.readouterr().out)["data"]["fingerprint"])
+
+    found = [fingerprint(), fingerprint(b=[]), fingerprint(b=[], c=[]), fingerprint(b=["a dog left"])]
+    assert len(set(found)) == 4
+
+
+def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "words.json").write_text('{"<UNK>": 0, "cube": 1}', encoding="utf-8")
+    (tmp_path / "corpus").mkdir()
+    other = tmp_path / "corpus" / "truth.json"
+    other.write_text(json.dumps(CLEVR), encoding="utf-8")
+    more = ["--vocabulary", str(tmp_path / "words.json"), "--frequencies", str(other)]
+    result = scored(capsys, *files(tmp_path)[1:4], "--protocol", "levir-cc/ids", *more)
+    paths = {"said.json", "words.json", (tmp_path / "truth.json").as_posix(), other.as_posix()}
+    assert set(result["files"]) == paths and len(set(result["files"].values())) == 4
+
+
 @pytest.mark.parametrize(
     ("captions", "references", "message"),
     [
