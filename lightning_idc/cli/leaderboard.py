@@ -30,20 +30,30 @@ def run(given: list[str]) -> int:
         metavar="OWNER/NAME",
         help="write eval.yaml and .eval_results/ for this benchmark's repository on the Hugging Face hub into --out",
     )
+    add(
+        "--data",
+        action="append",
+        metavar="FINGERPRINT",
+        help="only results of these data, as the tables name them; may be given again, since protocols with parts have "
+        "fingerprints of their own",
+    )
     add("--samples", type=int, default=1000, help="corpora drawn for each p-value; 0 for none (default: 1000)")
     options = arguments.parse_args(given[1:])
     if options.samples < 0:
         arguments.error(f"--samples {options.samples}: expected 0 or more")
-    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results
+    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, of_data, read_results
 
     folder = Path(options.folder)
+    results = read_results(folder)
+    if options.data is not None:
+        results = of_data(results, options.data)
     if options.hub is not None:
         from lightning_idc.report.hub_results import write_hub
 
-        for path in write_hub(read_results(folder), folder, options.hub, Path(options.out or ".")):
+        for path in write_hub(results, folder, options.hub, Path(options.out or ".")):
             print(path)
         return 0
-    found = boards(read_results(folder), folder, options.samples)
+    found = boards(results, folder, options.samples)
     if options.out is not None:
         return write(found, Path(options.out))
     print(as_latex(found) if options.format == "latex" else as_markdown(found))

@@ -56,7 +56,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     add("--references", help="file of references; without it the predictions must hold them")
     add("--protocol", default="coco", help="name of the protocol (default: coco)")
     add("--protocols", action="store_true", help="list the protocols and stop")
-    add("--split", default="test", help="of references that name several (default: test)")
+    add("--split", help="of references that name several (default: test); the result names it, too")
     add("--types", help="types of change by id, such as type_mapping.json")
     add("--iou", help="overlaps of views by id, such as change_captions_by_IOU.json")
     add("--vocabulary", help="numbers of words, for levir-cc/ids")
@@ -98,7 +98,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     predictions = reading.read_predictions(options.predictions)
     truths = predictions.truths
     if options.references:
-        truths = reading.read_truths(options.references, options.split)
+        truths = reading.read_truths(options.references, options.split or "test")
     if not truths:
         raise PairError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
     if options.types:
@@ -109,7 +109,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         protocol = with_vocabulary(protocol, reading.read_vocabulary(options.vocabulary))
     frequencies = None
     if options.frequencies:
-        documents = reading.read_truths(options.frequencies, options.split)
+        documents = reading.read_truths(options.frequencies, options.split or "test")
         frequencies = References(_documents(documents))
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
@@ -125,9 +125,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     parts = evaluate(protocol, predictions.captions, truths, metrics, resources)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
-    origin = results.Origin(
-        options.model, options.data, options.split if options.references else None, files=_files(options)
-    )
+    origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
     result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
     if options.against:
@@ -172,6 +170,22 @@ def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
     if options.corenlp and "SPICE" not in asked:
         asked.append("SPICE")
     return asked
+
+
+def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> str | None:
+    """The split that the user names, or that all the references name; None where neither does.
+
+    Raises:
+        PairError: they name different ones.
+    """
+    named = {truth.split for truth in truths}
+    others = sorted(split for split in named if split is not None and split != options.split)
+    if options.split and others:
+        raise PairError(
+            f"--split is {options.split}, but the references say that they are of {', '.join(others)}; "
+            "leave --split out, or name another file"
+        )
+    return options.split or (named.pop() if len(named) == 1 else None)
 
 
 def _files(options: argparse.Namespace) -> dict[str, str]:

@@ -29,12 +29,14 @@ class ReferenceRecord:
         references: may be empty texts, as in Spot-the-Diff.
         change_type: as the benchmark names it.
         iou: overlap of the two views.
+        split: that the file says it is of; None where it says nothing.
     """
 
     id: str
     references: tuple[str, ...]
     change_type: str | None = None
     iou: float | None = None
+    split: str | None = None
 
 
 Parts = dict[str, list[ReferenceRecord]]

@@ -1,8 +1,8 @@
 """Named protocols: what is scored, against what, as which words, by which metrics. A score without one says little.
 
 A protocol's hash covers everything that could change a number: its definition, and the digests of a foreign corpus of
-document frequencies, of a vocabulary or of a judge. What it is computed on is the data fingerprint's matter: references,
-and which pairs each part holds. Two results with one hash and one fingerprint are comparable; others are not.
+document frequencies, of a vocabulary or of a judge. What it is computed on, references and which pairs each part holds,
+is the data fingerprint's matter. Two results with one hash and one fingerprint are comparable; others are not.
 """
 
 from __future__ import annotations

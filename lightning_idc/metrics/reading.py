@@ -196,7 +196,8 @@ def _truth(record: Mapping[str, Any], where: str) -> ReferenceRecord:
         raise PairError(f"{where}: change_type is {short(kind)}; expected text")
     if iou is not None and (isinstance(iou, bool) or not isinstance(iou, int | float) or not 0 <= iou <= 1):
         raise PairError(f"{where}: iou is {short(iou)}; expected a number from 0 to 1")
-    return ReferenceRecord(_id(record, where), tuple(_texts(record[names[0]], f"{where}: {names[0]}")), kind, iou)
+    texts, split = tuple(_texts(record[names[0]], f"{where}: {names[0]}")), record.get("split")
+    return ReferenceRecord(_id(record, where), texts, kind, iou, None if split is None else str(split))
 
 
 def _texts(value: Any, where: str) -> list[str]:

@@ -216,12 +216,12 @@ def software() -> dict[str, str]:
 def _is_sound(value: dict[str, Any]) -> bool:
     """Whether what a leaderboard shows of a result is of the right kind."""
     protocol, data, digest = value["protocol"], value["data"], value["predictions"]["digest"]
-    counts, scores = value["counts"], value["scores"]
+    counts, scores, origin = value["counts"], value["scores"], (data["name"], data["split"])
     texts = [protocol["name"], protocol["hash"], protocol["selection"], data["fingerprint"], digest]
     ends = [end for low, high in value["intervals"].values() for end in (low, high)]
     return (
         all(isinstance(text, str) for text in texts)
-        and all(isinstance(text, str | None) for text in (value["model"], value["selection"], data["name"]))
+        and all(isinstance(text, str | None) for text in (value["model"], value["selection"], *origin))
         and value["headline"] in scores
         and all(type(counts[part][name]) is int for part in scores for name in ("pairs", "references"))
         and all(map(_is_number, [*(score for part in scores.values() for score in part.values()), *ends]))

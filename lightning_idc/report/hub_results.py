@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,7 +74,8 @@ def entries(result: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
         dataset: name of the benchmark's repository, ``OWNER/NAME``.
     """
     protocol = result["protocol"]
-    notes = [f"references {result['data']['fingerprint']}", f"predictions {result['predictions']['digest']}"]
+    notes = [_named_split(result), f"references {result['data']['fingerprint']}"]
+    notes.append(f"predictions {result['predictions']['digest']}")
     if result["seed"] is not None:
         notes.append(f"seed {result['seed']}")
     if result["selection"] is not None:
@@ -91,9 +92,14 @@ def entries(result: Mapping[str, Any], dataset: str) -> list[dict[str, Any]]:
 
 
 def benchmark(results: Mapping[Path, Mapping[str, Any]], dataset: str) -> dict[str, Any]:
-    """What ``eval.yaml`` in the repository of a benchmark says: its tasks, one for each protocol, part and metric."""
+    """What ``eval.yaml`` in the repository of a benchmark says: its tasks, one for each protocol, part and metric.
+
+    Raises:
+        DataError: results of one protocol are of several data or splits, or none of them names its split.
+    """
+    splits = {name: _split_of(name, members) for name, members in _by_protocol(results).items()}
     tasks = {
-        task.id: {"id": task.id, "config": "default", "split": result["data"]["split"] or "test"}
+        task.id: {"id": task.id, "config": "default", "split": splits[result["protocol"]["name"]]}
         for result in results.values()
         for task in tasks_of(result)
     }
@@ -103,6 +109,48 @@ def benchmark(results: Mapping[Path, Mapping[str, Any]], dataset: str) -> dict[s
         "evaluation_framework": "lightning_idc",
         "tasks": [tasks[name] for name in sorted(tasks)],
     }
+
+
+def _by_protocol(results: Mapping[Path, Mapping[str, Any]]) -> dict[str, dict[Path, Mapping[str, Any]]]:
+    found: dict[str, dict[Path, Mapping[str, Any]]] = {}
+    for path, result in results.items():
+        found.setdefault(result["protocol"]["name"], {})[path] = result
+    return found
+
+
+def _split_of(protocol: str, results: Mapping[Path, Mapping[str, Any]]) -> str:
+    """The split of a protocol's tasks, whose numbers stand in one column and so must compare."""
+    groups: dict[str, list[Path]] = {}
+    for path, result in results.items():
+        name = f"data {result['data']['fingerprint']}, protocol {result['protocol']['hash']}"
+        groups.setdefault(name, []).append(path)
+    splits = {result["data"]["split"] for result in results.values()} - {None}
+    found = "; ".join(f"{name}: {_listed(paths, results)}" for name, paths in groups.items())
+    if len(groups) > 1:
+        raise DataError(
+            f"results of {protocol!r} do not compare and cannot be one task of the hub: {found}. "
+            "Choose with --data FINGERPRINT, or name a folder that holds results of one data and one hash"
+        )
+    if len(splits) > 1:
+        raise DataError(
+            f"results of {protocol!r} on the same references name several splits: {found}. "
+            f"{BENCHMARK} names one: score those again that are wrong, with the right --split"
+        )
+    if not splits:
+        raise DataError(
+            f"no result of {protocol!r} says of which split its data is: {found}. {BENCHMARK} names it, and without a "
+            "name it is read as test: score again with --split"
+        )
+    return str(splits.pop())
+
+
+def _listed(paths: Sequence[Path], results: Mapping[Path, Mapping[str, Any]]) -> str:
+    names = [f"{path} ({_named_split(results[path])})" for path in paths[:3]]
+    return ", ".join([*names, *[f"and {len(paths) - 3} more"] * (len(paths) > 3)])
+
+
+def _named_split(result: Mapping[str, Any]) -> str:
+    return f"split {result['data']['split'] or 'unknown'}"
 
 
 def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: str, out: Path) -> list[Path]:
@@ -118,7 +166,7 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         the files.
 
     Raises:
-        DataError: there is no result, or the name is none of a repository.
+        DataError: there is no result, the name is none of a repository, or results would be mixed that do not compare.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
         raise DataError(f"{dataset!r} is not a repository of the hub; expected OWNER/NAME")

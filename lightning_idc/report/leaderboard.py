@@ -94,6 +94,23 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
     return found
 
 
+def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str]) -> dict[Path, dict[str, Any]]:
+    """The results of some data alone.
+
+    Args:
+        results: by file.
+        fingerprints: of the data, as a board names them; one for each protocol where several are wanted.
+
+    Raises:
+        DataError: no result is of one of them.
+    """
+    there = {result["data"]["fingerprint"] for result in results.values()}
+    unknown = [name for name in fingerprints if name not in there]
+    if unknown:
+        raise DataError(f"no result is of the data {', '.join(unknown)}; there are {', '.join(sorted(there))}")
+    return {path: result for path, result in results.items() if result["data"]["fingerprint"] in fingerprints}
+
+
 def _may_be_result(path: Path) -> bool:
     """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes."""
     if path.name == _RESULT:

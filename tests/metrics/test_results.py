@@ -165,6 +165,51 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
     assert len(set(found)) == 4
 
 
+@pytest.mark.parametrize(
+    ("named", "asked", "split"),
+    [
+        ([None, None], None, None),
+        ([None, None], "val", "val"),
+        (["val", "val"], "val", "val"),
+        (["test", "test"], None, "test"),
+        (["test", "val"], None, "test"),  # of several the test split is the usual one
+        (["test", None], None, None),
+    ],
+)
+def test_the_split_is_what_the_references_or_the_user_name(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    named: list[str | None],
+    asked: str | None,
+    split: str | None,
+) -> None:
+    records = [
+        {"id": id, "captions": ["a cube moved"], **({} if of is None else {"split": of})}
+        for id, of in zip("ab", named, strict=True)
+    ]
+    said = {record["id"]: "x" for record in records if record.get("split") in (None, named[0])}
+    command = [*files(tmp_path, said, records)[1:4], *([] if asked is None else ["--split", asked])]
+    assert scored(capsys, *command)["data"]["split"] == split
+
+
+def test_real_validation_references_are_not_called_test(
+    shared: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    truth = shared / "realdata" / "annotations" / "image_editing_request" / "valid.json"
+    said = {record["uid"]: record["sents"][0] for record in json.loads(truth.read_text(encoding="utf-8"))}
+    (tmp_path / "said.json").write_text(json.dumps(said), encoding="utf-8")
+    command = [str(tmp_path / "said.json"), "--references", str(truth)]
+    assert scored(capsys, *command)["data"]["split"] is None
+    assert scored(capsys, *command, "--split", "valid")["data"]["split"] == "valid"
+
+
+def test_a_split_that_the_references_are_not_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    records = [{"id": "a", "caption": "x", "references": ["a cube moved"], "split": "val"}]
+    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "predictions.json"), "--split", "test"]) == 1
+    assert "--split is test, but the references say that they are of val" in capsys.readouterr().err
+
+
 def test_every_file_that_decides_a_score_is_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "words.json").write_text('{"<UNK>": 0, "cube": 1}', encoding="utf-8")
     (tmp_path / "corpus").mkdir()
@@ -269,7 +314,7 @@ def sound_result() -> dict[str, Any]:
         "scores": {"all": {"CIDEr-D": 3.0, "BLEU-4": None}},
         "intervals": {"CIDEr-D": [2.0, 4.0]},
         "protocol": {"name": "coco", "hash": "1", "selection": "val"},
-        "data": {"name": None, "fingerprint": "1"},
+        "data": {"name": None, "split": None, "fingerprint": "1"},
         "counts": {"all": {"pairs": 1, "references": 1}},
         "predictions": {"digest": "1"},
         "selection": None,

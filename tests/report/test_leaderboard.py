@@ -250,3 +250,65 @@ def test_parts_that_the_hub_cannot_tell_apart_are_refused() -> None:
     result = {"protocol": protocol, "headline": "change", "scores": dict.fromkeys(("change", "add", "Add"), scores)}
     with pytest.raises(DataError, match="'clevr_change_by_type_add_rouge_l'; rename the types"):
         tasks_of(result)
+
+
+def score_moved(folder: Path, name: str, references: Mapping[str, list[str]], *more: str) -> None:
+    (folder / "results").mkdir(parents=True, exist_ok=True)
+    (folder / "told.json").write_text(json.dumps(references), encoding="utf-8")
+    (folder / "said.json").write_text(json.dumps({id: texts[0] for id, texts in references.items()}), encoding="utf-8")
+    asked = ["--references", str(folder / "told.json"), "--metrics", "ROUGE-L", *more]
+    assert main(["score", str(folder / "said.json"), *asked, "--out", str(folder / "results" / f"{name}.json")]) == 0
+
+
+def test_the_hub_gets_one_data_and_one_split_per_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    levir = {"a": ["a house was built"], "b": ["a road appeared"]}
+    score_moved(tmp_path, "levir", levir, "--split", "test")
+    score_moved(tmp_path, "spot", {"x": ["a man left"], "y": ["a car came"]}, "--split", "val")
+    hub = ["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    capsys.readouterr()
+    assert main(hub) == 1
+    message = " ".join(capsys.readouterr().err.split())
+    assert "levir.json (split test)" in message and "spot.json (split val)" in message and "--data" in message
+    assert not (tmp_path / "hub").exists(), "nothing is written by halves"
+    prints = {
+        name: json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))["data"]["fingerprint"]
+        for name in ("levir", "spot")
+    }
+    assert all(digits in message for digits in prints.values())
+    assert main([*hub, "--data", prints["spot"]]) == 0
+    assert [task["split"] for task in yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())["tasks"]] == ["val"]
+    found = yaml.safe_load((tmp_path / "hub" / ".eval_results" / "spot.yaml").read_text())
+    assert "split val" in found[0]["notes"] and not (tmp_path / "hub" / ".eval_results" / "levir.yaml").exists()
+    capsys.readouterr()
+    assert main(["leaderboard", str(tmp_path / "results"), "--data", prints["levir"]]) == 0
+    assert "spot.json" not in capsys.readouterr().out
+    assert main([*hub, "--data", "0123"]) == 1
+    assert "no result is of the data 0123" in capsys.readouterr().err
+    score_moved(tmp_path, "spot", levir, "--split", "val")
+    assert main(hub) == 1
+    assert "on the same references name several splits" in capsys.readouterr().err
+
+
+def test_the_hub_gets_one_hash_per_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """CIDEr-D with word weights of another corpus is another number of the same protocol and data."""
+    moved = {"a": ["a house was built"], "b": ["a road appeared"]}
+    score_moved(tmp_path, "own", moved, "--split", "test")
+    (tmp_path / "corpus.json").write_text(json.dumps({"z": ["a tree fell"]}), encoding="utf-8")
+    score_moved(tmp_path, "foreign", moved, "--split", "test", "--frequencies", str(tmp_path / "corpus.json"))
+    assert main(["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path)]) == 1
+    assert "results of 'coco' do not compare" in capsys.readouterr().err
+
+
+def test_the_hub_is_told_no_split_that_nobody_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moved = {"a": ["a house was built"], "b": ["a road appeared"]}
+    score_moved(tmp_path, "one", moved)
+    hub = ["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    assert main(hub) == 1
+    assert "score again with --split" in capsys.readouterr().err
+    score_moved(tmp_path, "two", moved, "--split", "val")
+    assert main(hub) == 0, "the same references are of the same split"
+    notes = [
+        yaml.safe_load((tmp_path / "hub" / ".eval_results" / f"{name}.yaml").read_text())[0]["notes"]
+        for name in ("one", "two")
+    ]
+    assert "split unknown" in notes[0] and "split val" in notes[1]
