@@ -18,7 +18,7 @@ from lightning_idc.data.benchmarks.implicit_change import (
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
-from lightning_idc.data.transforms.swap import SwapImages
+from lightning_idc.data.transforms.swap import SwapImages, swap_descriptions
 from lightning_idc.errors import DataError
 
 # the generation printed in the paper's Figure 8, without "the" before "two images"
@@ -176,6 +176,25 @@ def test_swapped_images_swap_their_descriptions() -> None:
     assert 70 < sum(drawn) < 130
     with pytest.raises(DataError, match="does not follow the template"):
         SwapImages(1.0)(PairSample("a", image, image, ["it moved"]), torch.Generator())
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("a  dog", "a\ncat"),
+        ("a dog\n running", "a cat"),
+        ("two images", "a cat"),
+        ("the first", "the first image"),
+        ("a dog", "a dog, while it rains, of the two images"),
+        ('a sign "GO"', 'a sign "STOP"'),
+    ],
+)
+@pytest.mark.parametrize("form", ["{}", " {}\n", '"{}"'])
+def test_each_description_moves_as_a_whole_and_nothing_else_does(first: str, second: str, form: str) -> None:
+    swapped = swap_descriptions(form.format(compose(first, second, ("shows", "has"))))
+    expected = compose(" ".join(second.split()), " ".join(first.split()), ("shows", "has"))
+    assert swapped == expected
+    assert swap_descriptions(swapped) == compose(*(" ".join(part.split()) for part in (first, second)), ("shows", "has"))
 
 
 def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same_thing() -> None:

@@ -82,6 +82,16 @@ def components(description: str) -> tuple[str, str] | None:
     return first, second
 
 
+def in_template(line: str) -> re.Match[str] | None:
+    """Match whose groups ``first`` and ``second`` are the object descriptions; None where the template is not followed.
+
+    Args:
+        line: the whole description, with one space between words.
+    """
+    match = _FORM.fullmatch(line)
+    return None if match is None or "[" in match.group() else match  # with a bracket it was not filled in
+
+
 def object_descriptions(answer: str) -> tuple[str, str] | None:
     """The two object descriptions of a model's answer as written; None where it is not in the template.
 
@@ -93,10 +103,8 @@ def object_descriptions(answer: str) -> tuple[str, str] | None:
         ...                     "while the second image shows a cat.")
         ('a dog', 'a cat')
     """
-    match = _FORM.fullmatch(" ".join(answer.split()).strip("'\" "))
-    if match is None or "[" in match.group():
-        return None  # a template that was not filled in
-    return match["first"].strip(), match["second"].strip()
+    match = in_template(" ".join(answer.split()).strip("'\" "))
+    return None if match is None else (match["first"].strip(), match["second"].strip())
 
 
 def says_something(description: str) -> bool:

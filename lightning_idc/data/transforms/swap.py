@@ -7,13 +7,13 @@ from dataclasses import replace
 import torch
 
 from lightning_idc.core.types import PairSample
-from lightning_idc.data.benchmarks.implicit_change import object_descriptions
+from lightning_idc.data.benchmarks.implicit_change import in_template
 from lightning_idc.data.transforms.pairs import PairTransform
 from lightning_idc.errors import DataError
 
 
 def swap_descriptions(text: str) -> str:
-    """An implicit-change description of the swapped pair.
+    """An implicit-change description of the swapped pair, with one space between words and without quotes around it.
 
     Raises:
         DataError: the text does not follow the template, so what it says of each image is not known.
@@ -23,16 +23,15 @@ def swap_descriptions(text: str) -> str:
         ...                   "while the second image has a cat.")
         'The difference between the two images is that the first image shows a cat, while the second image has a dog.'
     """
-    parts = object_descriptions(text)
-    if parts is None:
+    line = " ".join(text.split())
+    match = in_template(line) or in_template(line.strip("'\" "))
+    if match is None:
         raise DataError(
             f"{text[:120]!r} does not follow the template of implicit-change descriptions, so that it cannot be "
             "swapped with the images; leave SwapImages out for these captions"
         )
-    first, second = parts
-    head, tail = text.split(first, 1)
-    middle, end = tail.rsplit(second, 1)
-    return f"{head}{second}{middle}{first}{end}"
+    whole, (start, middle), (after, end) = match.string, match.span("first"), match.span("second")
+    return f"{whole[:start]}{match['second']}{whole[middle:after]}{match['first']}{whole[end:]}"
 
 
 class SwapImages(PairTransform):
