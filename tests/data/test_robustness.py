@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 
@@ -173,3 +174,47 @@ def test_vague_captions_take_the_place_of_those_of_changed_pairs_alone() -> None
     assert all(vague.captions(unchanged, list, generator) == unchanged for generator in generators)
     with pytest.raises(PairError, match="ratio is 2"):
         VagueCaptions(2.0)
+
+
+@pytest.mark.parametrize(
+    ("captions", "change_type", "changed"),
+    [
+        (["the red cube is no longer there"], None, True),
+        (["the small cube that is the same color as the big ball has moved"], None, True),
+        (["No, the car left"], None, True),
+        (["there is no change", "the car is gone"], None, True),
+        (["there is no change", "the two pictures are identical"], None, False),
+        (["both look alike"], None, False),
+        (["there is no difference"], "move", True),
+        (["the door was always open"], "no_change", False),
+    ],
+)
+def test_what_is_vague_is_decided_by_the_type_or_else_by_all_captions(
+    captions: list[str], change_type: str | None, changed: bool
+) -> None:
+    found = VagueCaptions(1.0).captions(captions, list, torch.Generator(), change_type)
+    assert (found != captions) == changed
+
+
+def test_every_changed_pair_of_genuine_captions_becomes_vague(shared: Path) -> None:
+    path = shared / "realdata" / "annotations" / "spot_the_diff" / "test.json"
+    if not path.is_file():
+        pytest.skip("the genuine annotations of Spot-the-Diff are not in the shared folder")
+    vague, kept = VagueCaptions(1.0), []
+    for row in json.loads(path.read_text(encoding="utf-8")):
+        own = [sentence for sentence in row["sentences"] if sentence]
+        if vague.captions(own, list, torch.Generator()) == own:
+            kept.append(own)
+    assert not [own for own in kept if any("no longer" in sentence.lower() for sentence in own)]
+    assert 0 < len(kept) < 100
+
+
+class Typed(Fixed):
+    def change_type(self, index: int) -> str | None:
+        return ("no_change", "move")[index]
+
+
+def test_the_type_of_a_pair_decides_behind_a_data_module_too() -> None:
+    source = Corrupted(Typed(grey(), [["as it was"], ["no longer as it was"]]), VagueCaptions(1.0), None)
+    assert source.captions(0) == source.load(0).captions == ["as it was"]
+    assert source.captions(1) == source.load(1).captions and source.captions(1)[0] in VagueCaptions().sentences

@@ -192,9 +192,9 @@ def test_swapped_images_swap_their_descriptions() -> None:
 @pytest.mark.parametrize("form", ["{}", " {}\n", '"{}"'])
 def test_each_description_moves_as_a_whole_and_nothing_else_does(first: str, second: str, form: str) -> None:
     swapped = swap_descriptions(form.format(compose(first, second, ("shows", "has"))))
-    expected = compose(" ".join(second.split()), " ".join(first.split()), ("shows", "has"))
-    assert swapped == expected
-    assert swap_descriptions(swapped) == compose(*(" ".join(part.split()) for part in (first, second)), ("shows", "has"))
+    one, other = " ".join(first.split()), " ".join(second.split())
+    assert swapped == compose(other, one, ("shows", "has"))
+    assert swap_descriptions(swapped) == compose(one, other, ("shows", "has"))
 
 
 def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same_thing() -> None:

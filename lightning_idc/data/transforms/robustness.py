@@ -19,6 +19,8 @@ from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import ConfigError
+from lightning_idc.metrics.confusion import NO_CHANGE
+from lightning_idc.metrics.no_change import says_nothing_changed
 
 _Level = TypeVar("_Level")
 SPLITS = ("train", "val", "test", "predict")
@@ -36,8 +38,6 @@ VAGUE = (
     "an object is not as it was",
 )
 """Sentences that are true of every changed pair."""
-UNCHANGED = ("unchanged", "same", "identical", "nothing", "no")
-"""Words of captions that say that nothing changed."""
 
 
 class Corruption:
@@ -65,7 +65,11 @@ class Corruption:
         return image
 
     def captions(
-        self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
+        self,
+        captions: list[str],
+        vocabulary: Callable[[], Sequence[str]],
+        generator: torch.Generator,
+        change_type: str | None = None,
     ) -> list[str]:
         """Corrupt the captions of a pair.
 
@@ -73,6 +77,7 @@ class Corruption:
             captions: of the pair.
             vocabulary: gives all words of the split's captions, in order.
             generator: of all chance.
+            change_type: of the pair; None where it is not known.
         """
         return captions
 
@@ -99,7 +104,11 @@ class ReplaceWords(Corruption):
         self.ratio = ratio
 
     def captions(
-        self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
+        self,
+        captions: list[str],
+        vocabulary: Callable[[], Sequence[str]],
+        generator: torch.Generator,
+        change_type: str | None = None,
     ) -> list[str]:
         known = vocabulary()
         if len(known) < 2:
@@ -119,12 +128,12 @@ class VagueCaptions(Corruption):
     """Replaces the captions of some changed pairs by vague ones, as careless annotators write them.
 
     A vague caption is true of every changed pair, so a captioner that learns from likelihood alone says it of all of
-    them. Pairs whose captions say that nothing changed are left as they are.
+    them. Unchanged pairs are left as they are: those of the type ``no_change``, and, where the type of a pair is not
+    known, those whose captions all say that nothing changed.
 
     Args:
         ratio: of the changed pairs that become vague.
         sentences: vague ones; each caption of a pair becomes one of them.
-        keep: words that mark a caption as one of an unchanged pair.
         splits: that are corrupted.
         seed: of all chance.
 
@@ -136,7 +145,6 @@ class VagueCaptions(Corruption):
         self,
         ratio: float = 0.6,
         sentences: Sequence[str] = VAGUE,
-        keep: Sequence[str] = UNCHANGED,
         splits: Sequence[str] = ("train",),
         seed: int = 0,
     ) -> None:
@@ -145,13 +153,18 @@ class VagueCaptions(Corruption):
             raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
         if not sentences:
             raise ConfigError("sentences is empty; give at least one vague sentence")
-        self.ratio, self.sentences, self.keep = ratio, list(sentences), frozenset(keep)
+        self.ratio, self.sentences = ratio, list(sentences)
 
     def captions(
-        self, captions: list[str], vocabulary: Callable[[], Sequence[str]], generator: torch.Generator
+        self,
+        captions: list[str],
+        vocabulary: Callable[[], Sequence[str]],
+        generator: torch.Generator,
+        change_type: str | None = None,
     ) -> list[str]:
         vague = float(torch.rand((), generator=generator)) < self.ratio
-        if not vague or any(self.keep & set(caption.lower().split()) for caption in captions):
+        unchanged = all(map(says_nothing_changed, captions)) if change_type is None else change_type == NO_CHANGE
+        if not vague or unchanged:
             return captions
         places = torch.randint(len(self.sentences), (len(captions),), generator=generator).tolist()
         # a pair names no caption twice
@@ -256,7 +269,7 @@ class Corrupted(View):
 
     def captions(self, index: int) -> list[str]:
         own = list(super().captions(index))
-        return self._corruption.captions(own, self._words, self._generator(index, "captions"))
+        return self._corruption.captions(own, self._words, self._generator(index, "captions"), self.change_type(index))
 
     def load(self, index: int) -> PairSample:
         from lightning_idc.data.transforms.pairs import Resize
