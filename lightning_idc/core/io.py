@@ -89,6 +89,25 @@ def refuse_nan(state: Mapping[str, Any], path: str | Path) -> None:
             )
 
 
+def refuse_other_computation(wanted: Mapping[str, Any], found: Mapping[str, Any], path: str | Path) -> None:
+    """Refuse weights that were trained to be used in another way, which their shapes do not show.
+
+    Args:
+        wanted: hyper-parameters of whoever takes the weights over; those that both name are compared.
+        found: those that the weights were trained with.
+        path: of the checkpoint.
+
+    Raises:
+        CheckpointError: one differs.
+    """
+    for name, value in wanted.items():
+        if name in found and found[name] != value:
+            raise CheckpointError(
+                f"{str(path)!r} was trained with {name}: {found[name]} and this model has {name}: {value}; its weights "
+                f"fit both and mean something in the first alone; set {name}: {found[name]}, or take other weights"
+            )
+
+
 def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, Any]:
     """Hyper-parameters of a checkpoint as constructor arguments that nothing but plain values can come from.
 

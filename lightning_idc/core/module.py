@@ -6,7 +6,7 @@ and gets add-ons, adapters, parameter groups, schedules, sharding and checkpoint
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -21,7 +21,14 @@ from lightning_idc.core.adapters import AdapterSet
 from lightning_idc.core.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
 from lightning_idc.core.folders import CONFIG, read_config, read_weights, write_folder
-from lightning_idc.core.io import TRAINING_ONLY, class_named, plain_hparams, read_checkpoint, refuse_nan
+from lightning_idc.core.io import (
+    TRAINING_ONLY,
+    class_named,
+    plain_hparams,
+    read_checkpoint,
+    refuse_nan,
+    refuse_other_computation,
+)
 from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.parameter_groups import SPARED, by_decay, clip_apart
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
@@ -51,6 +58,8 @@ class PairModule(AddonHost):
     """Paths of the sub-modules whose parameters form the group ``vision``."""
     word_hparams: tuple[str, ...] = ()
     """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
+    computation_hparams: tuple[str, ...] = ()
+    """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
     renamed_weights: tuple[tuple[str, str], ...] = (("adapter.", "adapters."),)
     """Beginnings of names of weights in checkpoints of earlier editions, and what they are now."""
     sharded_methods: tuple[str, ...] = ()
@@ -172,15 +181,34 @@ class PairModule(AddonHost):
             self.adapters.install(self.net, self.device)
 
     def load_start(self) -> dict[str, Tensor] | None:
-        """Weights that ``init_from`` names, taking over what they were trained with; None without it."""
+        """Weights that ``init_from`` names, taking over what they were trained with; None without it.
+
+        Raises:
+            CheckpointError: the file cannot be used, or its weights are for another computation.
+        """
         if self.init_from is None:
             return None
         checkpoint = read_checkpoint(self.init_from)
         with reading(self.init_from):
-            self.adopt(plain_hparams(checkpoint, self.init_from))
+            hparams = plain_hparams(checkpoint, self.init_from)
+            self.refuse_other_computation(hparams, self.init_from)
+            self.adopt(hparams)
             state: dict[str, Tensor] = checkpoint["state_dict"]
             refuse_nan(state, self.init_from)
         return state
+
+    @classmethod
+    def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        """What of hyper-parameters says how weights are used, which their shapes need not show, by name."""
+        return {name: hparams[name] for name in cls.computation_hparams if name in hparams}
+
+    def refuse_other_computation(self, hparams: Mapping[str, Any], path: str | Path) -> None:
+        """Refuse a checkpoint whose weights fit in shape and would compute something else here.
+
+        Raises:
+            CheckpointError: its hyper-parameters differ in :meth:`computation`; what it does not say is not compared.
+        """
+        refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
 
     def adopt(self, hparams: dict[str, Any]) -> None:
         """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
@@ -322,6 +350,7 @@ class PairModule(AddonHost):
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         refuse_nan(checkpoint.get("state_dict", {}), "the checkpoint")
         hparams = plain_hparams(checkpoint, "the checkpoint")
+        self.refuse_other_computation(hparams, "the checkpoint")
         words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
             self.adopt(hparams)

@@ -17,6 +17,8 @@ from lightning_idc.errors import CheckpointError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
+TEXT_HEADS = "clip.text_cfg.heads"
+"""Where the text tower's number of heads stands in a configuration."""
 _ARCHIVED = ("input_resolution", "context_length", "vocab_size")
 """Buffers of OpenAI's archives that are not weights."""
 
@@ -82,6 +84,23 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
             f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
             "cache, or leave `pretrained` out"
         ) from error
+
+
+def clip_computation(config: str | dict[str, Any]) -> dict[str, Any]:
+    """What a configuration of open_clip says that shows in no shape of the weights, by name.
+
+    Args:
+        config: name of a configuration, or one written out.
+    """
+    import open_clip
+
+    found: dict[str, Any] = (open_clip.get_model_config(config) if isinstance(config, str) else config) or {}
+    vision, text = found.get("vision_cfg") or {}, found.get("text_cfg") or {}
+    return {
+        "clip.quick_gelu": bool(found.get("quick_gelu", False)),
+        "clip.vision_cfg.head_width": vision.get("head_width", 64),
+        TEXT_HEADS: text.get("heads", 8),
+    }
 
 
 def text_tokens(clip: Any, tokens: Tensor) -> Tensor:

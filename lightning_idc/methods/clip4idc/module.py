@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object
-from lightning_idc.core.io import plain_hparams, read_checkpoint
+from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.types import PairError, ProvidesCaptions
 from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
 from lightning_idc.errors import reads_file
-from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
+from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip, encoder_computation, tower_computation
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
 
@@ -81,6 +81,10 @@ class Clip4IdcRetrieval(PairModule):
         net: PairClip = self.built_net
         return net
 
+    @classmethod
+    def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        return encoder_computation(hparams)
+
     # ---- making and training ----------------------------------------------------------------------------
 
     def make_net(self) -> PairClip | None:
@@ -94,6 +98,7 @@ class Clip4IdcRetrieval(PairModule):
         net = _pair_clip(self.hparams, vocabulary, pretrained)
         if tower is not None:
             load_tower(net, tower)
+            _refuse_other(tower_computation, self.hparams, tower)
         return net
 
     def rebuild(self) -> None:
@@ -203,6 +208,7 @@ class Clip4Idc(PairCaptioner):
     """
 
     vision_modules = ("net.encoder",)
+    computation_hparams = ("heads",)
 
     def __init__(
         self,
@@ -225,6 +231,10 @@ class Clip4Idc(PairCaptioner):
             self.hparams.pop(name, None)
         self._start = (pretrained, encoder_weights, tower_weights)
 
+    @classmethod
+    def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        return encoder_computation(hparams) | super().computation(hparams)
+
     def load_start(self) -> dict[str, Tensor] | None:
         start = super().load_start()
         encoder = self._start[1]
@@ -243,12 +253,23 @@ class Clip4Idc(PairCaptioner):
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
         if tower is not None:
             load_tower(encoder, tower)
+            _refuse_other(tower_computation, options, tower)
         if weights is not None:
             load_encoder(encoder, weights)
+            _refuse_other(encoder_computation, options, weights)
         options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
         # nothing longer can be written, whatever was asked for
         options["max_length"] = min(options["max_length"] or encoder.clip.context_length, encoder.clip.context_length)
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
+
+
+@reads_file("checkpoint")
+def _refuse_other(
+    computation: Callable[[Mapping[str, Any]], dict[str, Any]], options: Mapping[str, Any], checkpoint: str
+) -> None:
+    """Refuse a trained part of a checkpoint that would compute something else under these hyper-parameters."""
+    theirs = plain_hparams(read_checkpoint(checkpoint), checkpoint)
+    refuse_other_computation(computation(options), computation(theirs), checkpoint)
 
 
 @reads_file("checkpoint")

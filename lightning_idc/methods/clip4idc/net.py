@@ -6,7 +6,7 @@ share this encoder: retrieval between pairs and captions adapts it, captioning a
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from lightning_idc.core.types import PairError, PairFeatures
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.nn.backbones import SmallCNN
-from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, eot_pooling, pad_texts, text_tokens
+from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, TEXT_HEADS, clip_computation, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 from lightning_idc.nn.transformer import (
     DecoderLayer,
@@ -153,6 +153,17 @@ class PairClip(nn.Module):
     def scale(self) -> Tensor:
         """Learned factor of cosines."""
         return self.clip.logit_scale.exp().clamp(max=LARGEST_SCALE)
+
+
+def encoder_computation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """How a `PairClip` uses weights, as far as their shapes do not show it, from ``clip`` and ``intra_layers``."""
+    own = {"intra_layers": options["intra_layers"]} if "intra_layers" in options else {}
+    return own | (clip_computation(options["clip"]) if "clip" in options else {})
+
+
+def tower_computation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The same of its image tower alone."""
+    return {name: value for name, value in encoder_computation(options).items() if name != TEXT_HEADS}
 
 
 def _as_bias(mask: Tensor | None) -> Tensor | None:

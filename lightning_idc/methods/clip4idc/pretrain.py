@@ -7,7 +7,7 @@ of the other image at the same place teaches its joint blocks to compare.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from lightning_idc.core.schedules import Schedule, WarmupCosine
 from lightning_idc.core.vocabulary import SPECIALS, Vocabulary
 from lightning_idc.errors import ConfigError
-from lightning_idc.methods.clip4idc.net import PairClip
+from lightning_idc.methods.clip4idc.net import PairClip, tower_computation
 from lightning_idc.methods.pretraining.cell_classification import CellNaming, CellNet
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.clip import build_clip
@@ -73,6 +73,10 @@ class PairNaming(CellNaming):
         self.hparams.pop("stem_weights")
         if stem_weights is not None:
             load_backbone(self.tower.clip.visual.conv1.cnn, stem_weights)
+
+    @classmethod
+    def computation(cls, hparams: Mapping[str, Any]) -> dict[str, Any]:
+        return tower_computation(hparams)
 
     def make_net(self) -> CellNet:
         options, vocabulary = self.hparams, Vocabulary(SPECIALS)

@@ -36,6 +36,8 @@ class NAMC(PairCaptioner):
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
+    computation_hparams = ("heads",)
+
     def __init__(
         self,
         backbone: str = "cnn",

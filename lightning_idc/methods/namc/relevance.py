@@ -47,6 +47,7 @@ class RelevancePretraining(PairModule):
     """
 
     vision_modules = ("net",)
+    computation_hparams = ("heads",)
     renamed_weights = (("encoder.", "net."),)
 
     def __init__(

@@ -35,6 +35,8 @@ class PairTransformer(PairCaptioner):
         options: of :class:`~lightning_idc.core.captioner.PairCaptioner`.
     """
 
+    computation_hparams = ("heads",)
+
     def __init__(
         self,
         backbone: str = "cnn",

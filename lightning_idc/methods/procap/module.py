@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.io import read_checkpoint
+from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
 from lightning_idc.core.names import class_and_options
 from lightning_idc.core.schedules import Constant, Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
@@ -54,6 +54,7 @@ class ProCap(PairCaptioner):
     """
 
     vision_modules = ("net.encoder",)
+    computation_hparams = ("heads", "decoder_heads")
     edition: ClassVar[str] = "paper"
     """Whose ProCap it is; both stages must agree."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
@@ -141,7 +142,8 @@ class ProCap(PairCaptioner):
         """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
 
         Raises:
-            CheckpointError: there is no such checkpoint, its encoder has another shape, or it is of the other edition.
+            CheckpointError: there is no such checkpoint, its encoder has another shape or other heads, or it is of the
+                other edition.
         """
         found = read_checkpoint(checkpoint)
         state, theirs = found["state_dict"], edition_of(found)
@@ -156,6 +158,7 @@ class ProCap(PairCaptioner):
                 f"{self.edition!r}; both stages must agree: ProcedureModel with ProCap, OfficialProcedureModel with "
                 "OfficialProCap"
             )
+        refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(found, checkpoint), checkpoint)
         own |= self.beside_encoder(state)
         if encoder.frames == 2:
             own = first_and_last(own)

@@ -93,6 +93,7 @@ class ProcedureModel(PairCaptioner):
     """
 
     vision_modules = ("net.encoder",)
+    computation_hparams = ("heads",)
     edition: ClassVar[str] = "paper"
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     net_class: ClassVar[type[ProcedureReader]] = ProcedureNet
