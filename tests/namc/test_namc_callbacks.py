@@ -13,7 +13,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer, seed_everythin
 from torch import Tensor, nn
 
 from lightning_idc.cli import main
-from lightning_idc.core.addon import TrainingStep, addons_of
+from lightning_idc.core.addon import AddonSteps, TrainingStep, addons_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
@@ -81,6 +81,21 @@ def fit(model: LightningModule, callbacks: list[Callback], data: Any, tmp_path: 
     trainer = Trainer(callbacks=callbacks, **{**QUIET, **defaults, **options})
     trainer.fit(model, data)
     return trainer
+
+
+def collated(model: PairCaptioner, data: SyntheticDescriptions, count: int) -> PairBatch:
+    """The first pairs of the training split in the size that the captioner trains on."""
+    resize = data.loader("train").dataset.transforms[0]
+    return model.collate([resize(data.source("train").load(i), torch.Generator()) for i in range(count)])
+
+
+def addon_losses(model: PairCaptioner, batch: PairBatch) -> dict[str, Tensor]:
+    """Losses of all add-ons in one training step, which draws the same in every call."""
+    steps = AddonSteps(model, batch, 0)
+    steps.change_features(model.encode(steps.change_batch()))
+    return {
+        name: value for name, addon in steps.addons.items() for value in addon.losses(steps.contexts[name]).values()
+    }
 
 
 class Watch(Callback):
@@ -238,6 +253,28 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
             total = total + matching(seen.whole, addon.encoder.encode_text(words).whole)
         torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
         assert addon.losses(step) == {}, "what a step kept is forgotten after it"
+
+
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("host", HOSTS)
+def test_losses_and_gradients_are_finite_under_autocast(
+    host: str, kind: torch.dtype, folder: Path, tmp_path: Path
+) -> None:
+    """16-mixed and bf16-mixed, which the paper's recipe sets; the true distribution of L_NIM has zeros."""
+    data = described(folder)
+    for options in ({}, {"tokenizer": None, "distance": nn.functional.l1_loss}):
+        model = HOSTS[host](dropout=0.0)
+        rebuild = MaskedReconstruction(
+            **{"tokenizer": tokenizer(), "encoder": ENCODERS[host], "width": 16, "heads": 2, **options}
+        )
+        fit(model, [NoiseMasking(encoder_for(data)), rebuild], data, tmp_path, max_steps=0)
+        batch = collated(model, data, 4)
+        expected = addon_losses(model, batch)
+        with torch.autocast("cpu", kind):
+            found = addon_losses(model, batch)
+        torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
+        sum(found.values(), torch.zeros(())).backward()
+        assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
 def _spans(data: SyntheticDescriptions, name: str) -> tuple[range, range]:

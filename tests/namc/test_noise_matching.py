@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction, sdm
@@ -58,6 +60,42 @@ def test_sdm_is_finite_in_half_precision() -> None:
     images, texts = torch.randn(4, 8), torch.randn(4, 8)
     half = sdm(images.half(), texts.half())
     torch.testing.assert_close(half, sdm(images, texts), rtol=2e-2, atol=2e-2)
+
+
+PRECISIONS = [torch.float16, torch.bfloat16]
+
+
+@pytest.mark.parametrize("kind", PRECISIONS)
+@pytest.mark.parametrize("matching", [sdm, info_nce])
+@pytest.mark.parametrize("labels", [None, torch.tensor([0, 0, 1, 2])])
+def test_matching_is_that_of_float32_under_autocast(
+    matching: Callable[..., Tensor], labels: Tensor | None, kind: torch.dtype
+) -> None:
+    """16-mixed and bf16-mixed; autocast once took the product of :func:`cosines` back to half precision."""
+    torch.manual_seed(0)
+    plain = [torch.randn(4, 8, requires_grad=True) for _ in range(2)]
+    mixed = [side.detach().clone().requires_grad_() for side in plain]
+    expected = matching(*plain, labels)
+    with torch.autocast("cpu", kind):
+        found = matching(*mixed, labels)
+    assert torch.equal(found, expected)
+    expected.backward()
+    found.backward()
+    for a, b in zip(mixed, plain, strict=True):
+        torch.testing.assert_close(a.grad, b.grad)
+
+
+@pytest.mark.parametrize("kind", PRECISIONS)
+def test_other_similarities_are_near_those_of_float32_under_autocast(kind: torch.dtype) -> None:
+    torch.manual_seed(0)
+    patches, words, valid = torch.randn(3, 4, 8), torch.randn(3, 5, 8), torch.ones(3, 5).bool()
+    with torch.autocast("cpu", kind):
+        judged = token_similarity(patches, words)
+        read = info_nce_of_similarity(late_interaction(patches, words, valid))
+    assert torch.equal(judged, token_similarity(patches, words)), "what is masked does not follow the precision"
+    torch.testing.assert_close(
+        read, info_nce_of_similarity(late_interaction(patches, words, valid)), rtol=2e-2, atol=2e-2, check_dtype=False
+    )
 
 
 def test_texts_of_one_label_are_partners() -> None:

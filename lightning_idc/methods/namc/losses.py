@@ -11,8 +11,14 @@ SCALE = 50.0
 
 
 def cosines(images: Tensor, texts: Tensor) -> Tensor:
-    """Cosine of every image ``(N, D)`` with every text ``(M, D)``: ``(N, M)``."""
-    return F.normalize(images, dim=-1) @ F.normalize(texts, dim=-1).mT
+    """Cosine of every image ``(..., N, D)`` with every text ``(..., M, D)``: ``(..., N, M)``, at least in float32.
+
+    Autocast would round the product to half precision, in which 1e-8 is 0 and its logarithm infinite, and a cosine
+    near 1 is known to two digits before it is multiplied by 50.
+    """
+    precision = torch.promote_types(images.dtype, torch.float32)
+    with torch.autocast(images.device.type, enabled=False):
+        return F.normalize(images.to(precision), dim=-1) @ F.normalize(texts.to(precision), dim=-1).mT
 
 
 def late_interaction(patches: Tensor, words: Tensor, valid: Tensor) -> Tensor:
@@ -69,9 +75,7 @@ def sdm(images: Tensor, texts: Tensor, labels: Tensor | None = None, scale: floa
         >>> sdm(torch.eye(2), right) < 1e-6, sdm(torch.eye(2), wrong) > 30
         (tensor(True), tensor(True))
     """
-    # under 16-mixed the bound below would be 0 and its logarithm infinite
-    precision = torch.promote_types(images.dtype, torch.float32)
-    similarity = cosines(images.to(precision), texts.to(precision))
+    similarity = cosines(images, texts)
     # the true distribution has zeros, whose logarithm the reference bounds in this way
     log_true = (_true(similarity, labels) + 1e-8).log()
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
+
+from lightning_idc.methods.namc.losses import cosines
 
 MaskProbabilities = Callable[[Tensor, Tensor, float], Tensor]
 """Maps relevance ``(..., N)``, validity ``(..., N)`` and a share to the probability of masking, ``(..., N)``."""
@@ -17,7 +18,7 @@ images, ``(B, 2, S, D)``; which of their tokens count, bool ``(B, 2, S)``."""
 
 
 def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
-    """Cosine of every patch with every word.
+    """Cosine of every patch with every word, at least in float32.
 
     NAMC Eq. 1
 
@@ -28,7 +29,7 @@ def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
     Returns:
         ``(B, P, T)``.
     """
-    return F.normalize(patches, dim=-1) @ F.normalize(words, dim=-1).mT
+    return cosines(patches, words)
 
 
 def relevance(similarity: Tensor, word_valid: Tensor) -> tuple[Tensor, Tensor]:
