@@ -223,7 +223,7 @@ def about(trainer: Trainer, results: Results) -> dict[str, str]:
         facts["data"] = f"{type(results.data).__name__}, {results.split} split"
         facts["image size"] = str(results.data.image_size or "as in the data")
     if results.confusion is not None:
-        facts["no change"] = "a caption says so if it equals a sentence that the data uses for unchanged pairs"
+        facts["no change"] = "a caption says so in a sentence that the data use for unchanged pairs, or in other words"
     return facts
 
 

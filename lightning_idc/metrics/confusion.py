@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_idc.metrics.no_change import says_nothing_changed
-from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.metrics.no_change import no_change_rule
 
 NO_CHANGE = "no_change"
 
@@ -37,8 +36,8 @@ class Confusion:
 def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = ()) -> Confusion | None:
     """Count change against no change; None where no pair is labelled ``no_change``.
 
-    A caption says "no change" if it is, but for case and punctuation, one of the sentences known to say so (those
-    given, and the references of unchanged pairs), or says it in other words; see `says_nothing_changed`.
+    Which captions say "no change" is decided by `no_change_rule`; known to say so are the sentences given and the
+    references of unchanged pairs.
 
     Args:
         records: with ``caption``, ``references`` and ``change_type``; those without a type do not count.
@@ -49,10 +48,8 @@ def confusion(records: Sequence[Mapping[str, Any]], sentences: Iterable[str] = (
     if not unchanged:
         return None
     texts = dict.fromkeys([*sentences, *(text for record in unchanged for text in record["references"])])
-    known = {tuple(ptb_tokenize(text)) for text in texts}
+    says_no_change = no_change_rule(texts)
     counts = {(truth, said): 0 for truth in (True, False) for said in (True, False)}
     for record in labelled:
-        caption = record["caption"]
-        same = tuple(ptb_tokenize(caption)) in known or says_nothing_changed(caption)
-        counts[record["change_type"] == NO_CHANGE, same] += 1
+        counts[record["change_type"] == NO_CHANGE, says_no_change(record["caption"])] += 1
     return Confusion(counts[True, True], counts[True, False], counts[False, True], counts[False, False])

@@ -7,27 +7,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 
+from lightning_idc.metrics.no_change import no_change_rule
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
-NO_CHANGE_SENTENCES = (
-    # CLEVR-Change's closed set
-    "no change has occurred",
-    "the two scenes seem identical",
-    "nothing has changed",
-    "no change was made",
-    "the scene is the same as before",
-    "nothing was modified",
-    "the scene remains the same",
-    "there is no change",
-    # LEVIR-CC's, beyond those
-    "there is no difference",
-    "almost nothing has changed",
-    # what Spot-the-Diff's annotators write most
-    "there are no differences",
-    "no difference",
-    "no change",
-)
-"""Sentences that say nothing changed; a caption says so if it is one of them but for case and punctuation."""
 COLLAPSED = 0.5
 
 
@@ -41,7 +23,7 @@ class Diversity:
         most_common: the caption that is said most.
         most_common_share: of all captions.
         empty: share of captions without a word.
-        no_change: share of captions that say nothing changed.
+        no_change: share of captions that say nothing changed, in whatever words.
         words: mean number of words.
         longest: most words of any.
         vocabulary: distinct words of all captions.
@@ -79,16 +61,16 @@ class Diversity:
         return found
 
 
-def diversity(captions: Iterable[str], sentences: Sequence[str] = NO_CHANGE_SENTENCES) -> Diversity:
+def diversity(captions: Sequence[str], sentences: Iterable[str] = ()) -> Diversity:
     """Measure how captions vary.
 
     Args:
         captions: at least one.
-        sentences: that say nothing changed.
+        sentences: known to say nothing changed, besides those that `no_change_rule` knows by itself.
     """
     tokens = [tuple(ptb_tokenize(caption)) for caption in captions]
     said = Counter(tokens)
-    same = {tuple(ptb_tokenize(sentence)) for sentence in sentences}
+    says_no_change = no_change_rule(dict.fromkeys(sentences))
     words = Counter(word for caption in tokens for word in caption)
     bigrams = Counter(pair for caption in tokens for pair in pairwise(caption))
     most, times = max(said.items(), key=lambda item: (item[1], item[0]))
@@ -99,7 +81,7 @@ def diversity(captions: Iterable[str], sentences: Sequence[str] = NO_CHANGE_SENT
         " ".join(most),
         times / count,
         said[()] / count,
-        sum(said[sentence] for sentence in same) / count,
+        sum(map(says_no_change, captions)) / count,
         words.total() / count,
         max(map(len, tokens)),
         len(words),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+
+from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 _THINGS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
 _SIDES = (
@@ -61,6 +63,22 @@ def says_nothing_changed(text: str) -> bool:
     nothing = [bool(_NOTHING.search(sentence)) and not _EXCEPT.search(sentence) for sentence in sentences]
     told = any(_CHANGED.search(sentence) for sentence, same in zip(sentences, nothing, strict=True) if not same)
     return any(nothing) and not told
+
+
+def no_change_rule(sentences: Iterable[str]) -> Callable[[str], bool]:
+    """The rule by which captions are taken to say that nothing changed: in known sentences, or in other words.
+
+    Args:
+        sentences: known to say so, as an annotator's or a captioner's own; a caption is one of them but for case and
+            punctuation, or :func:`says_nothing_changed` knows it.
+
+    Example:
+        >>> rule = no_change_rule(["As before."])
+        >>> rule("as before"), rule("The images are identical."), rule("the red cube moved")
+        (True, True, False)
+    """
+    known = {tuple(ptb_tokenize(text)) for text in sentences}
+    return lambda caption: tuple(ptb_tokenize(caption)) in known or says_nothing_changed(caption)
 
 
 def list_differences(texts: Iterable[str]) -> list[str]:

@@ -17,7 +17,7 @@ from lightning_idc.errors import PairError
 from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
-from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES, diversity
+from lightning_idc.metrics.diversity import diversity
 from lightning_idc.metrics.grouping import NO_CHANGE, ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol
 
@@ -66,7 +66,7 @@ def make_result(
     truths: Sequence[ReferenceRecord],
     origin: Origin,
     intervals: Mapping[str, Interval] | None = None,
-    sentences: Sequence[str] = NO_CHANGE_SENTENCES,
+    sentences: Sequence[str] = (),
 ) -> dict[str, Any]:
     """A result as plain values.
 
@@ -77,7 +77,7 @@ def make_result(
         truths: references of the pairs.
         origin: of both.
         intervals: confidence intervals of the headline.
-        sentences: that say nothing changed, besides the references of pairs that are labelled so.
+        sentences: known to say nothing changed, besides the references of pairs that are labelled so.
     """
     headline = next(iter(parts))
     known = {truth.id: truth for truth in truths if truth.id in captions}

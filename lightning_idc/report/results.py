@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_idc.metrics.confusion import Confusion, confusion
-from lightning_idc.metrics.diversity import NO_CHANGE_SENTENCES
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.metrics.results import Origin, make_result
@@ -111,8 +110,7 @@ class Results:
             parts = {"all": self.scores}
         else:
             parts = evaluate(protocol, captions, truths)
-        sentences = [*NO_CHANGE_SENTENCES, *self.sentences]
-        return make_result(protocol, parts, captions, truths, origin, sentences=sentences)
+        return make_result(protocol, parts, captions, truths, origin, sentences=self.sentences)
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:
         """Cards of a contact sheet, with pictures; none where the data is unknown.

@@ -223,3 +223,14 @@ def test_collapse_is_seen() -> None:
     assert varied.remarks() == ["20.0% of all captions are empty", "20% of all captions repeat a run of three words"]
     collapsed = diversity(["the cube moved"] * 9 + ["it is gone"])
     assert collapsed.remarks() == ["90% of all captions are 'the cube moved'"]
+
+
+def test_no_change_in_other_words_counts() -> None:
+    said = [
+        "The images are identical.",
+        "I cannot see any differences.",
+        "as ever",
+        "The scene is the same. A dog appeared.",
+    ]
+    assert diversity(said).no_change == 2 / 4
+    assert diversity([*said, "As ever!"], ["as ever"]).no_change == 4 / 5, "a sentence of the data"

@@ -37,6 +37,11 @@ def test_score_prints_what_it_scored(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "95 % intervals over pairs" in printed and "33.3% say nothing changed" in printed
 
 
+def test_the_share_that_says_no_change_knows_other_words(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(files(tmp_path, dict.fromkeys(CAPTIONS, "The images are identical."))) == 0
+    assert "100.0% say nothing changed" in capsys.readouterr().out
+
+
 def test_references_of_unchanged_pairs_say_that_nothing_changed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
