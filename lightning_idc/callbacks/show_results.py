@@ -42,7 +42,8 @@ class ShowResults(Callback):
         main_facts: facts that colour a caption on the sheet: green if all that apply are right, red if one is wrong.
         report_pairs: most pairs in the report, spread over the types of change; 0 for no report.
         difference: also draw the difference of the two pictures on the sheet.
-        protocol: of ``result.json``; the table is always scored as ``coco``.
+        protocol: of ``result.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
+            words and has its floors, as of ``lightning-idc score``; unchanged pairs count without a reference.
     """
 
     def __init__(
@@ -113,6 +114,8 @@ class ShowResults(Callback):
             confusion = None if results.confusion is None else dict(vars(results.confusion))
             save_json(folder / "scores.json", {**table, "confusion": confusion})
             save(folder / "scores.md", lambda path: path.write_text(as_markdown(results.summary), encoding="utf-8"))  # type: ignore[arg-type]
+        # a prediction is not scored; unchanged pairs without a reference are, under a difference-list
+        if results.split != "predict" and results.counted(self.protocol):
             self._result(trainer, name, results, folder / "result.json")
         if chosen and results.data is not None:
             sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
@@ -141,7 +144,7 @@ class ShowResults(Callback):
         from rich.console import Console
 
         if results.summary is None:
-            say("\nno pair has references, so nothing was scored\n")
+            say("\nno pair has references, so there is no table of scores\n")
             return
         width = max(shutil.get_terminal_size().columns, 60)
         console = Console(width=width, highlight=False)

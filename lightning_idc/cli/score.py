@@ -91,6 +91,8 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
     from lightning_idc.metrics.captions import References, ScoringResources
+    from lightning_idc.metrics.difference_list import Recorded
+    from lightning_idc.metrics.floors import blind_scores
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import evaluate, protocol_named, with_vocabulary
 
@@ -114,9 +116,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
     metrics = _metrics(options, protocol.metrics)
-    listed = (
-        judging.Recorded(*judging.difference_judge(options)) if protocol.name.startswith("difference-list") else None
-    )
+    listed = Recorded(*judging.difference_judge(options)) if protocol.lists_differences else None
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
     resources = ScoringResources(
@@ -136,7 +136,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         result["against"] = {name: asdict(difference) for name, difference in compared.items()}
     if listed is not None:
         result["judge"] = listed.as_dict()
-        result["floors"] = judging.floors(protocol, predictions.captions, truths, resources)
+        result["floors"] = blind_scores(protocol, predictions.captions, truths, resources)
     elif options.judge:
         result["judge"] = _judged(options, protocol, predictions.captions, truths)
     return result, parts
@@ -253,7 +253,8 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     ]
     empty = result["pairs_without_a_reference_that_says_anything"]
     if empty:
-        lines.append(f"{empty} records have only empty references; their captions score 0")
+        fate = "they count as unchanged" if "floors" in result else "their captions score 0"
+        lines.append(f"{empty} records have no reference that says anything; {fate}")
     shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
     if result["intervals"]:
         ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]

@@ -10,7 +10,8 @@ import re
 import string
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -97,6 +98,10 @@ def lexical_judge(pairs: Sequence[tuple[Sequence[str], Sequence[str]]], threshol
         threshold: F1 of words, each counted as often as it is said, from which on a claim states a difference.
     """
     return [best_matches(there, claims, _word_f1, threshold) for there, claims in pairs]
+
+
+LEXICAL: tuple[str, DifferenceJudge] = "lexical, half of the words", lexical_judge
+"""Name and judge of the protocol where no other is named."""
 
 
 def best_matches(
@@ -205,3 +210,31 @@ def agreement(first: Sequence[Matches | None], second: Sequence[Matches | None])
     shares = np.mean(both, axis=0)
     expected = float(shares[0] * shares[1] + (1 - shares[0]) * (1 - shares[1]))
     return None if expected >= 1 else float((observed - expected) / (1 - expected))
+
+
+@dataclass
+class Recorded:
+    """A judge whose decisions are kept, to say how far another one agrees.
+
+    Args:
+        name: for results.
+        judge: that decides.
+    """
+
+    name: str
+    judge: DifferenceJudge
+    pairs: list[tuple[Sequence[str], Sequence[str]]] = field(default_factory=list)
+    matches: list[Matches | None] = field(default_factory=list)
+
+    def __call__(self, pairs: Sequence[tuple[Sequence[str], Sequence[str]]]) -> list[Matches | None]:
+        found = self.judge(pairs)
+        self.pairs += pairs
+        self.matches += found
+        return found
+
+    def as_dict(self) -> dict[str, Any]:
+        """Name, and Cohen's kappa with the judge that compares words."""
+        same = self.judge is lexical_judge
+        kappa = None if same else agreement(self.matches, lexical_judge(self.pairs))
+        unread = sum(matches is None for matches in self.matches)
+        return {"judge": self.name, "pairs": len(self.pairs), "unread": unread, "kappa_with_words": kappa}

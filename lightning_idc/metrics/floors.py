@@ -1,7 +1,8 @@
 """What a score must beat before it says anything, and what an interval allows one to say.
 
 Three captioners that do not see what changed: one that says the same of every pair, one whose captions are dealt to
-other pairs, and the captioner itself where the picture after the change is the one before it.
+other pairs, and the captioner itself where the picture after the change is the one before it. Of lists of differences
+there are two: one that claims nothing, and captions that are dealt.
 """
 
 from __future__ import annotations
@@ -12,10 +13,13 @@ import numpy as np
 
 from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import Difference
-from lightning_idc.metrics.captions import References, score_captions
+from lightning_idc.metrics.captions import References, ScoringResources, score_captions
+from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.protocols import Protocol, evaluate
 
 BELOW = "below the floor"
 UNDECIDED = "not decided"
+NOTHING = "there is no difference"
 MOST_PAIRS, MOST_CANDIDATES = 500, 64
 
 
@@ -74,6 +78,26 @@ def dealt(captions: Mapping[str, str], seed: int = 0) -> dict[str, str]:
     order = np.random.default_rng(seed).permutation(len(ids))
     to = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
     return {id: captions[ids[to[place]]] for place, id in enumerate(ids)}
+
+
+def blind_scores(
+    protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord], resources: ScoringResources
+) -> dict[str, dict[str, dict[str, float]]]:
+    """Scores of captioners that do not see what changed: one that claims nothing, and captions of other pairs.
+
+    Args:
+        protocol: that is in force.
+        captions: by pair.
+        truths: references of the pairs.
+        resources: with the judge.
+    """
+    blind = {"claims nothing": dict.fromkeys(captions, NOTHING)}
+    if len(captions) > 1:
+        blind["captions of other pairs"] = dealt(captions)
+    return {
+        name: {part: dict(scores.values) for part, scores in evaluate(protocol, said, truths, None, resources).items()}
+        for name, said in blind.items()
+    }
 
 
 def reading(difference: Difference | None, floors: Iterable[Difference] = ()) -> str:

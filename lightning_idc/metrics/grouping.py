@@ -102,10 +102,20 @@ def differences(truths: Sequence[ReferenceRecord]) -> Parts:
     """Pairs that changed, each with the list of its differences; then those that did not, with an empty list.
 
     References of all records of a pair belong together; each sentence of them is one difference.
+
+    Raises:
+        PairError: a pair that changed, by its type, has no reference that says anything.
     """
+    pairs = _merged(truths)
+    typed = [truth for truth in pairs if truth.change_type not in (None, NO_CHANGE)]
+    if untold := [truth.id for truth in typed if not any(text.strip() for text in truth.references)]:
+        raise PairError(
+            f"{len(untold)} of {len(typed)} pairs with a type of change have no reference that says anything: "
+            f"{some(untold)}; they would count as unchanged. Give them references, or leave them out"
+        )
     listed = [
         replace(truth, references=() if truth.change_type == NO_CHANGE else tuple(list_differences(truth.references)))
-        for truth in _merged(truths)
+        for truth in pairs
     ]
     parts = {
         "changed": [truth for truth in listed if truth.references],

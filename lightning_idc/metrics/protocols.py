@@ -124,6 +124,11 @@ class Protocol:
         text = json.dumps(self.definition(), sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
+    @property
+    def lists_differences(self) -> bool:
+        """Whether each sentence is a difference, so that a judge decides and a pair without any counts as unchanged."""
+        return self.score is by_differences
+
     def with_input(self, name: str, digest: str) -> Protocol:
         """The protocol with something given besides, which becomes part of its hash."""
         return replace(self, inputs={**self.inputs, name: digest})

@@ -9,8 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import Confusion, confusion
-from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.difference_list import LEXICAL, Recorded
+from lightning_idc.metrics.floors import blind_scores
+from lightning_idc.metrics.grouping import NO_CHANGE, ReferenceRecord
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.html import Entry
@@ -90,8 +93,13 @@ class Results:
             for record in self.records
         ]
 
+    def counted(self, protocol: Protocol) -> list[dict[str, Any]]:
+        """Records that a protocol scores: those with references, and of lists of differences unchanged pairs, too."""
+        silent = {NO_CHANGE} if protocol.lists_differences else set()
+        return [record for record in self.records if record["references"] or record["change_type"] in silent]
+
     def result(self, protocol: Protocol, origin: Origin) -> dict[str, Any]:
-        """The evaluation under a protocol as plain values.
+        """The evaluation under a protocol as plain values; lists of differences are judged by equal words.
 
         Args:
             protocol: that counts; the scores at hand are taken where they are its own.
@@ -100,7 +108,11 @@ class Results:
         Raises:
             PairError: the protocol does not fit the pairs.
         """
-        scored = [record for record in self.records if record["references"]]
+        scored = self.counted(protocol)
+        listed = Recorded(*LEXICAL) if protocol.lists_differences else None
+        if listed is not None:
+            protocol = protocol.with_input("judge", listed.name)
+        resources = ScoringResources(judge=listed)
         captions = {record["id"]: record["caption"] for record in scored}
         truths = [
             ReferenceRecord(r["id"], tuple(r["references"]), r["change_type"], self.ious.get(r["id"])) for r in scored
@@ -109,8 +121,12 @@ class Results:
             protocol.parts(truths)  # refuses what would score 0
             parts = {"all": self.scores}
         else:
-            parts = evaluate(protocol, captions, truths)
-        return make_result(protocol, parts, captions, truths, origin, sentences=self.sentences)
+            parts = evaluate(protocol, captions, truths, None, resources)
+        result = make_result(protocol, parts, captions, truths, origin, sentences=self.sentences)
+        if listed is not None:
+            result["judge"] = listed.as_dict()
+            result["floors"] = blind_scores(protocol, captions, truths, resources)
+        return result
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:
         """Cards of a contact sheet, with pictures; none where the data is unknown.

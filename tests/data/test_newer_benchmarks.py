@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.data import RSCC, ChangeChat, DiffSpot, HQEdit, VLMSubtleBench
+from lightning_idc.data import RSCC, ChangeChat, HQEdit, VLMSubtleBench
 from lightning_idc.data.core.checking import check
 from lightning_idc.errors import IDCError
 
@@ -33,63 +33,7 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
     path.write_text("\n".join(map(json.dumps, rows)))
 
 
-# ---- DiffSpot and HQ-Edit ---------------------------------------------------------------------------------------
-
-
-def diffspot(root: Path, **change: Any) -> None:
-    rows: dict[str, list[Any]] = {
-        "id": ["a", "b", "c"],
-        "task_type": ["has_diff", "has_diff", "no_diff"],
-        "difficulty": ["easy", "hard", "unknown"],
-        "domain": ["news", "shop", "news"],
-        "ground_truth_diff": ["the title is red", "two things changed", None],
-        "mutation_dicts_json": [
-            [json.dumps({"type": "color", "before_value": "#000"})],
-            [json.dumps({"type": "text"}), json.dumps({"type": "border"})],
-            [],
-        ],
-        "image_before": [png(1), png(2), png(3)],
-        "image_after": [png(11), png(12), png(3)],
-        **change,
-    }
-    features = datasets.Features(
-        {
-            **{
-                name: datasets.Value("string")
-                for name in ("id", "task_type", "difficulty", "domain", "ground_truth_diff")
-            },
-            "mutation_dicts_json": datasets.Sequence(datasets.Value("string")),
-            "image_before": datasets.Image(),
-            "image_after": datasets.Image(),
-        }
-    )
-    (root / "data").mkdir(parents=True)
-    datasets.Dataset.from_dict(rows, features=features).to_parquet(str(root / "data/test-00000.parquet"))
-
-
-def test_diffspot_keeps_unchanged_pairs_and_exact_records(tmp_path: Path) -> None:
-    diffspot(tmp_path / "d")
-    pairs = DiffSpot(tmp_path / "d").dataset("test")
-    assert [pair.id for pair in pairs] == ["a", "b", "c"]
-    assert [pair.change_type for pair in pairs] == ["color", "mixed", "no_change"]
-    assert [pair.captions for pair in pairs] == [["the title is red"], ["two things changed"], []]
-    assert (pairs[0].before == 1).all() and (pairs[0].after == 11).all()
-    assert pairs[0].meta == {
-        "difficulty": "easy",
-        "domain": "news",
-        "mutations": [{"type": "color", "before_value": "#000"}],
-    }
-    assert list(DiffSpot(tmp_path / "d", difficulty="no_diff").pairs_of("test").ids) == ["c"]
-    with pytest.raises(IDCError, match="test pairs only"):
-        DiffSpot(tmp_path / "d").pairs_of("train")
-    with pytest.raises(IDCError, match=r"fetch the parquet files.*tencent/DiffSpot"):
-        DiffSpot(tmp_path / "absent").pairs_of("test")
-
-
-def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
-    diffspot(tmp_path / "d", mutation_dicts_json=[["{"], [], []])
-    with pytest.raises(IDCError, match=r"row 0: mutation_dicts_json is"):
-        DiffSpot(tmp_path / "d").pairs_of("test")
+# ---- HQ-Edit -----------------------------------------------------------------------------------------------------
 
 
 def hq_edit(root: Path, count: int = 40) -> None:
