@@ -12,7 +12,7 @@ from lightning_idc.core.text import printable
 from lightning_idc.errors import PairError
 
 if TYPE_CHECKING:
-    from lightning_idc.data.core.datamodule import PairDataModule, Split
+    from lightning_idc.data.core.datamodule import PairDataModule
 
 MODULES = {
     "synthetic": "lightning_idc.data.synthetic.SyntheticPairs",
@@ -35,7 +35,6 @@ MODULES = {
     "omnidiff": "lightning_idc.data.benchmarks.omnidiff.OmniDiff",
     "spot_the_diff": "lightning_idc.data.benchmarks.spot_the_diff.SpotTheDiff",
 }
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
        lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--key value ...]
@@ -103,6 +102,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
 def _count(name: str, arguments: list[str]) -> int:
     from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.data.core.benchmark import Benchmark
+    from lightning_idc.data.core.datamodule import SPLITS
     from lightning_idc.data.core.statistics import split_statistics
 
     given = parse_overrides(arguments)
@@ -112,7 +112,7 @@ def _count(name: str, arguments: list[str]) -> int:
     data = _build(name, "count", given)
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
-    for part in (split,) if split else SPLITS:
+    for part in (split,) if split else data.labelled:
         if isinstance(data, Benchmark):  # what is said is in its annotation files, so its images need not be there
             said = [[text for text in record.captions if text] for record in data.records(part)]
             captions[part] = [texts for texts in said if texts]

@@ -84,6 +84,22 @@ def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
         DiffSpot(tmp_path / "d").pairs_of("test")
 
 
+def test_a_correct_release_has_no_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It has test pairs only, and its unchanged ones have no caption."""
+    diffspot(tmp_path / "d")
+    assert main(["data", "check", "diffspot", "--root", str(tmp_path / "d")]) == 0
+    assert capsys.readouterr().out.splitlines() == ["test: 3 pairs, 2 captions, images of 6x8", "no problems"]
+    assert main(["data", "count", "diffspot", "--root", str(tmp_path / "d")]) == 0
+    counted = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert counted[0] == ["test"] and counted[1] == ["pairs", "3"] and counted[2] == ["captions", "2"]
+
+
+def test_a_changed_pair_without_a_caption_is_a_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    diffspot(tmp_path / "d", ground_truth_diff=["the title is red", None, None])
+    assert main(["data", "check", "diffspot", "--root", str(tmp_path / "d")]) == 1
+    assert "test: 1 of 3 pairs have no caption: b" in capsys.readouterr().out
+
+
 def result_of(folder: Path, root: Path, difficulty: Difficulty = "all") -> dict[str, Any]:
     """What ShowResults writes about an untrained captioner under difference-list."""
     shown = ShowResults(examples=0, report_pairs=0, protocol="difference-list")

@@ -47,6 +47,7 @@ class DiffSpot(PairDataModule):
     """
 
     domain = "screenshots of web pages (DiffSpot)"
+    labelled = ("test",)
 
     def __init__(self, root: str | Path = "data/diffspot", difficulty: Difficulty = "all", **options: Any) -> None:
         super().__init__(**options)
@@ -54,7 +55,7 @@ class DiffSpot(PairDataModule):
         self.root, self.difficulty = Path(root).expanduser(), difficulty
 
     def source(self, split: Split) -> PairSource:
-        if split not in ("test", "predict"):
+        if split not in (*self.labelled, "predict"):
             raise ConfigError(f"DiffSpot has test pairs only, which are not for {split!r}")
         if not self.root.exists():
             raise DatasetNotFoundError(
@@ -70,6 +71,9 @@ class DiffSpot(PairDataModule):
         if self.difficulty == "all":
             return source
         return View(source, [n for n in range(len(source)) if source.meta(n)["difficulty"] == self.difficulty])
+
+    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        return change_type == NO_CHANGE
 
 
 class MutationSource(TableSource):

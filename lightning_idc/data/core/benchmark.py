@@ -16,7 +16,6 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import find
 
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
@@ -101,8 +100,6 @@ class Benchmark(PairDataModule):
     """The official layout below the root, one path with its explanation per line."""
     steps: ClassVar[str]
     """What to do to get it."""
-    labelled: ClassVar[tuple[Split, ...]] = SPLITS
-    """Splits that the benchmark has."""
     remotes: ClassVar[tuple[Remote, ...]] = ()
     """Files that `lightning-idc data prepare` fetches or asks for."""
 
@@ -228,6 +225,9 @@ class Benchmark(PairDataModule):
     def keeps(self, split: Split) -> bool:
         """Whether pairs of a split without any sentence stay, with an empty one."""
         return False
+
+    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        return self.keeps(split)
 
     def layout_error(self, missing: Sequence[str]) -> LayoutError:
         """The error that shows the layout, what of it is missing, and what to do."""

@@ -15,7 +15,6 @@ from lightning_idc.files import digest
 
 Say = Callable[[str], object]
 _log = logging.getLogger(__name__)
-LABELLED: tuple[Split, ...] = ("train", "val", "test")
 _SHOWN = 5
 
 
@@ -28,7 +27,7 @@ def check(data: PairDataModule, say: Say = _log.info) -> list[str]:
         data: whose pairs.
         say: is given what there is of each split, line by line.
     """
-    return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, say=say)
+    return check_benchmark(data, say) if isinstance(data, Benchmark) else check_pairs(data, data.labelled, say)
 
 
 def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
@@ -59,25 +58,23 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
     rest.official, rest.on_missing = False, "skip"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # what is left out is known
-        problems |= dict.fromkeys(check_pairs(rest, readable, data.keeps, say))
+        problems |= dict.fromkeys(check_pairs(rest, readable, say))
     return list(problems)
 
 
 def check_pairs(
     data: PairDataModule,
-    splits: Sequence[Split] = LABELLED,
-    uncaptioned: Callable[[Split], bool] = lambda split: False,
+    splits: Sequence[Split],
     say: Say = _log.info,
 ) -> list[str]:
     """Read every pair of every split once, say what there is of each split, and return all that is wrong.
 
-    Wrong are a split without pairs, pairs that cannot be read or have no caption, sizes that no batch can hold, and ids
+    Wrong are a split without pairs, pairs that cannot be read or lack a caption that they must have, sizes that no batch can hold, and ids
     or images that two splits share.
 
     Args:
         data: whose pairs.
         splits: that are read.
-        uncaptioned: whether a split may hold pairs that have no caption.
         say: is given what there is of each split.
     """
     from tqdm.auto import tqdm
@@ -99,7 +96,8 @@ def check_pairs(
             name = source.ids[index]
             if home.setdefault(name, split) != split:
                 found.setdefault(f"ids are also in {home[name]}", []).append(name)
-            if not any(map(str.strip, source.captions(index))) and not uncaptioned(split):
+            silent = not any(map(str.strip, source.captions(index)))
+            if silent and not data.uncaptioned(split, source.change_type(index)):
                 found.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)

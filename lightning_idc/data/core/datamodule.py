@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
@@ -23,6 +23,7 @@ from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.errors import check_number
 
 Split = Literal["train", "val", "test", "predict"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
 NO_CHANGE = "no_change"
 MOST_NO_CHANGE_SENTENCES = 64
 _READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
@@ -55,6 +56,8 @@ class PairDataModule(LightningDataModule):
 
     domain = "image pairs"
     """What the pairs show, for captioners to say what they know."""
+    labelled: ClassVar[tuple[Split, ...]] = SPLITS
+    """Splits that the data have."""
 
     def __init__(
         self,
@@ -111,6 +114,10 @@ class PairDataModule(LightningDataModule):
     @abstractmethod
     def source(self, split: Split) -> PairSource:
         """Pairs of a split; called once per split."""
+
+    def uncaptioned(self, split: Split, change_type: str | None) -> bool:
+        """Whether a pair of a split and a type of change may have no caption."""
+        return False
 
     def pairs_of(self, split: Split) -> PairSource:
         """Pairs of a split, cut to ``limit``.
