@@ -20,6 +20,7 @@ from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.captions import PromptedEdits
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.slots import endpoint as module
+from lightning_idc.synthesis.slots.base import CutOff
 from lightning_idc.synthesis.slots.endpoint import Endpoint, EndpointText, EndpointVision
 from lightning_idc.synthesis.sources import Sentences
 
@@ -32,6 +33,7 @@ class Server:
         self.keys: list[str | None] = []
         self.at_once = self.most_at_once = 0
         self.fail: list[int] = []
+        self.finish_reason = "stop"
         self.lock = threading.Lock()
         server = self
 
@@ -55,7 +57,10 @@ class Server:
                     server.at_once -= 1
                 content = request["messages"][0]["content"]
                 text = content if isinstance(content, str) else content[-1]["text"]
-                self.reply(status, {"choices": [{"message": {"content": f"said {text}"}}]})
+                self.reply(
+                    status,
+                    {"choices": [{"message": {"content": f"said {text}"}, "finish_reason": server.finish_reason}]},
+                )
 
             def reply(self, status: int, value: Any) -> None:
                 data = json.dumps(value).encode()
@@ -126,6 +131,18 @@ def test_answers_are_kept_by_request(server: Server, tmp_path: Path) -> None:
     slot.answer(["a"], [9])
     EndpointText(Endpoint(server.url, "tiny", temperature=0.5, cache=str(tmp_path / "kept"))).answer(["a"], [1])
     assert len(server.requests) == 4, "another seed or temperature is another request"
+
+
+def test_an_answer_that_the_servers_limit_cut_off_says_so_and_still_does_when_it_was_kept(
+    server: Server, tmp_path: Path
+) -> None:
+    slot = EndpointText(Endpoint(server.url, "tiny", cache=str(tmp_path / "kept")))
+    (whole,) = slot.answer(["a"], [0])
+    server.finish_reason = "length"
+    for _ in range(2):
+        whole, cut = slot.answer(["a", "b"], [0, 0])
+        assert (whole, cut) == ("said a", "said b") and isinstance(cut, CutOff) and not isinstance(whole, CutOff)
+    assert len(server.requests) == 2
 
 
 def test_an_endpoint_that_is_not_there_is_told_beforehand(server: Server) -> None:

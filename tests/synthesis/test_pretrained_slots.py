@@ -12,6 +12,7 @@ from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, ma
 
 from lightning_idc.core.types import PairError
 from lightning_idc.methods.img_diff.questions import PromptedTeller
+from lightning_idc.synthesis.slots.base import CutOff
 from lightning_idc.synthesis.slots.chat import (
     ChatModel,
     ChatVisionModel,
@@ -174,6 +175,22 @@ def test_a_vision_language_model_answers_about_one_or_two_pictures(llava: str, p
     same = [picture[:, :20] for picture in pictures]
     told = PromptedTeller(slot, "a {caption1} on {caption2}").tell(same[:2], same[1:], [("cat", "dog"), ("dog", "mat")])
     assert len(told) == 2
+
+
+def test_a_vision_language_model_says_which_answers_its_limit_of_tokens_cut_off(
+    llava: str, pictures: list[torch.Tensor]
+) -> None:
+    slot = ChatVisionModel(llava, dtype="float32", max_new_tokens=6)
+    slot.load()
+    shown = [[picture] for picture in pictures]
+    for batch_size in (8, 1):
+        slot.batch_size = batch_size
+        slot.net.generation_config.eos_token_id = 3
+        assert [isinstance(answer, CutOff) for answer in slot.answer(shown, TEXTS)] == [True, False, True]
+    slot.net.generation_config.eos_token_id = [3, 11]
+    assert [isinstance(answer, CutOff) for answer in slot.answer(shown, TEXTS)] == [True, False, False], "several ends"
+    slot.net.generation_config.eos_token_id = [4]
+    assert all(isinstance(answer, CutOff) for answer in slot.answer(shown, TEXTS)), "none that is ever said"
 
 
 class Recorded:

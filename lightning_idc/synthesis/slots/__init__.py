@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from lightning_idc.synthesis.slots.base import (
+    CutOff,
     DifferenceTeller,
     ImageCaptioner,
     ImageEncoder,
@@ -17,6 +18,7 @@ from lightning_idc.synthesis.slots.base import (
 )
 
 __all__ = [
+    "CutOff",
     "DifferenceTeller",
     "ImageCaptioner",
     "ImageEncoder",

@@ -152,6 +152,12 @@ class PairPainter(ModelInterface):
         """Two pictures for each pair of captions, uint8 ``(3, H, W)``."""
 
 
+class CutOff(str):
+    """An answer whose model was stopped by its limit of tokens, so that it may break off anywhere."""
+
+    __slots__ = ()
+
+
 class TextModel(ModelInterface):
     """A language model that follows an instruction."""
 
@@ -165,7 +171,7 @@ class VisionLanguageModel(ModelInterface):
 
     @abstractmethod
     def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
-        """One answer for each prompt about its pictures."""
+        """One answer for each prompt about its pictures; a `CutOff` where the model says that it was stopped."""
 
 
 def crop(image: Tensor, box: Sequence[float]) -> Tensor:

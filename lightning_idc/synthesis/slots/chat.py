@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
-from lightning_idc.synthesis.slots.base import ImageCaptioner, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.loading import Loading
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
 
@@ -222,7 +222,17 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         ).to(self.device)
         inputs["pixel_values"] = inputs["pixel_values"].to(self.net.dtype)
         out = self.net.generate(**inputs, do_sample=False, max_new_tokens=self.max_new_tokens)
-        return self.processor.batch_decode(out[:, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+        new = out[:, inputs["input_ids"].shape[1] :]
+        answers = self.processor.batch_decode(new, skip_special_tokens=True)
+        return [
+            CutOff(answer) if cut else answer for answer, cut in zip(answers, self._cut_off(new).tolist(), strict=True)
+        ]
+
+    def _cut_off(self, tokens: Tensor) -> Tensor:
+        """Which answers fill all the tokens that they may have without a token that ends them, bool ``(N,)``."""
+        ends = self.net.generation_config.eos_token_id
+        known = torch.tensor([] if ends is None else ends, device=tokens.device).flatten()
+        return ~torch.isin(tokens, known).any(1) & (tokens.shape[1] >= self.max_new_tokens)
 
 
 def _asked(prompt: str, images: int) -> list[dict[str, Any]]:

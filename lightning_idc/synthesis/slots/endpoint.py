@@ -21,7 +21,7 @@ from torch import Tensor
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.files import atomic_write, fingerprint
 from lightning_idc.synthesis.records import encode_image
-from lightning_idc.synthesis.slots.base import ModelInterface, TextModel, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import CutOff, ModelInterface, TextModel, VisionLanguageModel
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses after which a request is sent again."""
@@ -140,19 +140,22 @@ class Endpoint:
         request = self._request(content, seed)
         kept = None if self.cache is None else Path(self.cache).expanduser() / f"{fingerprint(request)}.json"
         if kept is not None and kept.is_file():
-            return str(json.loads(kept.read_text(encoding="utf-8"))["answer"])
+            found = json.loads(kept.read_text(encoding="utf-8"))
+            return CutOff(found["answer"]) if found.get("cut_off") else str(found["answer"])
         answer = self._answer(self._patiently(lambda: self._send("chat/completions", request)))
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            atomic_write(kept, json.dumps({"answer": answer}, ensure_ascii=False))
+            known = {"answer": answer, "cut_off": isinstance(answer, CutOff)}
+            atomic_write(kept, json.dumps(known, ensure_ascii=False))
         return answer
 
     def _answer(self, found: Any) -> str:
         try:
-            answer = found["choices"][0]["message"]["content"]
+            choice = found["choices"][0]
+            answer = choice["message"]["content"] or ""
         except (KeyError, IndexError, TypeError):
             raise DataError(f"the endpoint answered {str(found)[:200]!r}; expected choices with a message") from None
-        return answer or ""
+        return CutOff(answer) if choice.get("finish_reason") == "length" else answer
 
     def _patiently(self, send: Callable[[], Any]) -> Any:
         for trial in range(self.retries + 1):
