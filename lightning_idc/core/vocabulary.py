@@ -53,6 +53,11 @@ def words_of(text: str) -> list[str]:
     return _TOKEN.findall(text.lower())
 
 
+def word_places(text: str) -> list[slice]:
+    """Where the words and punctuation marks of a sentence stand in it, in characters."""
+    return [slice(*found.span()) for found in _TOKEN.finditer(text)]
+
+
 class Vocabulary:
     """Maps words to ids and back; ids 0 to 3 are padding, begin, end and unknown.
 

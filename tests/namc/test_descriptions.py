@@ -9,10 +9,11 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
+    Refusal,
     component_spans,
     components,
     compose,
-    rejected,
+    object_descriptions,
     repetitions,
 )
 from lightning_idc.data.synthetic.claims import Attributes
@@ -21,6 +22,7 @@ from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
 from lightning_idc.data.transforms.swap import SwapImages, swap_descriptions
 from lightning_idc.errors import DataError
 
+HEAD = "The difference between the two images is that the first image"
 # the generation printed in the paper's Figure 8, without "the" before "two images"
 FIGURE_8 = (
     "The difference between two images is that the first image shows a person jumping, with each frame capturing the "
@@ -34,7 +36,7 @@ def test_the_components_of_the_papers_own_example() -> None:
         "a person jumping , with each frame capturing the person in mid-air",
         "a bald eagle standing on the edge of a body of water , looking downwards",
     )
-    assert rejected(FIGURE_8) is None
+    assert not isinstance(object_descriptions(FIGURE_8), Refusal)
 
 
 def test_every_verb_is_found_again() -> None:
@@ -54,18 +56,38 @@ def test_spans_point_at_the_words() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("the red cube moved", "does not follow"),
-        ("The first image shows a dog.", "does not follow"),
-        ("The first image shows a dog, while the second image does not.", "does not follow"),
-        ("the first image gnaws a dog, while the second image shows a cat", "does not follow"),
-        ("the first image shows a dog, while the second image is not.", "nothing about the second"),
-        ("the first image has it, while the second image shows a dog", "nothing about the first"),
+        ("the red cube moved", "not in the template"),
+        (f"{HEAD} shows a dog.", "not in the template"),
+        (f"{HEAD} shows a dog, while the second image does not.", "not in the template"),
+        (f"{HEAD} gnaws a dog, while the second image shows a cat.", "not in the template"),
+        (f"{HEAD} shows a dog, while the second image is not.", "nothing about the second"),
+        (f"{HEAD} shows a dog, while the second image shows.", "nothing about the second"),
+        (f"{HEAD} has it, while the second image shows a dog.", "nothing about the first"),
         (compose("", "a dog"), "nothing about the first"),
     ],
 )
 def test_useless_descriptions_are_rejected_with_the_reason(text: str, reason: str) -> None:
-    found = rejected(text)
-    assert found is not None and reason in found
+    found = object_descriptions(text)
+    assert isinstance(found, Refusal) and reason in found.reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The first image shows a dog, while the second image shows a cat.",
+        f"Sure! {HEAD} shows a dog, while the second image shows a cat.",
+        f"{HEAD} is a close-up-while the second image is a cat.",
+        f"{HEAD} shows [object description], while the second image shows a cat.",
+        f"{HEAD} shows a dog, while the second image gnaws a cat.",
+        f"{HEAD} gnaws a dog, while the first image shows a cat, while the second image shows a dog.",
+    ],
+)
+def test_masking_swapping_and_the_filter_of_answers_know_one_template(text: str) -> None:
+    found = object_descriptions(text)
+    assert isinstance(found, Refusal) and found.reason == "not in the template"
+    assert component_spans(words_of(text)) is None and components(text) is None
+    with pytest.raises(DataError, match="does not follow the template"):
+        swap_descriptions(text)
 
 
 def test_repetition_counts_as_table_14_does() -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
+from lightning_idc.core.vocabulary import BERT_SPECIALS, BertVocabulary, ClipVocabulary
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
+    Refusal,
+    component_spans,
     components,
     object_descriptions,
     repetitions,
@@ -28,7 +32,7 @@ from lightning_idc.methods.namc.descriptions import (
 from lightning_idc.synthesis.library import rendered_things
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel
+from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import Pairs, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
@@ -38,6 +42,13 @@ HEAD = "The difference between the two images is that the first image"
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 
 
+def reason(answer: str, cut_off: bool = False) -> str:
+    """Why an answer is refused."""
+    found = object_descriptions(answer, cut_off)
+    assert isinstance(found, Refusal), found
+    return found.reason
+
+
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
     answer = TEMPLATE.format(verb=verb).replace("[object description]", "a red car", 1)
@@ -45,11 +56,14 @@ def test_every_verb_of_the_list_comes_apart_again(verb: str) -> None:
         "a red car",
         "an empty street",
     )
-    assert object_descriptions(answer) is None, "a template that was not filled in"
+    assert reason(answer) == "not in the template", "it was not filled in"
 
 
 def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
     assert len(VERBS) == len(set(VERBS)) == 49
+
+
+SAID = f"{HEAD} shows a dog, while the second image shows a cat"
 
 
 @pytest.mark.parametrize(
@@ -59,16 +73,61 @@ def test_there_are_the_papers_verbs_without_its_empty_one() -> None:
             f"{HEAD} shows a dog, a cat and a hat, while the second image depicts a dog.",
             ("a dog, a cat and a hat", "a dog"),
         ),
-        (f'"{HEAD} shows a dog, while the second image shows a cat"', ("a dog", "a cat")),
+        (f'"{SAID}."', ("a dog", "a cat")),
+        (f"\u201c{SAID}.\u201d", ("a dog", "a cat")),
         (f"{HEAD} shows\n a dog, while the second image\n shows a cat.", ("a dog", "a cat")),
-        (f"Sure! {HEAD} shows a dog, while the second image shows a cat.", None),
-        (f"{HEAD} resembles a dog, while the second image shows a cat.", None),
-        ("The dog was replaced by a cat.", None),
-        ("", None),
+        (
+            f"{HEAD} shows No. 5, a 3.5 m boat, while the second image shows St. Mary, approx. 2 m tall, in the U.S.A.",
+            ("No. 5, a 3.5 m boat", "St. Mary, approx. 2 m tall, in the U.S.A"),
+        ),
+        (
+            f'{HEAD} shows a sign "Stop. Look.", while the second image shows a sign that says "Go."',
+            ('a sign "Stop. Look."', 'a sign that says "Go."'),
+        ),
     ],
 )
-def test_answers_outside_of_the_template_are_refused(answer: str, parts: tuple[str, str] | None) -> None:
+def test_one_whole_sentence_in_the_template_is_kept(answer: str, parts: tuple[str, str]) -> None:
     assert object_descriptions(answer) == parts
+
+
+NOT_IN_IT, CUT, MORE = "not in the template", "cut off", "goes on behind the sentence"
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (f"Sure! {SAID}.", NOT_IN_IT),
+        (f"{HEAD} resembles a dog, while the second image shows a cat.", NOT_IN_IT),
+        (f"{HEAD} shows a dog. It is brown, while the second image shows a cat.", NOT_IN_IT),
+        (f"{HEAD} is a close-up-while the second image is a cat.", NOT_IN_IT),
+        ("The first image shows a dog, while the second image shows a cat.", NOT_IN_IT),
+        ("The dog was replaced by a cat.", NOT_IN_IT),
+        ("", NOT_IN_IT),
+        (f"{SAID} standing on the edge of a", CUT),
+        (SAID, CUT),
+        (f'"{SAID}"', CUT),
+        (f"{SAID}...", CUT),
+        (f"{SAID} by St. Mary, No. 5, of 3.5 m", CUT),
+        (f"{SAID}. The dog is brown and the cat is not visible. Overall, both are similar", MORE),
+        (f"{SAID}. Note: I could not verify this", MORE),
+        (f"{SAID}.\n\nNote: I could not verify this.", MORE),
+        (f"{SAID}\n\nNote: I could not verify this.", MORE),
+        (f'"{SAID}." Note: I could not verify this.', MORE),
+        (f"{SAID}. the dog is brown.", MORE),
+    ],
+)
+def test_answers_outside_of_the_template_that_break_off_or_go_on_are_refused(answer: str, why: str) -> None:
+    assert reason(answer) == why
+
+
+def test_a_refusal_says_what_stands_behind_the_sentence() -> None:
+    found = object_descriptions(f"{SAID}.\n\nNote: I could not\nverify this.")
+    assert isinstance(found, Refusal) and found.found == "Note: I could not verify this."
+
+
+def test_an_answer_that_reached_the_limit_of_tokens_is_cut_off_even_behind_a_full_stop() -> None:
+    answer = f"{SAID} of Main St."
+    assert object_descriptions(answer) == ("a dog", "a cat of Main St") and reason(answer, cut_off=True) == CUT
 
 
 GENERATIONS = {
@@ -87,13 +146,24 @@ GENERATIONS = {
 }
 
 
+def pieces(text: str) -> list[str]:
+    """Word pieces that BERT's vocabulary could have for a text, whole words."""
+    return [*BERT_SPECIALS, *sorted(set(re.findall(r"\w+|[^\w\s]", text.lower())))]
+
+
 @pytest.mark.parametrize("answer", GENERATIONS.values(), ids=GENERATIONS)
 def test_the_generations_that_the_paper_prints_are_kept(answer: str) -> None:
     parts = object_descriptions(answer)
-    assert parts is not None and all(map(says_something, parts))
+    assert not isinstance(parts, Refusal) and all(map(says_something, parts))
     assert object_descriptions(answer.replace(", while", " while")) == parts, "a comma is not needed"
     spoken = components(answer)
     assert spoken is not None and [len(text) > 10 for text in spoken] == [True, True]
+    for vocabulary in (ClipVocabulary(), BertVocabulary(pieces(answer))):
+        grouped = [word for word, _ in vocabulary.grouped(vocabulary.encode(answer)[1:-1])]
+        spans = component_spans(grouped)
+        assert spans is not None
+        same = ["".join(grouped[span.start : span.stop]) for span in spans]
+        assert [text.replace(" ", "") for text in spoken] == [text.removesuffix(",") for text in same]
 
 
 @pytest.mark.parametrize("empty", ["something does not", "is not", "It isn't.", "something was", "does"])
@@ -119,7 +189,7 @@ def test_pairs_of_a_data_set_bring_the_difference_that_two_instructions_quote(tm
     store = run(
         Sequential([ImageParagraphs(Fixed()), Descriptions(Answers(), "spot_the_diff")]), Pairs(data), tmp_path / "a"
     )
-    assert store.counts() == (1, {"says nothing": 1, "not in the template": 1})
+    assert store.counts() == (1, {"says nothing about the first image": 1, "not in the template": 1})
     truths = data.pairs_of("train")
     assert [record.facts["difference"] for record in store] == [truths.captions(i)[0] for i in range(3)]
 
@@ -167,9 +237,26 @@ class Captioned:
         return record
 
 
+class Stopped(VisionLanguageModel):
+    def answer(self, images: list[list[torch.Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+        return [CutOff(f"{SAID}."), f'"{SAID}."', f"{SAID}. Both are animals."][: len(prompts)]
+
+
+def test_answers_that_were_stopped_are_dropped_and_quotes_are_no_part_of_a_description(
+    tmp_path: Path,
+) -> None:
+    store = run(Descriptions(Stopped()), Captioned(), tmp_path / "a")
+    assert store.counts() == (1, {"cut off": 1, "goes on behind the sentence": 1, "no captions": 1})
+    assert store.record(1).facts["description"] == f"{SAID}."
+    dropped = store.record(2).dropped
+    assert dropped is not None and dropped["value"] == "Both are animals."
+    free = run(Descriptions(Stopped(), "conventional"), Captioned(), tmp_path / "b")
+    assert free.counts() == (2, {"cut off": 1, "no captions": 1})
+
+
 def test_refused_answers_are_counted_with_their_reason(tmp_path: Path) -> None:
     store = run(Descriptions(Answers()), Captioned(), tmp_path / "a")
-    assert store.counts() == (1, {"says nothing": 1, "not in the template": 1, "no captions": 1})
+    assert store.counts() == (1, {"says nothing about the first image": 1, "not in the template": 1, "no captions": 1})
     assert store.record(0).facts["descriptions"] == ["a dog", "a cat"]
     assert json.loads((tmp_path / "a" / "statistics.json").read_text())["total"] == 1
     missing = run(Descriptions(Answers(), "spot_the_diff"), Captioned(), tmp_path / "b")
@@ -197,7 +284,7 @@ def test_the_embedded_describer_does_not_make_up_what_it_cannot_name() -> None:
     describer.captioner.load()
     answers = describer.answer([(before, before), (before, changed)], [prompt, prompt])
     assert answers == ["The two images are the same.", "I do not know what differs."]
-    assert [object_descriptions(answer) for answer in answers] == [None, None]
+    assert [reason(answer) for answer in answers] == ["not in the template"] * 2
 
 
 def test_things_are_named_in_loose_boxes_and_parts_of_them_are_not() -> None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
-from lightning_idc.core.vocabulary import words_of
+from lightning_idc.core.sentences import sentence_end
+from lightning_idc.core.vocabulary import word_places, words_of
 
 _VERBS = """
     is describes depicts illustrates displays demonstrates introduces has positions starts places discusses promotes
@@ -27,13 +29,29 @@ _NOTHING_SAID = """
 """
 _EMPTY = frozenset(_NOTHING_SAID.split())
 """Placeholders, auxiliaries and negations; a description made of these alone says nothing about an object."""
-_ANY_VERB = "|".join(VERBS)
-# the paper prints the template with "the two images", and its four generations without "the"
-_FORM = re.compile(
-    rf"the difference between (?:the )?two images is that the first image (?:{_ANY_VERB})\s+(?P<first>.+?),?\s*"
-    rf"while the second image (?:{_ANY_VERB})\s+(?P<second>.+?)\s*\.?",
-    re.IGNORECASE | re.DOTALL,
+_HEADS = tuple(
+    # the paper prints the template with "the two images", and its four generations without "the"
+    tuple(f"the difference between {images} is that the first image".split())
+    for images in ("the two images", "two images")
 )
+_SECOND = ("while", "the", "second", "image")
+WITHIN_LIMIT = "an answer that ends within the model's limit of tokens"
+_QUOTES = "\"'\u201c\u201d\u2018\u2019"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why an answer is not used as an implicit-change description.
+
+    Args:
+        reason: one of a few, by which refused answers are counted.
+        found: the part of the answer that it is refused for.
+        expected: in its place.
+    """
+
+    reason: str
+    found: str
+    expected: str
 
 
 def compose(first: str, second: str, verbs: tuple[str, str] = ("shows", "shows")) -> str:
@@ -47,22 +65,24 @@ def compose(first: str, second: str, verbs: tuple[str, str] = ("shows", "shows")
 def component_spans(words: Sequence[str]) -> tuple[range, range] | None:
     """Where the two object descriptions stand in a description, or None if it does not follow the template.
 
+    This alone decides what follows the template; a template with a bracket left in it was not filled in. Whether the
+    sentence ends is not asked, since a captioner's may be cut at its greatest length; `object_descriptions` asks it.
+
     Args:
-        words: of the whole description, as `words_of` gives them.
+        words: of the whole description, as `words_of` gives them; an empty span where nothing is said.
     """
-    first = _after(words, ("the", "first", "image"), 0)
-    second = None if first is None else _after(words, ("while", "the", "second", "image"), first)
-    if first is None or second is None:
+    head = next((head for head in _HEADS if tuple(words[: len(head)]) == head), None)
+    if head is None or "[" in words:
         return None
-    middle = second - len(("while", "the", "second", "image", "shows"))
-    return range(first, _without_marks(words, first, middle)), range(second, _without_marks(words, second, len(words)))
-
-
-def _after(words: Sequence[str], phrase: tuple[str, ...], start: int) -> int | None:
-    """Place after the first ``phrase`` that a descriptive verb follows."""
-    for end in range(start + len(phrase), len(words)):
-        if tuple(words[end - len(phrase) : end]) == phrase and words[end] in VERBS:
-            return end + 1
+    first = len(head) + 1  # behind the verb
+    if len(words) < first or words[first - 1] not in VERBS:
+        return None
+    for second in range(first, len(words) - len(_SECOND)):
+        middle = second + len(_SECOND)
+        if tuple(words[second:middle]) == _SECOND and words[middle] in VERBS:
+            places = (first, second), (middle + 1, len(words))
+            before, after = (range(start, _without_marks(words, start, end)) for start, end in places)
+            return before, after
     return None
 
 
@@ -82,49 +102,69 @@ def components(description: str) -> tuple[str, str] | None:
     return first, second
 
 
-def in_template(line: str) -> re.Match[str] | None:
-    """Match whose groups ``first`` and ``second`` are the object descriptions; None where the template is not followed.
+def component_places(text: str) -> tuple[slice, slice] | None:
+    """Characters of the two object descriptions, or None if the text does not follow the template."""
+    places = word_places(text)
+    spans = component_spans([text[place].lower() for place in places])
+    if spans is None:
+        return None
+    first, second = (_characters(places, span, len(text)) for span in spans)
+    return first, second
+
+
+def _characters(places: Sequence[slice], words: range, end: int) -> slice:
+    start = places[words.start].start if words.start < len(places) else end
+    return slice(start, places[words[-1]].stop if words else start)
+
+
+def unquoted(text: str) -> str:
+    """The text without white space and a pair of quotes around it."""
+    text = text.strip()
+    if text[:1] in _QUOTES:
+        text = text[1:].strip()
+        text = text[:-1].strip() if text[-1:] in _QUOTES else text
+    return text
+
+
+def object_descriptions(answer: str, cut_off: bool = False) -> tuple[str, str] | Refusal:
+    """The two object descriptions of a model's answer as written, or why it is refused.
+
+    An answer is one sentence in the template, with its full stop; quotes around it are allowed, anything else is not.
+    Refused as well are descriptions one side of which has nothing but negations and auxiliary verbs (appendix D.2).
 
     Args:
-        line: the whole description, with one space between words.
-    """
-    match = _FORM.fullmatch(line)
-    return None if match is None or "[" in match.group() else match  # with a bracket it was not filled in
-
-
-def object_descriptions(answer: str) -> tuple[str, str] | None:
-    """The two object descriptions of a model's answer as written; None where it is not in the template.
-
-    Args:
-        answer: of a model; quotes around it are allowed, anything else is not.
+        answer: of a model.
+        cut_off: whether the model was stopped by its limit of tokens.
 
     Example:
-        >>> object_descriptions("The difference between two images is that the first image shows a dog, "
-        ...                     "while the second image shows a cat.")
+        >>> said = "The difference between two images is that the first image shows a dog, while the second image shows"
+        >>> object_descriptions(f"{said} a cat.")
         ('a dog', 'a cat')
+        >>> object_descriptions(f"{said} a cat. Note: both are animals.").reason
+        'goes on behind the sentence'
     """
-    match = in_template(" ".join(answer.split()).strip("'\" "))
-    return None if match is None else (match["first"].strip(), match["second"].strip())
+    text = unquoted(answer)
+    line = " ".join(text.split())
+    if cut_off:
+        return Refusal("cut off", line, WITHIN_LIMIT)
+    places, end = component_places(text), sentence_end(text)
+    if places is None or (end is not None and end < places[1].start):
+        return Refusal("not in the template", line, "one sentence in the template of Appendix D.2")
+    rest = "" if end is None else " ".join(text[end:].split())
+    if rest:
+        return Refusal("goes on behind the sentence", rest, "nothing behind the description")
+    if end is None:
+        return Refusal("cut off", line, "a full stop at the end")
+    first, second = (" ".join(text[place].split()) for place in places)
+    for side, description in (("first", first), ("second", second)):
+        if not says_something(description):
+            return Refusal(f"says nothing about the {side} image", line, "more than negations and auxiliaries")
+    return first, second
 
 
 def says_something(description: str) -> bool:
     """Whether any word is more than a negation, an auxiliary or a placeholder."""
     return any(word not in _EMPTY for word in re.findall(r"[a-z0-9']+", description.lower()))
-
-
-def rejected(description: str) -> str | None:
-    """Why a description is not usable (appendix D.2), or None where it is.
-
-    Rejected are descriptions that do not follow the template, and those of which one side has nothing but negations and
-    auxiliary verbs ("the second image is not"). The paper loses 0.2 % in this way.
-    """
-    found = components(description)
-    if found is None:
-        return "does not follow the template"
-    for side, text in zip(("first", "second"), found, strict=True):
-        if not says_something(text):
-            return f"says nothing about the {side} image"
-    return None
 
 
 def repetitions(texts: Iterable[str]) -> dict[str, float | int]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from lightning_idc.core.types import PairSample
-from lightning_idc.data.benchmarks.implicit_change import in_template
+from lightning_idc.data.benchmarks.implicit_change import component_places, unquoted
 from lightning_idc.data.transforms.pairs import PairTransform
 from lightning_idc.errors import DataError
 
@@ -23,15 +23,16 @@ def swap_descriptions(text: str) -> str:
         ...                   "while the second image has a cat.")
         'The difference between the two images is that the first image shows a cat, while the second image has a dog.'
     """
-    line = " ".join(text.split())
-    match = in_template(line) or in_template(line.strip("'\" "))
-    if match is None:
+    line = unquoted(" ".join(text.split()))
+    places = component_places(line)
+    if places is None:
         raise DataError(
             f"{text[:120]!r} does not follow the template of implicit-change descriptions, so that it cannot be "
             "swapped with the images; leave SwapImages out for these captions"
         )
-    whole, (start, middle), (after, end) = match.string, match.span("first"), match.span("second")
-    return f"{whole[:start]}{match['second']}{whole[middle:after]}{match['first']}{whole[end:]}"
+    first, second = places
+    middle = line[first.stop : second.start]
+    return f"{line[: first.start]}{line[second]}{middle}{line[first]}{line[second.stop :]}"
 
 
 class SwapImages(PairTransform):

@@ -10,9 +10,17 @@ from typing import Any, Literal
 from torch import Tensor
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.benchmarks.implicit_change import VERBS, object_descriptions, repetitions, says_something
+from lightning_idc.data.benchmarks.implicit_change import (
+    VERBS,
+    WITHIN_LIMIT,
+    Refusal,
+    object_descriptions,
+    repetitions,
+    says_something,
+    unquoted,
+)
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import ImageCaptioner, VisionLanguageModel, crop
+from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.stages import PipelineStage
@@ -48,8 +56,9 @@ class Descriptions(PipelineStage):
     """Lets a vision-language model describe each pair in the template, and takes the answer apart.
 
     Reads ``before`` and ``after``, the fact ``captions`` (one paragraph for each image) and, except for CC3M,
-    ``difference``; writes ``description``, ``descriptions`` (of either image), ``verb`` and ``origin``. Answers outside
-    of the template, and those that say nothing, are dropped with the answer as the reason's value.
+    ``difference``; writes ``description``, ``descriptions`` (of either image), ``verb`` and ``origin``. Answers that
+    are not one whole sentence in the template, and those that say nothing, are dropped; the reason's value is the
+    answer, or what stands behind its sentence.
 
     Args:
         model: the paper's is Qwen2-VL-7B-Instruct.
@@ -82,20 +91,26 @@ class Descriptions(PipelineStage):
         images = [list(record.pair()) for record in live]
         answers = self.model.answer(images, prompts) if live else []
         for record, verb, answer in zip(live, verbs, answers, strict=True):
-            record.facts["description"], record.facts["verb"] = " ".join(answer.split()), verb
-            record.facts["origin"] = self.kind
-            if self.kind == "conventional":
-                if not says_something(answer):
-                    record.drop("says nothing", record.facts["description"], "more than negations and auxiliaries")
-                continue
-            parts = object_descriptions(answer)
-            if parts is None:
-                record.drop("not in the template", record.facts["description"], "the template of Appendix D.2")
-            elif not all(says_something(part) for part in parts):
-                record.drop("says nothing", record.facts["description"], "more than negations and auxiliaries")
-            else:
-                record.facts["descriptions"] = list(parts)
+            record.facts["verb"], record.facts["origin"] = verb, self.kind
+            self._judge(record, answer)
         return records
+
+    def _judge(self, record: Record, answer: str) -> None:
+        """Keep an answer and what it says of either image, or drop the record with the reason."""
+        cut_off = isinstance(answer, CutOff)
+        if self.kind == "conventional":
+            record.facts["description"] = description = " ".join(answer.split())
+            if cut_off:
+                record.drop("cut off", description, WITHIN_LIMIT)
+            elif not says_something(answer):
+                record.drop("says nothing", description, "more than negations and auxiliaries")
+            return
+        record.facts["description"] = " ".join(unquoted(answer).split())
+        found = object_descriptions(answer, cut_off)
+        if isinstance(found, Refusal):
+            record.drop(found.reason, found.found, found.expected)
+        else:
+            record.facts["descriptions"] = list(found)
 
     def _has_facts(self, record: Record) -> bool:
         if len(record.facts.get("captions") or []) != 2:

@@ -1,0 +1,68 @@
+"""Where the first sentence of a text ends, which full stops of abbreviations and numbers do not decide."""
+
+from __future__ import annotations
+
+import re
+
+_TITLES = "mr mrs ms dr prof rev gen capt lt sgt gov mt vs approx cf e.g i.e"
+_NUMBERED = "no nos fig figs vol ch pp sec rt apt hwy est ca jan feb mar apr jun jul aug sep sept oct nov dec"
+_SHORTENED = "st ave blvd rd sq jr sr inc ltd co corp bros etc ft lb lbs oz dept univ assn feat ph.d"
+_NEED_A_WORD = frozenset(_TITLES.split())
+"""Abbreviations that no sentence ends with."""
+_NEED_A_NUMBER = frozenset(_NUMBERED.split())
+"""Those that are words, or the end of a sentence, unless a number follows."""
+_MAY_END = frozenset(_SHORTENED.split())
+"""Those that a sentence may end with; so may initials and letters with full stops, as in U.S. or p.m."""
+_LETTERS = re.compile(r"[a-z](?:\.[a-z])*")
+_OPENING = re.compile(
+    r"(?:The|This|That|These|Those|It|Its|There|They|He|She|I|We|You|A|An|In|On|Here|Both|Each|Neither|While|Overall|"
+    r"However|Also|Additionally|Another|Therefore|Thus|So|But|And|Note|Please|No|As|If)\b(?!\.)"
+)
+_QUOTED = re.compile(
+    r"""(?<!\w)"[^"\n]*"|\u201c[^\u201d\n]*\u201d|(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)\u2018[^\u2019\n]*\u2019(?!\w)"""
+)
+_CLOSING = "\"'\u201d\u2019)\\]"
+# marks before white space; a full stop without any before a capital letter; a line that ends a paragraph or an item
+_END = re.compile(
+    rf"(?P<mark>[.!?\u2026]+)[{_CLOSING}]*(?=\s|$)|(?<=[a-z]{{2}})(?P<joined>\.)(?=[A-Z][a-z])|\n(?=\s*[-*\u2022#A-Z]|[^\S\n]*\n)"
+)
+
+
+def sentence_end(text: str) -> int | None:
+    """Number of characters of the first sentence, its mark and closing quotes included; None where it has no end.
+
+    Full stops within quotes, numbers and abbreviations end no sentence; a blank line, or a line break before a capital
+    letter or a bullet, does. A last "..." or an abbreviation that needs a word behind it is no end.
+
+    Example:
+        >>> text = 'St. Mary has No. 5, a 3.5 m boat that says "Stop. Look." and a cat. Both are old.'
+        >>> text[: sentence_end(text)]
+        'St. Mary has No. 5, a 3.5 m boat that says "Stop. Look." and a cat.'
+    """
+    text = text.rstrip()
+    plain = _QUOTED.sub(_without_stops, text)
+    for found in _END.finditer(plain):
+        if found["mark"] is None or _ends(plain[: found.start()], found, plain[found.end() :].lstrip()):
+            return found.end()
+    return None
+
+
+def _without_stops(quoted: re.Match[str]) -> str:
+    """The quotation without marks that could end a sentence, but for one right before its end."""
+    return "x" * (len(quoted[0]) - 2) + quoted[0][-2:]
+
+
+def _ends(before: str, found: re.Match[str], after: str) -> bool:
+    """Whether marks end a sentence."""
+    if found["mark"] != "." or len(found[0]) > 1:
+        unfinished = found["mark"].endswith(("..", "\u2026"))
+        return after.lstrip("\"'\u201c\u2018([")[:1].isupper() or not (after or unfinished)
+    spoken = re.search(r"\w[\w.]*$", before)
+    word = spoken[0].lower() if spoken is not None else ""
+    if word in _NEED_A_WORD:
+        return False
+    if word in _NEED_A_NUMBER:
+        return not after[:1].isdigit()
+    if word in _MAY_END or _LETTERS.fullmatch(word):
+        return not after or _OPENING.match(after) is not None
+    return True
