@@ -1,0 +1,29 @@
+"""A model of descriptions that answers in the template, for recipes whose own has weights."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lightning_idc.synthesis.slots.base import VisionLanguageModel
+
+
+class InTemplate(VisionLanguageModel):
+    """Fills the template that a prompt quotes with numbers, and talks on in every third answer.
+
+    Without a template in the prompt it says what it was asked.
+    """
+
+    prompts: list[str] = []  # noqa: RUF012  shared with the test: a recipe makes the instance
+
+    def answer(self, images: Sequence[Sequence[Tensor]], prompts: Sequence[str]) -> list[str]:
+        answers = []
+        for prompt in prompts:
+            number = len(self.prompts)
+            self.prompts.append(prompt)
+            quoted = re.search(r"template: '(.*)'\.$", prompt)
+            said = quoted[1].replace("[object description]", f"a No. {number} bus") if quoted else f"it is {number}."
+            answers.append(f"{said} Both are similar." if number % 3 == 2 else said)
+        return answers
