@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.no_change import list_differences
+from lightning_idc.metrics.no_change import CHANGE, list_differences
 
 T = TypeVar("T")
 NO_CHANGE = "no_change"
@@ -27,7 +27,7 @@ class ReferenceRecord:
     Args:
         id: of the pair, and of the caption that is scored against the references.
         references: may be empty texts, as in Spot-the-Diff.
-        change_type: as the benchmark names it.
+        change_type: as the benchmark names it; ``change`` where it says no more than that.
         iou: overlap of the two views.
         split: that the file says it is of; None where it says nothing.
     """
@@ -154,7 +154,7 @@ def by_type(truths: Sequence[ReferenceRecord]) -> Parts:
         PairError: a type is unknown.
     """
     changed = changed_pairs(truths)["change"]
-    unknown = [truth.id for truth in changed if truth.change_type is None]
+    unknown = [truth.id for truth in changed if truth.change_type in (None, CHANGE)]
     if unknown:
         raise PairError(
             f"{len(unknown)} of {len(changed)} changed pairs have no type of change: {some(unknown)}; "

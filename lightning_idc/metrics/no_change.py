@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterable
 
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
+CHANGE = "change"
+"""Type of a pair that changed in a way that nobody names."""
 _THINGS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
 _SIDES = (
     r"(?:images?|pictures?|photos?|photographs?|pages?|screenshots?|scenes?|frames?|views?|"

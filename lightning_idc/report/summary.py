@@ -10,6 +10,7 @@ import numpy as np
 
 from lightning_idc.core.text import plain
 from lightning_idc.metrics.grouping import NO_CHANGE, quarters
+from lightning_idc.metrics.no_change import CHANGE
 from lightning_idc.report.table import Table
 
 if TYPE_CHECKING:
@@ -71,7 +72,8 @@ def summarise(
     """Group scores and facts by type of change and by overlap of views.
 
     A group's scores are means over its pairs, with CIDEr-D's word weights from the whole corpus; corpus BLEU is
-    given for the whole only, since a mean of sentence scores is another thing.
+    given for the whole only, since a mean of sentence scores is another thing. Pairs all of which are of the
+    type ``change``, which names none, are no group.
 
     Args:
         predictions: records with ``id`` and ``change_type``.
@@ -86,6 +88,8 @@ def summarise(
             # a type may be called "all", too
             kind = str(record["change_type"])
             groups.setdefault("all (type)" if kind == "all" else kind, []).append(record["id"])
+    if len(groups.get(CHANGE, ())) == len(scores.ids):
+        del groups[CHANGE]  # it would say again what the row of all pairs says
     changed = [r["id"] for r in predictions if r["change_type"] != NO_CHANGE and r["id"] in place]
     known_ious = {id: ious[id] for id in changed if ious and id in ious}
     groups |= {name: ids for name, ids in quarters(known_ious).items() if name not in groups}

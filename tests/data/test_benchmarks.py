@@ -254,7 +254,7 @@ def test_a_missing_image_shifts_no_pair(tmp_path: Path) -> None:
 def test_clevr_dc_with_and_without_zeros(tmp_path: Path) -> None:
     data = clevr_dc(tmp_path)
     assert data.pairs_of("train").ids == ["5", "2"] and levels(data, "train", 1) == (2, 52)
-    assert data.pairs_of("val").change_type(0) == "no_change" and data.pairs_of("test").change_type(0) is None
+    assert data.pairs_of("val").change_type(0) == "no_change" and data.pairs_of("test").change_type(0) == "change"
     for path in [*tmp_path.glob("bef/*.png"), *tmp_path.glob("aft/*.png")]:
         path.rename(path.with_stem(f"{int(path.stem):06d}"))
     assert levels(CLEVRDC(tmp_path, official=False), "train", 1) == (2, 52)
@@ -289,6 +289,14 @@ def test_pairs_without_a_sentence_can_be_kept(tmp_path: Path, capsys: pytest.Cap
     assert any("1,397 test pairs; 7 more" in line for line in SpotTheDiff(tmp_path, grouping="entry").remarks())
     with pytest.raises(PairError, match="leave_out, keep"):
         SpotTheDiff(tmp_path, empty_references="drop")  # type: ignore[arg-type]
+
+
+def test_changed_pairs_of_levir_cc_are_labelled(tmp_path: Path) -> None:
+    data = levir_cc(tmp_path)
+    table = json.loads((tmp_path / "LevirCCcaptions.json").read_text())
+    table["images"][0]["sentences"] = [{"raw": " there is no difference ."}, {"raw": " no change has occurred ."}]
+    write(tmp_path / "LevirCCcaptions.json", table)
+    assert [data.pairs_of(split).change_type(0) for split in ("train", "val", "test")] == ["no_change", *["change"] * 2]
 
 
 def test_levir_full_stops_are_dropped(tmp_path: Path) -> None:

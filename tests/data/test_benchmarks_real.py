@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from lightning_idc.core.evaluation import no_change_rates
 from lightning_idc.core.images import read_image, resize
 from lightning_idc.core.types import PairError, stack_images
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
@@ -27,6 +28,7 @@ from lightning_idc.data.core.sampling import Draw
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
 from lightning_idc.metrics.captions import score_captions
+from lightning_idc.metrics.confusion import confusion
 
 SPLITS = ("train", "val", "test")
 
@@ -141,7 +143,14 @@ def test_levir_cc(levir: Path) -> None:
     assert [data.found(split).pairs for split in SPLITS] == [6_815, 1_333, 1_929]
     assert all(data.miscount(split) is None for split in SPLITS)
     kinds = Counter(record.change_type for split in SPLITS for record in data.records(split))
-    assert kinds == {"no_change": 5_039, None: 5_038}
+    assert kinds == {"no_change": 5_039, "change": 5_038}
+    # a captioner that always says so misses every change and invents none
+    said = [
+        {"caption": "there is no difference", "references": record.captions, "change_type": record.change_type}
+        for record in data.records("test")
+    ]
+    assert str(confusion(said)) == '"no change" is said of 965 of 965 unchanged and 964 of 964 changed pairs'
+    assert no_change_rates(said) == {"missed_change": 100.0, "invented_change": 0.0}
     record = data.records("val")[0]
     assert str(record.before.relative_to(levir.resolve())) == f"images/val/A/{record.id}"
     assert str(record.after.relative_to(levir.resolve())) == f"images/val/B/{record.id}"

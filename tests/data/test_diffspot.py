@@ -84,6 +84,11 @@ def test_a_mutation_that_is_not_json_is_told(tmp_path: Path) -> None:
         DiffSpot(tmp_path / "d").pairs_of("test")
 
 
+def test_a_change_of_which_nothing_is_recorded_is_one(tmp_path: Path) -> None:
+    diffspot(tmp_path / "d", mutation_dicts_json=[[], [json.dumps({"type": "text"})], []])
+    assert [pair.change_type for pair in DiffSpot(tmp_path / "d").dataset("test")] == ["change", "text", "no_change"]
+
+
 def test_a_correct_release_has_no_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It has test pairs only, and its unchanged ones have no caption."""
     diffspot(tmp_path / "d")

@@ -137,6 +137,9 @@ def test_parts_that_cannot_be_cut_say_what_is_missing() -> None:
     for name, message in (("by-type", "--types"), ("by-iou", "--iou"), ("no-change", "no pair is unchanged")):
         with pytest.raises(PairError, match=message):
             evaluate(protocol_named(f"clevr-change/{name}"), {"000001.png": "x"}, clevr, FAST)
+    untold = [ReferenceRecord("7", ("a house",), "change"), ReferenceRecord("8", ("as before",), "no_change")]
+    with pytest.raises(PairError, match=r"1 of 1 changed pairs have no type of change: '7'.*--types"):
+        evaluate(protocol_named("clevr-change/by-type"), {"7": "x", "8": "x"}, untold, FAST)
     with pytest.raises(PairError, match="whether it changed is unknown"):
         evaluate(protocol_named("clevr-change/change"), SAID, TRUTHS, FAST)
 

@@ -48,6 +48,15 @@ def test_rows_are_means_over_their_pairs() -> None:
     assert "relation" not in found.rows["move"]
 
 
+def test_a_change_that_nobody_names_has_a_row_beside_no_change_alone() -> None:
+    def rows(*kinds: str) -> list[str]:
+        records = [{**record, "change_type": kind} for record, kind in zip(RECORDS, kinds, strict=True)]
+        return list(summarise(records, summary()[0], {}).rows)
+
+    assert rows("change", "no_change", "change") == ["all", "change", "no_change"]
+    assert rows("change", "change", "change") == ["all"], "all pairs have a row already"
+
+
 def test_rows_for_the_least_and_the_most_overlap() -> None:
     records = [{**RECORDS[n % 3], "id": str(n), "change_type": "no_change" if n > 7 else "move"} for n in range(12)]
     scores = score_captions({r["id"]: r["caption"] for r in records}, {r["id"]: r["references"] for r in records})

@@ -15,6 +15,7 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_json, sentences
 from lightning_idc.data.io.tables import short
+from lightning_idc.metrics.no_change import CHANGE
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}
@@ -118,12 +119,12 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
                 if overlap is not None and (type(overlap) not in (int, float) or not 0 <= overlap <= 1):
                     raise PairError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
                 meta = {} if overlap is None else {"iou": float(overlap)}
-                records.append(self._record(number, "", kinds.get(number), meta))
+                records.append(self._record(number, "", kinds.get(number, CHANGE), meta))
         if self.pairs != "change":
             records += [self._record(number, "_n", NO_CHANGE, {}) for number in numbers]
         return records
 
-    def _record(self, number: int, ending: str, kind: str | None, meta: dict[str, Any]) -> Record:
+    def _record(self, number: int, ending: str, kind: str, meta: dict[str, Any]) -> Record:
         where = f"{self.title} scene {number}"
         table = self._table("no_change_captions.json" if ending else "change_captions.json")
         key = f"CLEVR_default_{number:06d}.png"

@@ -10,6 +10,7 @@ from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import NO_CHANGE, Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import read_json, sentences
+from lightning_idc.metrics.no_change import CHANGE
 
 PAIRS = {"train": 40_800, "val": 2_400, "test": 4_800}
 UNCHANGED = frozenset(
@@ -31,7 +32,7 @@ class CLEVRDC(Benchmark):
     """CLEVR-DC: 48,000 rendered pairs with extreme changes of viewpoint.
 
     The annotation files name no types of change. A pair all of whose sentences are of the generator's closed set for
-    unchanged scenes is labelled ``no_change``.
+    unchanged scenes is labelled ``no_change``, and any other ``change``.
 
     Features: rendered tables seen from viewpoints far apart, with 1 changed object or none; several sentences a pair.
     Format: PNG and JSON.
@@ -85,5 +86,5 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
             image = f"{number:06d}.png" if padded else f"{number}.png"
             before, after = (self.files.file(f"{side}/{image}", where) for side in ("bef", "aft"))
             same = bool(texts) and all(text.lower().rstrip(" .") in UNCHANGED for text in texts)
-            records.append(Record(str(number), where, before, after, texts, change_type=NO_CHANGE if same else None))
+            records.append(Record(str(number), where, before, after, texts, change_type=NO_CHANGE if same else CHANGE))
         return records

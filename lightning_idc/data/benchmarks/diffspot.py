@@ -15,6 +15,7 @@ from lightning_idc.data.core.datamodule import NO_CHANGE, PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.tables import short
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.metrics.no_change import CHANGE
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
 MIXED = "mixed"
@@ -25,7 +26,7 @@ class DiffSpot(PairDataModule):
 
     Unchanged pairs stay, without a reference and with the type ``no_change``: how often a captioner sees nothing there
     is half of this benchmark. ``meta`` holds ``difficulty``, ``domain`` and ``mutations``, the exact record of what was
-    changed; the type of a pair is that of its one mutation, or ``mixed``.
+    changed; the type of a pair is that of its one mutation, ``mixed`` of several, or ``change`` where none is recorded.
 
     Features: screenshots; the recorded mutations; one sentence for each changed pair.
     Format: parquet with the columns id, image_before, image_after, ground_truth_diff, mutation_dicts_json, task_type,
@@ -108,11 +109,11 @@ class MutationSource(TableSource):
     def _unchanged(self, index: int) -> bool:
         return self._kinds[index] == "no_diff"
 
-    def change_type(self, index: int) -> str | None:
+    def change_type(self, index: int) -> str:
         if self._unchanged(index):
             return NO_CHANGE
         types = {str(mutation.get("type")) for mutation in self._mutations[index]}
-        return types.pop() if len(types) == 1 else MIXED if types else None
+        return types.pop() if len(types) == 1 else MIXED if types else CHANGE
 
     def meta(self, index: int) -> dict[str, Any]:
         level = "no_diff" if self._unchanged(index) else self._levels[index]

@@ -11,6 +11,7 @@ from lightning_idc.data.core.datamodule import NO_CHANGE, Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
 from lightning_idc.data.io.tables import Row, short
+from lightning_idc.metrics.no_change import CHANGE
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
 UNCHANGED = frozenset(
@@ -28,7 +29,8 @@ UNCHANGED = frozenset(
 class LEVIRCC(Benchmark):
     """LEVIR-CC: 10,077 pairs of satellite images, 256 x 256 pixels, with five sentences each.
 
-    About half of the pairs are unchanged and say so in the same five sentences; they are labelled ``no_change``.
+    About half of the pairs are unchanged and say so in the same five sentences; they are labelled
+    ``no_change``, and all others ``change``.
 
     Features: satellite images of one place, years apart; five sentences a pair.
     Format: PNG and JSON.
@@ -77,7 +79,7 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
             if own == split:
                 before, after = (self.files.file(f"images/{own}/{side}/{name}", where) for side in "AB")
                 same = bool(texts) and UNCHANGED.issuperset(texts)
-                records.append(Record(name, where, before, after, texts, change_type=NO_CHANGE if same else None))
+                records.append(Record(name, where, before, after, texts, change_type=NO_CHANGE if same else CHANGE))
         return records
 
 

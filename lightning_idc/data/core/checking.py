@@ -69,8 +69,8 @@ def check_pairs(
 ) -> list[str]:
     """Read every pair of every split once, say what there is of each split, and return all that is wrong.
 
-    Wrong are a split without pairs, pairs that cannot be read or lack a caption that they must have, sizes that no batch can hold, and ids
-    or images that two splits share.
+    Wrong are a split without pairs, pairs that cannot be read or lack a caption that they must have, sizes that no
+    batch can hold, and ids or images that two splits share.
 
     Args:
         data: whose pairs.
