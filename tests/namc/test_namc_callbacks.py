@@ -165,6 +165,17 @@ def test_weight_zero_equals_absent_bit_for_bit(host: str, folder: Path, tmp_path
         assert torch.equal(off.state_dict()[key], value), key
 
 
+@pytest.mark.parametrize("target", ["tokenizer", "distance"])
+def test_noise_masking_of_weight_zero_leaves_reconstruction_alone(target: str, folder: Path, tmp_path: Path) -> None:
+    data = described(folder)
+    absent, off = (HOSTS["pair_transformer"]() for _ in range(2))
+    given = {"tokenizer": tokenizer()} if target == "tokenizer" else {"distance": nn.functional.l1_loss}
+    fit(absent, [MaskedReconstruction(**given)], data, tmp_path, max_steps=2)
+    fit(off, [NoiseMasking(encoder_for(data), weight=0.0), MaskedReconstruction(**given)], data, tmp_path, max_steps=2)
+    for key, value in absent.state_dict().items():
+        assert torch.equal(off.state_dict()[key], value), key
+
+
 def test_masked_words_are_hidden_and_not_predicted(folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
     model = HOSTS["pair_transformer"]()
@@ -331,6 +342,35 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     assert grid.flatten(1).sum(1).unique().numel() == 2, "a mean over pairs is not one over cells here"
     torch.testing.assert_close(found, torch.stack(means).mean(), rtol=1e-4, atol=1e-5)
     assert not any("tokenizer" in key for key in addon.state_dict()), "a frozen tokenizer is not saved"
+
+
+@pytest.mark.parametrize("noise_first", [True, False])
+@pytest.mark.parametrize("painted", [True, False])
+def test_what_is_rebuilt_is_the_image_and_not_the_paint(
+    painted: bool, noise_first: bool, folder: Path, tmp_path: Path
+) -> None:
+    """z_i of the paper is of I_i; ids of a patch in its mean colour are nothing to learn."""
+    data = described(folder)
+    kinds = {"ids": {"tokenizer": tokenizer()}, "raw": {"distance": nn.functional.l1_loss}}
+    rebuilding = [MaskedReconstruction(**given, name=name) for name, given in kinds.items()]
+    masking = NoiseMasking(encoder_for(data), image_share=0.5, paint=painted)
+    model = HOSTS["pair_transformer"]()
+    fit(model, [masking, *rebuilding] if noise_first else [*rebuilding, masking], data, tmp_path, max_steps=0)
+    given: dict[str, tuple[Tensor, ...]] = {}
+    for name in kinds:
+        addon = addons_of(model)[name]
+        assert isinstance(addon, MaskedReconstructionAddon)
+        addon.target.register_forward_pre_hook(lambda _, inputs, name=name: given.update({name: inputs}))
+    batch = collated(model, data, 4)
+    model.train()
+    losses = addon_losses(model, batch)
+    assert losses["ids"] > 0 and losses["raw"] > 0
+    assert torch.equal(given["ids"][1], batch.images.flatten(0, 1))
+    assert model.training, "the mode stays what it was"
+    # a second look at the images, which moves no running statistics; unpainted, what the host has seen
+    extras = model.train(not painted).encode(batch).extras
+    whole = torch.stack([extras["before"], extras["after"]], 1).flatten(0, 1)
+    torch.testing.assert_close(given["raw"][2], whole)
 
 
 class Norms(Callback):

@@ -16,7 +16,14 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.noise import DESCRIPTION, DESCRIPTION_VALID, NOISE_MASK, bernoulli, resize_mask
+from lightning_idc.methods.namc.noise import (
+    DESCRIPTION,
+    DESCRIPTION_VALID,
+    NOISE_MASK,
+    UNPAINTED,
+    bernoulli,
+    resize_mask,
+)
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 
@@ -141,16 +148,19 @@ class MaskedReconstructionAddon(Addon):
         if not self.weight:
             return {}
         tokens, grids, masked = self.encoded(step)
-        per_cell = self.target(tokens, step.batch.images.flatten(0, 1), grids)
+        batch: PairBatch = step.batch
+        # of the paper's I_i, and not of what NoiseMasking paints over it
+        images = batch.model_inputs.get(UNPAINTED, batch.images)
+        if images is not batch.images and isinstance(self.target, RawFeatures):
+            grids = self._grids(trial_features(step.host, replace(batch, images=images)))
+        per_cell = self.target(tokens, images.flatten(0, 1), grids)
         of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
         return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
 
     def encoded(self, step: TrainingStep) -> tuple[Tensor, Tensor, Tensor]:
         """Encoded cells of both images ``(2B, P, D)``, their raw features, and which are masked, bool ``(2B, P)``."""
-        features: PairFeatures = step.features
         batch: PairBatch = step.batch
-        before, after = (features.extras[name] for name in self.names)
-        grids = torch.stack([before, after], 1).flatten(0, 1)
+        grids = self._grids(step.features)
         masked = resize_mask(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.host)
         if self.path is None and not grids.requires_grad and torch.is_grad_enabled():
@@ -167,6 +177,10 @@ class MaskedReconstructionAddon(Addon):
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
         return encoder(tokens, partner, valid), grids, masked
 
+    def _grids(self, features: PairFeatures) -> Tensor:
+        before, after = (features.extras[name] for name in self.names)
+        return torch.stack([before, after], 1).flatten(0, 1)
+
     def _encoder(self, host: LightningModule) -> MaskedImageEncoder:
         if self.own is not None:
             return self.own
@@ -180,8 +194,9 @@ class MaskedReconstruction(AddonCallback):
     """Rebuilds masked cells of both images, so that an encoder learns what it may not see (NAMC's MIR).
 
     Where `NoiseMasking` stands before this callback, it says which cells are masked and gives the descriptions that
-    guide the reconstruction. Alone, cells are masked at random and each image is guided by the other one. The host must
-    keep the grid features of both images in ``PairFeatures.extras``.
+    guide the reconstruction; what is rebuilt is the image, also where its masked patches are painted. Alone, cells are
+    masked at random and each image is guided by the other one. The host must keep the grid features of both images in
+    ``PairFeatures.extras``.
 
     Args:
         tokenizer: path of a trained image tokenizer, or the tokenizer: its ids are rebuilt, under cross entropy.
@@ -232,7 +247,8 @@ class MaskedReconstruction(AddonCallback):
         if self.encoder is None:
             own = MaskedImageEncoder(channels, self.width, cells, self.layers, self.heads, 2 * self.width, 0.0)
         inner = self._width_of(host)
-        noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon)]
+        # one of weight 0 is absent: it gives no descriptions
+        noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
         text_width = noise[0].encoder.width if noise else None
         target: ImageTokens | RawFeatures
         if self.tokenizer is None:

@@ -22,6 +22,7 @@ from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
     DESCRIPTION_VALID,
     NOISE_MASK,
+    UNPAINTED,
     MaskProbabilities,
     bernoulli,
     fill_masked_patches,
@@ -115,6 +116,8 @@ class NoiseMaskingAddon(Addon):
                 NOISE_MASK: grid,
                 DESCRIPTION: read.tokens.unflatten(0, (-1, 2)),
                 DESCRIPTION_VALID: (read.word_of >= 0).unflatten(0, (-1, 2)),
+                # what rebuilds masked patches must not take the paint for the image, wherever it stands
+                **({UNPAINTED: batch.images} if self.paint else {}),
             },
         )
 
