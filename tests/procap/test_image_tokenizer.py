@@ -123,6 +123,29 @@ def test_unused_entries_move_to_cells_of_the_batch() -> None:
     assert not model.chosen.any()
 
 
+@pytest.mark.parametrize("precision", ["bf16-mixed", "bf16-true"])
+def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    settings = {"train_pairs": 8, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "num_sanity_val_steps": 0}
+    for model, data in (
+        (TokenizerTraining(**SMALL, revive_every=1), SyntheticPairs(**settings, batch_size=4, progress=False)),
+        (
+            NamingTokenizer(**SMALL, revive_every=1),
+            SyntheticCells(**settings, things=(2, 3), camera_jitter=0.0, grid=4, batch_size=4, progress=False),
+        ),
+    ):
+        before = model.tokenizer.codebook.weight.detach().float().clone()
+        trainer = pl.Trainer(max_epochs=1, accelerator="cpu", precision=precision, **quiet)
+        trainer.fit(model, data)
+        assert trainer.global_step == 4 // (1 + (type(model) is TokenizerTraining)) and not model.chosen.any()
+        weight = model.tokenizer.codebook.weight.detach()
+        assert weight.dtype == (torch.bfloat16 if precision == "bf16-true" else torch.float32)
+        # a step of the optimizer moves no number by more than its rate of 1e-4; cells stand further away
+        assert float((weight.float() - before).abs().amax(1).max()) > 0.01
+        assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
+
+
 def test_the_squared_error_is_added_with_its_weight() -> None:
     model = TokenizerTraining(**SMALL)
     plain, _ = model.reconstruct(images())

@@ -192,6 +192,16 @@ def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_pat
         assert torch.allclose(found[1, 1, 3], expected, atol=1e-5)
 
 
+def test_a_tokenizer_in_bfloat16_tells_frames_apart_as_in_float32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
+    state = {f"tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
+    torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
+    similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))
+    expected = similarity(*fade(), [[], []])
+    assert torch.allclose(similarity.bfloat16()(*fade(), [[], []]).float(), expected, atol=0.02)
+
+
 class Means(nn.Module):
     """Embeds a pair by the mean colours of both images, a caption by its letters."""
 

@@ -203,8 +203,9 @@ class TokenizerSimilarity(nn.Module):
 
     @torch.no_grad()
     def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        kind = self.tokenizer.codebook.weight.dtype
         ends, between = (
-            self.tokenizer.features(as_pixels(images.flatten(0, 1))).flatten(1).unflatten(0, images.shape[:2])
+            self.tokenizer.features(as_pixels(images.flatten(0, 1), kind)).flatten(1).unflatten(0, images.shape[:2])
             for images in (pairs, frames)
         )
         return cosines(ends, between)

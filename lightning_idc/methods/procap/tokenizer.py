@@ -95,7 +95,7 @@ class TokenizerTraining(PairModule):
 
     def reconstruct(self, images: Tensor) -> tuple[Tensor, Tensor]:
         """Loss of uint8 images ``(N, 3, H, W)``, and the encoder's features of them."""
-        pixels = as_pixels(images)
+        pixels = self._pixels(images)
         features = self.tokenizer.features(pixels)
         coded = self.tokenizer.code(features)
         given = self.tokenizer.pixels_of(coded.vectors)
@@ -105,6 +105,10 @@ class TokenizerTraining(PairModule):
         if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
             self._revive(self.tokenizer.to_code(features.detach()).detach())
         return loss, features
+
+    def _pixels(self, images: Tensor) -> Tensor:
+        """Pixels of uint8 images in the precision of the weights."""
+        return as_pixels(images, self.tokenizer.codebook.weight.dtype)
 
     def _count(self, ids: Tensor, into: Tensor) -> None:
         counts = torch.bincount(ids.flatten(), minlength=len(into))
@@ -120,7 +124,8 @@ class TokenizerTraining(PairModule):
         moved = cells[torch.randint(len(cells), (len(unused),), device=cells.device)]
         if is_distributed():
             distributed.broadcast(moved, 0)
-        self.tokenizer.codebook.weight[unused] = moved
+        entries = self.tokenizer.codebook.weight
+        entries[unused] = moved.to(entries.dtype)  # autocast computes cells in another precision than it keeps weights
         self.chosen.zero_()
 
     def on_validation_epoch_start(self) -> None:
@@ -135,7 +140,7 @@ class TokenizerTraining(PairModule):
 
         ids = self.tokenizer.encode(images)
         self._count(ids, self.val_chosen)
-        given, truth = self.tokenizer.decode(ids), images.float() / 255
+        given, truth = self.tokenizer.decode(ids).float(), images.float() / 255
         scores = {
             # a mean over images of the logarithm, as PSNR is reported
             "val/psnr": peak_signal_noise_ratio(given, truth, data_range=1.0, dim=(1, 2, 3)),
@@ -202,6 +207,6 @@ class NamingTokenizer(TokenizerTraining):
     def validation_step(self, batch: Any, batch_idx: int) -> None:
         images, cells = batch
         self.measure(images)
-        logits = self.names(self.tokenizer.features(as_pixels(images)))
+        logits = self.names(self.tokenizer.features(self._pixels(images)))
         right, count = cells_named(logits, cells)
         self.log("val/cells_named", right, prog_bar=True, sync_dist=True, batch_size=count)
