@@ -12,7 +12,8 @@ import pytest
 import torch
 from test_benchmarks import ALL, clevr_dc, spot_the_diff
 from test_deeppcb import mini
-from test_newer_benchmarks import TURNS, changechat, diffspot, hq_edit, image, lines, rscc, subtlebench
+from test_diffspot import diffspot
+from test_newer_benchmarks import TURNS, changechat, hq_edit, image, lines, rscc, subtlebench
 
 from lightning_idc import data as data_package
 from lightning_idc.data import DeepPCB, PairDataModule
