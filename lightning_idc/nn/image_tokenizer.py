@@ -223,14 +223,20 @@ class ImageTokenizer(nn.Module):
         return Coded(ids, z + (entries - z).detach(), F.mse_loss(entries, z.detach()), F.mse_loss(z, entries.detach()))
 
     def nearest(self, z: Tensor) -> Tensor:
-        """Ids ``(N, h, w)`` of the entries nearest to ``(N, latent, h, w)`` in Euclidean distance."""
-        cells, entries = z.movedim(1, -1), self.codebook.weight
-        # |z|^2 is the same for all entries
-        return (entries.square().sum(1) - 2 * cells @ entries.T).argmin(-1)
+        """Ids ``(N, h, w)`` of the entries nearest to ``(N, latent, h, w)`` in Euclidean distance.
+
+        As in :meth:`ids_of` and :meth:`encode`, autocast has no say: rounded to bfloat16, one id in twelve is another.
+        """
+        entries = self.codebook.weight
+        cells = z.movedim(1, -1).to(entries.dtype)
+        with torch.autocast(z.device.type, enabled=False):
+            # |z|^2 is the same for all entries
+            return (entries.square().sum(1) - 2 * cells @ entries.T).argmin(-1)
 
     def ids_of(self, features: Tensor) -> Tensor:
         """Ids ``(N, h, w)`` of encoder features ``(N, latent, h, w)``."""
-        return self.nearest(self.to_code(features))
+        with torch.autocast(features.device.type, enabled=False):
+            return self.nearest(self.to_code(features.to(self.codebook.weight.dtype)))
 
     def pixels_of(self, vectors: Tensor) -> Tensor:
         """Pixels ``(N, 3, H, W)``, around [-1, 1], of codebook entries ``(N, latent, h, w)``."""
@@ -239,7 +245,8 @@ class ImageTokenizer(nn.Module):
     @torch.no_grad()
     def encode(self, images: Tensor) -> Tensor:
         """Ids ``(N, h, w)`` of uint8 images ``(N, 3, H, W)``."""
-        return self.ids_of(self.features(as_pixels(images, self.codebook.weight.dtype)))
+        with torch.autocast(images.device.type, enabled=False):
+            return self.ids_of(self.features(as_pixels(images, self.codebook.weight.dtype)))
 
     @torch.no_grad()
     def decode(self, ids: Tensor) -> Tensor:

@@ -32,7 +32,11 @@ from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, sdm
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction, MaskedReconstructionAddon
+from lightning_idc.methods.namc.masked_reconstruction import (
+    ImageTokens,
+    MaskedReconstruction,
+    MaskedReconstructionAddon,
+)
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, fill_masked_patches, random_probabilities
@@ -283,6 +287,9 @@ def test_losses_and_gradients_are_finite_under_autocast(
         expected = addon_losses(model, batch)
         with torch.autocast("cpu", kind):
             found = addon_losses(model, batch)
+            target = _rebuilding(model).target
+            ids = target.true_ids(batch.images.flatten(0, 1)) if isinstance(target, ImageTokens) else None
+        assert ids is None or torch.equal(ids, tokenizer().encode(batch.images.flatten(0, 1))), "ids of float32"
         torch.testing.assert_close(found, expected, rtol=0.1, atol=0.1)
         sum(found.values(), torch.zeros(())).backward()
         assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)

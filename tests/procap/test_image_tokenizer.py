@@ -45,6 +45,26 @@ def test_the_nearest_entry_is_the_nearest_by_brute_force() -> None:
     assert torch.equal(tokenizer.nearest(z), distances.argmin(-1))
 
 
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_ids_are_those_of_float32_under_autocast(kind: torch.dtype) -> None:
+    """Ids are targets: one in twelve was another one under bf16-mixed, of the encoder and of the search."""
+    torch.manual_seed(0)
+    tokenizer = ImageTokenizer(**{**SMALL, "codebook_size": 512})
+    with torch.no_grad():
+        cells = tokenizer.to_code(tokenizer.features(as_pixels(images(64)))).movedim(1, -1).flatten(0, 2)
+        tokenizer.codebook.weight.copy_(cells[torch.randperm(len(cells))[:1]] + 0.05 * torch.randn(512, 8))
+    shown = images(64)
+    features = tokenizer.features(as_pixels(shown)).to(kind)
+    expected, of_features = tokenizer.encode(shown), tokenizer.ids_of(features.float())
+    assert len(expected.unique()) > 50
+    with torch.autocast("cpu", kind):
+        assert torch.equal(tokenizer.encode(shown), expected)
+        assert torch.equal(tokenizer.ids_of(features), of_features), "features may be of half precision, ids are not"
+        z = tokenizer.to_code(features)
+        assert torch.equal(tokenizer.code(features).ids, tokenizer.nearest(z))
+    assert torch.equal(tokenizer.nearest(z.float()), tokenizer.nearest(z))
+
+
 def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side() -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(**SMALL)

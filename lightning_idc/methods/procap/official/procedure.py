@@ -16,7 +16,7 @@ from lightning_idc.methods.procap.masks import MaskRule, entire_mask, random_pat
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import SPECIAL_TOKENS, TEXT_SLOTS, blind_rows
 from lightning_idc.methods.procap.procedure_net import Hidden, ProcedureReader
-from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
+from lightning_idc.nn.image_tokenizer import ImageTokenizer
 
 LOSS_WEIGHTS = (7.0, 0.5, 0.5)
 
@@ -50,8 +50,7 @@ class OfficialProcedureNet(ProcedureReader):
 
     @torch.no_grad()
     def targets(self, frames: Tensor, features: Tensor) -> Tensor:
-        pixels = as_pixels(frames.flatten(0, 1), features.dtype)
-        return self.tokenizer.ids_of(self.tokenizer.features(pixels)).view(len(frames), -1)
+        return self.tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
 
     def slots(self, words: Tensor, word_mask: Tensor) -> Tensor:
         """Rows ``(B, 24)`` of the table of words for ids ``(B, T)`` that may end with an end token."""
