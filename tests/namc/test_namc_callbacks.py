@@ -439,6 +439,10 @@ def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
     data = described(folder)
     with pytest.raises(PairError, match="either tokens or features"):
         MaskedReconstruction()
+    for share in (3.0, 1.01, 0.0, -1.0, math.nan):
+        with pytest.raises(PairError, match=f"share is {share}; expected a share of cells above 0"):
+            MaskedReconstruction(tokenizer(), share=share)
+    MaskedReconstruction(tokenizer(), share=1.0)
     with pytest.raises(PairError, match="word_share is 2"):
         NoiseMasking("x.ckpt", word_share=2)
     with pytest.raises(PairError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):

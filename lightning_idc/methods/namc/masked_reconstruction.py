@@ -204,7 +204,7 @@ class MaskedReconstruction(AddonCallback):
             ``mse_loss``, under which the raw features are rebuilt.
         encoder: path of the host's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains one of the add-on's
             own, and through it the host's backbone.
-        share: of cells masked when alone.
+        share: of cells masked when alone, above 0 and up to 1.
         width: of an encoder of its own.
         layers: of an encoder of its own.
         heads: of an encoder of its own.
@@ -229,6 +229,11 @@ class MaskedReconstruction(AddonCallback):
         super().__init__(name, weight)
         if (tokenizer is None) == (distance is None):
             raise PairError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
+        if not 0 < share <= 1:
+            raise PairError(
+                f"MaskedReconstruction: share is {share}; expected a share of cells above 0 and up to 1, such as 0.2: "
+                "without masked cells there is nothing to rebuild"
+            )
         self.tokenizer, self.distance, self.encoder = tokenizer, distance, encoder
         self.share, self.width, self.layers, self.heads, self.extras = share, width, layers, heads, extras
 
