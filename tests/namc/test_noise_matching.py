@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from lightning_idc.methods.namc.losses import info_nce, info_nce_of_similarity, late_interaction, sdm
 from lightning_idc.methods.namc.noise import (
+    MaskProbabilities,
     fill_masked_patches,
     noise_probabilities,
     pool_subwords,
@@ -152,6 +153,14 @@ def test_probability_of_masking_follows_the_paper() -> None:
     # where nothing is cut, the mean is the share that was asked for
     mild = 0.45 + 0.05 * torch.rand(8, 40, dtype=torch.float64)
     assert noise_probabilities(mild, torch.ones(8, 40).bool(), 0.15).mean().item() == pytest.approx(0.15, abs=1e-12)
+
+
+@pytest.mark.parametrize("probabilities", [noise_probabilities, random_probabilities])
+def test_a_share_of_zero_masks_nothing(probabilities: MaskProbabilities) -> None:
+    """Figure 3 masks images alone or words alone, and the formula without a share would still mask some."""
+    relevances, valid = torch.tensor([[0.3, 0.1, 0.5, 0.9]]), torch.ones(1, 4).bool()
+    assert not probabilities(relevances, valid, 0.0).any()
+    assert probabilities(relevances, valid, 0.01).any()
 
 
 def test_masks_line_up_on_other_grids() -> None:

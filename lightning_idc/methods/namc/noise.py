@@ -76,8 +76,12 @@ def noise_probabilities(relevance: Tensor, valid: Tensor, share: float) -> Tenso
     Args:
         relevance: ``(..., N)``.
         valid: bool ``(..., N)``; what is not valid counts in no mean and is never masked.
-        share: of what is valid that is masked on average, as long as nothing is cut.
+        share: of what is valid that is masked on average, as long as nothing is cut; 0 masks nothing.
     """
+    if share == 0:
+        # Figure 3 varies p_I "and sets p_T = 0": there images alone are masked, or words alone. The formula would cut
+        # half of the differences from the mean and mask by the other half.
+        return torch.zeros_like(relevance)
     irrelevance = 1 - relevance
     mean = (irrelevance * valid).sum(-1, keepdim=True) / valid.sum(-1, keepdim=True).clamp(min=1)
     return (share + irrelevance - mean).clamp(0, 1) * valid
