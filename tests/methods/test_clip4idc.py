@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +18,16 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_idc.cli import main
+from lightning_idc.cli.recipe import load
 from lightning_idc.core.beam_search import beam_search, beam_search_uncached
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
+from lightning_idc.core.names import class_of
 from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
-from lightning_idc.methods.clip4idc.convert import from_official
+from lightning_idc.methods.clip4idc.convert import _SHARED, _decoder, _encoder, from_official
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
 from lightning_idc.methods.clip4idc.pretrain import PairNaming
@@ -47,6 +50,7 @@ TINY: dict[str, Any] = {
     "vision_cfg": {"image_size": 16, "patch_size": 8, "width": 32, "head_width": 16, "layers": 3},
     "text_cfg": {"context_length": 24, "width": 32, "heads": 2, "layers": 2},
 }
+PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper" / "clip4idc.yaml"
 COLORS = ("red", "green", "blue")
 
 
@@ -253,6 +257,75 @@ def test_wrong_sizes_and_settings_are_refused() -> None:
         build_clip("ViT-B-32", net.encoder.vocabulary, "openai")
     with pytest.raises(PairError, match="does not fit"):
         net.logits(net.encode(images(1)), torch.ones(1, 1, 25, dtype=torch.long))
+
+
+# ---- the authors' optimisation ---------------------------------------------------------------------------
+
+
+def of_the_paper(official: tuple[dict[str, Tensor], dict[str, Tensor], int], stage: str, weights: str) -> Any:
+    """The module of a stage of the paper's recipe, of the size of the recorded run, and its optimizer."""
+    recipe = load(PAPER, {"dataset": "clevr_change", "clip_weights": weights})
+    config = next(part.config["model"]["init_args"] for part in recipe.stages if part.name == stage)
+    sizes = dict(imported(official, {"adapt": "retrieval"}.get(stage, stage)).hparams)
+    kind, decoder = (Clip4IdcRetrieval, {}) if stage == "adapt" else (Clip4Idc, {"decoder_layers": 3, "heads": 2})
+    model = kind(
+        **{name: sizes[name] for name in ("clip", "intra_layers", "vocabulary")},
+        **decoder,
+        learning_rates=config["learning_rates"],
+        undecayed=config["undecayed"],
+        optimizer=partial(class_of(config["optimizer"]["class_path"]), **config["optimizer"]["init_args"]),
+    )
+    model.build()
+    model.trainer = Trainer(**QUIET)
+    return model, model.configure_optimizers()
+
+
+@pytest.mark.parametrize("weights", ["float32", "float16"])
+@pytest.mark.parametrize("stage", ["adapt", "caption"])
+def test_every_parameter_has_the_rate_and_decay_that_the_authors_give_it(
+    stage: str, weights: str, official: tuple[dict[str, Tensor], dict[str, Tensor], int]
+) -> None:
+    new = ("ln_mid", "joint_positional_embedding", "bef_embedding", "aft_embedding")
+
+    def rule(name: str) -> tuple[float, float]:
+        """Rate and decay by name, as in their ``prep_optimizer``."""
+        spared = any(part in name for part in ("bias", "LayerNorm.bias", "LayerNorm.weight"))
+        decay = 0.0 if spared else {"adapt": 0.2, "caption": 0.01}[stage]
+        slow = "clip." in name and not (stage == "adapt" and any(f"clip.visual.{part}" in name for part in new))
+        return (1e-7 if slow else 1e-4), decay
+
+    prefix = {"adapt": "retrieval.", "caption": "caption."}[stage]
+    names = [name.removeprefix(prefix) for name in official[0] if name.startswith(prefix)]
+    # numbers in the place of weights take their way through the importer, which knows the names of both
+    numbers = {name: torch.tensor([rule(name)], dtype=torch.float64) for name in names}
+    expected = {f"net.{name}": value for name, value in _encoder(numbers).items()}
+    if stage == "caption":
+        expected = {name.replace("net.", "net.encoder."): value for name, value in expected.items()}
+        expected |= {f"net.{name}": value for name, value in _decoder(_shared_as_clip(numbers), "").items()}
+    model, optimizer = of_the_paper(official, stage, weights)
+    found = {id(p): (group["lr"], group["weight_decay"]) for group in optimizer.param_groups for p in group["params"]}
+    trained = {name: found[id(p)] for name, p in model.named_parameters() if p.requires_grad}
+    assert len(trained) > 40 and trained.keys() <= expected.keys()
+    for name, value in trained.items():
+        assert value == pytest.approx(expected[name].flatten(0, -2).unique(dim=0).squeeze(0).tolist()), name
+    betas = {group["betas"] for group in map(dict, optimizer.param_groups)}
+    assert {tuple(pair) for pair in betas} == {(0.9, {"adapt": 0.98, "caption": 0.999}[stage])}
+    assert {group["eps"] for group in optimizer.param_groups} == {1e-6}
+
+
+def _shared_as_clip(numbers: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Tables that the decoder shares with CLIP are one parameter, which their code knows by CLIP's name."""
+    return {name: numbers[_SHARED[name]] if name in _SHARED else value for name, value in numbers.items()}
+
+
+def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
+    model = Clip4IdcRetrieval(TINY, intra_layers=2, vocabulary=[*SPECIALS, "moved"], learning_rates={"joint": 10.0})
+    model.build()
+    groups = {group["name"]: len(group["params"]) for group in model.parameter_groups()}
+    assert groups.keys() == {"joint", "vision", "language"} and groups["joint"] == 4
+    for stage in load(PAPER, {"dataset": "spot_the_diff", "clip_weights": "float32"}).stages[:1]:
+        schedule = stage.config["model"]["init_args"]["schedule"]
+        assert schedule["class_path"].endswith("BertWarmupCosine") and schedule["init_args"] == {"warmup": 0.1}
 
 
 # ---- both stages -----------------------------------------------------------------------------------------

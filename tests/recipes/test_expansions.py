@@ -46,7 +46,10 @@ CHANGED = {
     "paper/namc_finetune": "the same weights, and one caption of each pair",
     **{f"paper/{method}_{data}": "weights are sharded" for method in ("sft", "dpo", "adpo") for data in DATA},
     **{f"paper/procap_{data}": "frames by VFIformer" for data in (*DATA, "clevr_change_official")},
-    **{f"paper/clip4idc_{data}": "bicubic, and a step of one size on any machine" for data in DATA[:2]},
+    **{
+        f"paper/clip4idc_{data}": "bicubic, a step of one size on any machine, and the authors' rates and decay"
+        for data in DATA[:2]
+    },
     "paper/m3diff": "train and validation splits and the weights of Table 9; a checkpoint every 200 steps",
     "paper/m3diff_internvl3": "the same",
     "paper/m3diff_qwen2_5_vl": "the same",

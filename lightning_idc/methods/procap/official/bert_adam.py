@@ -15,8 +15,8 @@ from lightning_idc.core.types import PairError
 class BertAdam(Optimizer):
     """Adam without bias correction, with decoupled weight decay and the gradient of each parameter clipped by itself.
 
-    Without the correction the first steps are about three times as long as Adam's (0.1 / sqrt(0.001)), which its
-    warm-up makes up for.
+    Without the correction the first steps are about three times as long as Adam's (0.1 / sqrt(0.001), with the betas
+    below), which its warm-up makes up for.
 
     Args:
         params: parameters or groups of them.
@@ -26,8 +26,8 @@ class BertAdam(Optimizer):
         weight_decay: share of the weights, times the rate, that is taken off at each step.
         max_grad_norm: largest norm of the gradient of one parameter; 0 for none.
         half_precision: names of groups whose matrices are kept and moved as numbers of 16 bits, their means too. The
-            code of CLIP4IDC does so with CLIP: squares of gradients below about 5e-3 are 0 then, so that at a rate of
-            1e-7 these weights move as at a rate ten or a hundred times as high.
+            code of CLIP4IDC does so with CLIP: squares of gradients below 5.4e-3 are 0 then (below 1.2e-3 with a second
+            beta of 0.98), so that at a rate of 1e-7 these weights move as at a rate ten or a hundred times as high.
 
     Raises:
         PairError: a number that no such optimizer has.

@@ -1,0 +1,20 @@
+"""Schedules against the formulas of the code that they are named after."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from lightning_idc.core.schedules import BertWarmupCosine, WarmupCosine
+
+
+def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
+    schedule = BertWarmupCosine(warmup=0.1)
+    for step in range(1, 1001):
+        x = step / 1000
+        expected = x / 0.1 if x < 0.1 else 0.5 * (1.0 + math.cos(math.pi * x))
+        assert schedule(x) == pytest.approx(expected, rel=1e-12, abs=1e-3 if x < 0.001 else 1e-15)
+    assert schedule(0.0) == WarmupCosine(0.1)(0.0) > 0, "the first step is not wasted"
+    # where the warm-up ends, a fortieth of the way down is gone
+    assert schedule(0.1) == pytest.approx(0.9755, abs=1e-4) and WarmupCosine(0.1)(0.1) == 1.0
