@@ -141,7 +141,7 @@ def _beam_search(
     finished = _Finished.none_yet(pairs, max_length)
     prefixes = torch.full((pairs, 1), special.bos, dtype=torch.long)
     owners = origins = going = torch.arange(pairs)  # pair of each group of live prefixes
-    sums = torch.zeros(pairs, 1, device=device)  # (live pairs, prefixes per pair)
+    sums = torch.zeros(pairs, 1, dtype=torch.float32, device=device)  # (live pairs, prefixes per pair)
     ends, never = torch.tensor(special.ends), never_said_ids(special, device)
     divisors = [length**length_penalty for length in range(1, max_length + 1)]
     for length in range(1, max_length + 1):

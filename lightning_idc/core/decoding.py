@@ -121,7 +121,7 @@ def greedy(net: CaptionNet, features: PairFeatures, max_length: int, special: Sp
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)
     ends, never = torch.tensor(special.ends, device=device), never_said_ids(special, device)
     ids = torch.full((max_length, count), special.pad, dtype=torch.long, device=device)
-    log_probs = torch.zeros(max_length, count, device=device)
+    log_probs = torch.zeros(max_length, count, dtype=torch.float32, device=device)
     lengths = torch.full((count,), max_length, dtype=torch.long, device=device)
     for position in range(max_length):
         best = next_log_probs(net.step(state, tokens), never).max(-1)
@@ -146,7 +146,7 @@ def greedy_uncached(net: CaptionNet, features: PairFeatures, max_length: int, sp
     """As :func:`greedy`, but every step runs the whole decoder over the whole prefix of all pairs."""
     count, device = len(features), features.memory.device
     tokens = torch.full((count, 1, 1), special.bos, dtype=torch.long, device=device)
-    sums = torch.zeros(count, device=device)
+    sums = torch.zeros(count, dtype=torch.float32, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     going = torch.ones(count, dtype=torch.bool, device=device)
     ends, never = torch.tensor(special.ends, device=device), never_said_ids(special, device)

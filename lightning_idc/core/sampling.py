@@ -60,7 +60,9 @@ def sample(
         )
     device, count = features.memory.device, len(features) * samples
     if uniforms is None:
-        uniforms = torch.rand(count, length, generator=generator, device=generator.device if generator else None)
+        device_of_chance = generator.device if generator else None
+        # never in the network's precision, whose few numbers would leave most tokens out
+        uniforms = torch.rand(count, length, dtype=torch.float32, generator=generator, device=device_of_chance)
     uniforms = uniforms.to(device)
     pairs = torch.arange(len(features), device=device)
     owners = pairs.repeat_interleave(samples)
@@ -68,7 +70,7 @@ def sample(
     shared = isinstance(state, BeamState)
     state = state.reorder(owners, pairs) if shared else select_rows(state, owners)
     ids = torch.full((count, length), special.pad, dtype=torch.long, device=device)
-    sums = torch.zeros(count, device=device)
+    sums = torch.zeros(count, dtype=torch.float32, device=device)
     lengths = torch.zeros(count, dtype=torch.long, device=device)
     rows = torch.arange(count, device=device)
     tokens = torch.full((count,), special.bos, dtype=torch.long, device=device)

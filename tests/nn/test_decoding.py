@@ -9,6 +9,7 @@ import torch
 
 from lightning_idc.core.beam_search import beam_search, beam_search_uncached
 from lightning_idc.core.decoding import NEVER_SAID, Decoded, greedy, greedy_uncached
+from lightning_idc.core.sampling import sample
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import BOS, EOS, SpecialIds
 from lightning_idc.nn.transformer import Decoder, DecoderState, attend
@@ -285,3 +286,28 @@ def test_special_ids_may_stand_anywhere() -> None:
         expected = search(net, features, 12, *options)  # type: ignore[operator]
         found = search(other, features, 12, *options, special=moved)  # type: ignore[operator]
         assert [[order[i].item() for i in ids] for ids in found.ids] == expected.ids
+
+
+@torch.no_grad()
+def test_a_default_of_bfloat16_changes_no_caption_and_no_sum() -> None:
+    net, features = TextNet(30, end=2.0), look(12)
+    net.decoder.bfloat16()
+    features = PairFeatures(features.memory.bfloat16(), features.mask)
+
+    def said() -> list[Decoded]:
+        return [
+            greedy(net, features, 8),
+            greedy_uncached(net, features, 8),
+            beam_search(net, features, 8, 3),
+            beam_search_uncached(net, features, 8, 3),
+            sample(net, features, 8, 2, generator=torch.Generator().manual_seed(0)),
+        ]
+
+    expected = said()
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = said()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    for one, other in zip(found, expected, strict=True):
+        assert one.ids == other.ids and one.mean_log_probs == other.mean_log_probs
