@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.io.feature_store import FeatureStore, weights_digest
+from lightning_idc.data.io.feature_store import FeatureStore, image_digest, weights_digest
 from lightning_idc.data.io.features import PREPROCESSING, CachedEncoder
 
 
@@ -159,6 +159,19 @@ def test_what_no_checkpoint_keeps_counts_for_the_digest() -> None:
     for module, mean in ((one, 0.0), (two, 1.0)):
         module.register_buffer("mean", torch.tensor(mean), persistent=False)
     assert weights_digest(one) != weights_digest(two)
+
+
+def test_digests_of_images_stay_what_they_are_and_tell_types_apart() -> None:
+    image = torch.arange(60).view(3, 4, 5)
+    kept = {kind: image_digest(image.to(kind)).hex() for kind in (torch.uint8, torch.float16, torch.float32)}
+    assert kept == {
+        torch.uint8: "384ce6860fbf3a4cf27665d21e7348bd",
+        torch.float16: "1bef671477c21a73543a1fba1784ba82",
+        torch.float32: "945ff3d51855496ed3387067e6606303",
+    }, "features that were kept before are found"
+    half = image.half()
+    assert image_digest(half.view(torch.bfloat16)) != image_digest(half), "equal bytes of another type"
+    assert image_digest(image.bfloat16()) == image_digest(image.bfloat16().mT.contiguous().mT)
 
 
 def test_only_one_tensor_with_a_row_per_image_is_kept(tmp_path: Path) -> None:

@@ -230,3 +230,19 @@ def test_the_tokenizer_sees_every_image_once_with_cached_features(
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
     with pytest.raises(PairError, match=r"without a call of 'net.tokenizer'.*name the part.*net.tokenizer.encoder"):
         fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))
+
+
+def test_features_of_images_in_bfloat16_are_kept(folder: Path, tmp_path: Path) -> None:
+    def fitted(*callbacks: Callback) -> ProCap:
+        seed_everything(4, verbose=False)
+        trainer = Trainer(
+            **QUIET, max_epochs=1, precision="bf16-true", enable_checkpointing=False, callbacks=list(callbacks)
+        )
+        trainer.fit(model := second_stage(folder), data(folder))
+        return model
+
+    plain = fitted()
+    for state in ("computed", "read"):
+        cached = fitted(CacheFeatures(tmp_path, module="net.tokenizer.encoder", always=True))
+        for name, value in cached.state_dict().items():
+            torch.testing.assert_close(value, plain.state_dict()[name], rtol=0.02, atol=2e-3, msg=f"{state}: {name}")
