@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.metrics.difference_list import LEXICAL, PROMPT_VERSION, DifferenceJudge, PromptedJudge
 from lightning_idc.metrics.judge import CausalJudge, TextModel
 
@@ -16,8 +16,9 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
     """A language model by folder or URL, and its name for results.
 
     Raises:
-        ConfigError: the model behind an endpoint is not named, or there is no such folder.
+        ConfigError: the model behind an endpoint is not named, there is no such folder, or answers have no token.
     """
+    check_number("--judge-tokens", options.judge_tokens, minimum=1)
     if options.judge.startswith(("http://", "https://")):
         if not options.judge_model:
             raise ConfigError(
@@ -25,7 +26,9 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
             )
         from lightning_idc.synthesis.slots.endpoint import Endpoint
 
-        endpoint = Endpoint(options.judge, options.judge_model, max_tokens=512)
+        # 120 s, or as long as ten tokens a second take: a model that thinks is not asked again halfway
+        timeout = max(120.0, options.judge_tokens / 10)
+        endpoint = Endpoint(options.judge, options.judge_model, max_tokens=options.judge_tokens, timeout=timeout)
 
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # asked again, the most probable answer would come again
@@ -38,7 +41,7 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
             f"--judge is {options.judge!r}; expected the folder of a causal language model or the URL of an endpoint "
             "(and of a difference-list: lexical, exact)"
         )
-    return CausalJudge(options.judge, options.judge_gguf), Path(options.judge).name
+    return CausalJudge(options.judge, options.judge_gguf, options.judge_tokens), Path(options.judge).name
 
 
 def difference_judge(options: argparse.Namespace) -> tuple[str, DifferenceJudge]:
@@ -50,4 +53,5 @@ def difference_judge(options: argparse.Namespace) -> tuple[str, DifferenceJudge]
 
         return "exact, kind, object and value of rendered changes", exact_judge
     model, name = text_model(options)
-    return f"{name}, {PROMPT_VERSION}", PromptedJudge(model)
+    # an answer that is cut off cannot be read, so its length decides scores
+    return f"{name}, {PROMPT_VERSION}, {options.judge_tokens} tokens", PromptedJudge(model)

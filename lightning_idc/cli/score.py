@@ -8,7 +8,7 @@ import json
 import shutil
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +38,7 @@ def run(given: list[str]) -> int:
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
     result, table = _score(options)
+    reason = result["not_computed"].get("against")
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     if options.out:
         _write(Path(options.out), text)
@@ -45,6 +46,8 @@ def run(given: list[str]) -> int:
         print(text)
     else:
         _show(result, table)
+    if reason:
+        raise PairError(f"the scores are there, but --against could not be compared: {reason}")
     return 0
 
 
@@ -81,6 +84,13 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     )
     add("--judge-model", metavar="NAME", help="of the model behind the endpoint")
     add("--judge-gguf", metavar="NAME", help="of the model's GGUF file in that folder")
+    add(
+        "--judge-tokens",
+        type=int,
+        default=512,
+        metavar="N",
+        help="of one answer of the model, at most (default: 512); one that thinks first needs more, such as 16384",
+    )
     add("--model", help="name for the result")
     add("--data", help="name for the result")
     add("--json", action="store_true", help="print the result as JSON")
@@ -91,10 +101,11 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     from lightning_idc.cli import judging
     from lightning_idc.metrics import bootstrap, reading, results
     from lightning_idc.metrics.captions import References, ScoringResources
+    from lightning_idc.metrics.comparison import compare_captions
     from lightning_idc.metrics.difference_list import Recorded
     from lightning_idc.metrics.floors import blind_scores
     from lightning_idc.metrics.grouping import with_ious, with_types
-    from lightning_idc.metrics.protocols import evaluate, protocol_named, with_vocabulary
+    from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
     protocol = protocol_named(options.protocol)
     predictions = reading.read_predictions(options.predictions)
@@ -116,6 +127,11 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
     metrics = _metrics(options, protocol.metrics)
+    other = reading.read_predictions(options.against) if options.against else None
+    # before a judge is asked: its answers would be lost
+    for captions in [predictions.captions, *([other.captions] if other else [])]:
+        checked_parts(protocol, captions, truths)
+    origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
     listed = Recorded(*judging.difference_judge(options)) if protocol.lists_differences else None
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
@@ -125,18 +141,21 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     parts = evaluate(protocol, predictions.captions, truths, metrics, resources)
     headline = next(iter(parts.values()))
     intervals = bootstrap.bootstrap(headline, options.bootstrap) if options.bootstrap else None
-    origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
     result = results.make_result(protocol, parts, predictions.captions, truths, origin, intervals)
     result["bootstrap_samples"] = options.bootstrap
-    if options.against:
-        other = reading.read_predictions(options.against)
-        result["files"][Path(options.against).name] = other.digest
-        theirs = next(iter(evaluate(protocol, other.captions, truths, metrics, resources).values()))
-        compared = bootstrap.compare(theirs, headline, options.bootstrap or 1000)
-        result["against"] = {name: asdict(difference) for name, difference in compared.items()}
+    if other is not None:
+        of_other = None if listed is None else Recorded(listed.name, listed.judge)
+        aids, samples = replace(resources, judge=of_other), options.bootstrap or 1000
+        compared, reasons = compare_captions(protocol, other.captions, truths, headline, metrics, aids, samples)
+        result |= compared
+        result["not_computed"] |= reasons
+        if of_other is not None:
+            result["against_judge"] = of_other.as_dict()
     if listed is not None:
         result["judge"] = listed.as_dict()
-        result["floors"] = blind_scores(protocol, predictions.captions, truths, resources)
+        resources = replace(resources, judge=listed.judge)
+        result["floors"], reasons = blind_scores(protocol, predictions.captions, truths, resources)
+        result["not_computed"] |= reasons
     elif options.judge:
         result["judge"] = _judged(options, protocol, predictions.captions, truths)
     return result, parts
@@ -154,7 +173,7 @@ def _judged(
     expected = {t.id: t.references for t in grouped(truths)["all"] if t.id in counted}
     said = {id: captions[id] for id in expected}
     model, name = judging.text_model(options)
-    return {"model": name, **judge_captions(said, expected, model).as_dict()}
+    return {"model": name, "tokens": options.judge_tokens, **judge_captions(said, expected, model).as_dict()}
 
 
 def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
@@ -190,7 +209,7 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
 
 def _files(options: argparse.Namespace) -> dict[str, str]:
     """SHA-256 of what was read, by name of the file; by path, as it was given, where two files have one name."""
-    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies")
+    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
     paths = dict.fromkeys(Path(path) for name in asked if (path := vars(options)[name]))
     named = Counter(path.name for path in paths)
     return {path.name if named[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
@@ -259,6 +278,10 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
     if result["intervals"]:
         ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]
         lines.append(f"95 % intervals over pairs: {', '.join(ends)}")
+    if result.get("against_unread"):
+        pairs = result["against_pairs"]
+        every = pairs + result["against_unread"]
+        lines.append(f"compared on {pairs} of {every} pairs, those whose answers were read for both files")
     for name in shown if "against" in result else []:
         found = result["against"][name]
         lines.append(

@@ -214,7 +214,7 @@ def agreement(first: Sequence[Matches | None], second: Sequence[Matches | None])
 
 @dataclass
 class Recorded:
-    """A judge whose decisions are kept, to say how far another one agrees.
+    """A judge whose decisions about one file are kept, to say how far another one agrees.
 
     Args:
         name: for results.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from lightning_idc.errors import DataError
+from lightning_idc.errors import DataError, IDCError
 from lightning_idc.metrics.bootstrap import Difference
 from lightning_idc.metrics.captions import References, ScoringResources, score_captions
 from lightning_idc.metrics.grouping import ReferenceRecord
@@ -82,7 +82,7 @@ def dealt(captions: Mapping[str, str], seed: int = 0) -> dict[str, str]:
 
 def blind_scores(
     protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord], resources: ScoringResources
-) -> dict[str, dict[str, dict[str, float]]]:
+) -> tuple[dict[str, dict[str, dict[str, float]]], dict[str, str]]:
     """Scores of captioners that do not see what changed: one that claims nothing, and captions of other pairs.
 
     Args:
@@ -90,14 +90,22 @@ def blind_scores(
         captions: by pair.
         truths: references of the pairs.
         resources: with the judge.
+
+    Returns:
+        Scores by floor and part, and why a floor has none, such as answers that cannot be read.
     """
     blind = {"claims nothing": dict.fromkeys(captions, NOTHING)}
     if len(captions) > 1:
         blind["captions of other pairs"] = dealt(captions)
-    return {
-        name: {part: dict(scores.values) for part, scores in evaluate(protocol, said, truths, None, resources).items()}
-        for name, said in blind.items()
-    }
+    found, reasons = {}, {}
+    for name, said in blind.items():
+        try:
+            parts = evaluate(protocol, said, truths, None, resources)
+        except IDCError as error:  # the captioner's own scores are not lost with it
+            reasons[f"floor, {name}"] = str(error)
+            continue
+        found[name] = {part: dict(scores.values) for part, scores in parts.items()}
+    return found, reasons
 
 
 def reading(difference: Difference | None, floors: Iterable[Difference] = ()) -> str:

@@ -277,6 +277,35 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
     return replace(protocol.with_input("vocabulary", digest), score=partial(by_ids, dict(vocabulary)), needs=())
 
 
+def checked_parts(protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]) -> Parts:
+    """The parts of a protocol, once captions are known to be of their pairs: what can be checked before scoring.
+
+    Args:
+        protocol: what counts.
+        captions: by pair.
+        truths: references of every pair, in one or several records.
+
+    Raises:
+        PairError: captions and references name different pairs, or something that the protocol needs is missing.
+    """
+    if "vocabulary" in protocol.needs:
+        raise PairError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
+    if not truths:
+        raise PairError("there are no references to score against")
+    parts = protocol.parts(truths)
+    # pairs that the protocol leaves out may have a caption, and unknown pairs may not
+    wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
+    scored = set(wanted)
+    known = {truth.id for truth in truths}
+    counted = [id for id in captions if id in scored or id not in known]
+    if captions and not counted:
+        raise PairError(
+            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
+        )
+    check_ids(counted, wanted)
+    return parts
+
+
 def evaluate(
     protocol: Protocol,
     captions: Mapping[str, str],
@@ -301,21 +330,7 @@ def evaluate(
         >>> evaluate(protocol_named("coco"), {"1": "the cube moved"}, truths, ["ROUGE-L"])["all"].references
         2
     """
-    if "vocabulary" in protocol.needs:
-        raise PairError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
-    if not truths:
-        raise PairError("there are no references to score against")
-    parts = protocol.parts(truths)
-    # pairs that the protocol leaves out may have a caption, and unknown pairs may not
-    wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
-    scored = set(wanted)
-    known = {truth.id for truth in truths}
-    counted = [id for id in captions if id in scored or id not in known]
-    if captions and not counted:
-        raise PairError(
-            f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
-        )
-    check_ids(counted, wanted)
+    parts = checked_parts(protocol, captions, truths)
     asked = protocol.metrics if metrics is None else metrics
     found = {}
     for name, part in parts.items():

@@ -125,7 +125,8 @@ class Results:
         result = make_result(protocol, parts, captions, truths, origin, sentences=self.sentences)
         if listed is not None:
             result["judge"] = listed.as_dict()
-            result["floors"] = blind_scores(protocol, captions, truths, resources)
+            floors, reasons = blind_scores(protocol, captions, truths, resources)
+            result["floors"], result["not_computed"] = floors, result["not_computed"] | reasons
         return result
 
     def cards(self, records: Sequence[dict[str, Any]], main_facts: Sequence[str] = ()) -> list[Card]:

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 from helpers.servers import serving
@@ -24,8 +25,10 @@ from lightning_idc.metrics.difference_list import (
     prompt_of,
     read_matches,
 )
+from lightning_idc.metrics.floors import blind_scores
 from lightning_idc.metrics.grouping import ReferenceRecord, differences, first_differences
 from lightning_idc.metrics.no_change import list_differences, says_nothing_changed
+from lightning_idc.metrics.protocols import protocol_named
 
 CLOSED = (
     # CLEVR-Change's
@@ -171,9 +174,17 @@ def test_agreement_is_kappa() -> None:
 
 
 class Judge(BaseHTTPRequestHandler):
+    requests: ClassVar[list[dict[str, Any]]] = []
+
     def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))["messages"][0]["content"]
-        body = json.dumps({"choices": [{"message": {"content": "1: a" if "came" in asked else "1: none"}}]}).encode()
+        request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.requests.append(request)
+        asked = request["messages"][0]["content"]
+        if "forbidden" in asked:
+            self.send_error(400)
+            return
+        answer = "hm" if "weird" in asked else "1: a" if "came" in asked else "1: none"
+        body = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -184,6 +195,7 @@ class Judge(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def endpoint() -> Iterator[str]:
+    Judge.requests.clear()
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Judge)) as address:
         yield f"{address}/v1"
 
@@ -211,9 +223,9 @@ def test_the_verb_scores_with_floors_and_names_its_judge(
         "changed": {"recall": 50.0, "precision": 50.0, "F1": 50.0},
         "unchanged": {"specificity": 100.0},
     }
-    assert found["judge"]["judge"] == "any, difference-list-1" and found["protocol"]["inputs"]["judge"].startswith(
-        "any"
-    )
+    assert found["judge"]["judge"] == "any, difference-list-1, 512 tokens" and found["protocol"]["inputs"][
+        "judge"
+    ].startswith("any")
     assert found["floors"]["claims nothing"] == {
         "changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}, "unchanged": {"specificity": 100.0},
     }  # fmt: skip
@@ -222,3 +234,87 @@ def test_the_verb_scores_with_floors_and_names_its_judge(
     shown = capsys.readouterr().out
     assert "lexical" in shown and "floor, captions of other pairs" in shown
     assert main([*given, "--judge", endpoint]) == 1 and "--judge-model" in capsys.readouterr().err
+
+
+THERE = {"a": ["a man came"], "b": ["the lamp went out"], "c": ["a car came"], "d": ["a dog came", "a cat left"]}
+MINE = {"a": "A person.", "b": "The lamp.", "c": "A car.", "d": "No change."}
+THEIRS = {"a": "A man. A weird one.", "b": "The lamp.", "c": "No change.", "d": "No change."}
+
+
+def asks(tmp_path: Path, mine: dict[str, str], theirs: dict[str, str], endpoint: str) -> list[str]:
+    """A command that compares two files of captions through an endpoint."""
+    for name, value in {"there": THERE, "mine": mine, "theirs": theirs}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    files = [str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json")]
+    given = ["score", *files, "--against", str(tmp_path / "theirs.json"), "--protocol", "difference-list"]
+    return [*given, "--judge", endpoint, "--judge-model", "any", "--out", str(tmp_path / "out.json")]
+
+
+def test_two_files_are_compared_on_the_pairs_read_for_both(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An answer that cannot be read costs its pair, not the work on all others; each file has a judge of its own."""
+    assert main(asks(tmp_path, MINE, THEIRS, endpoint)) == 0
+    assert "compared on 3 of 4 pairs" in " ".join(capsys.readouterr().out.split())
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["scores"]["changed"]["recall"] == 50.0 and found["counts"]["changed"]["pairs"] == 4
+    assert (found["against_pairs"], found["against_unread"]) == (3, 1)
+    # of b, c and d both say nothing that is there, but for c in the first file
+    against = found["against"]["recall"]
+    assert (against["first"], against["second"], against["wins"]) == (0.0, pytest.approx(100 / 3), 1)
+    assert (found["judge"]["pairs"], found["judge"]["unread"]) == (3, 0)
+    assert (found["against_judge"]["pairs"], found["against_judge"]["unread"]) == (2, 1)
+
+
+@pytest.mark.parametrize(
+    ("theirs", "reason"),
+    [
+        ({"a": "weird", "b": "weird", "c": "weird", "d": "weird"}, "no answer of the judge could be read"),
+        ({"a": "A man.", "b": "weird", "c": "weird", "d": "weird"}, "at least two"),
+        ({"a": "A man.", "b": "forbidden", "c": "A car.", "d": "It."}, "status 400"),
+    ],
+)
+def test_a_comparison_that_fails_loses_no_scores(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str], theirs: dict[str, str], reason: str
+) -> None:
+    assert main(asks(tmp_path, MINE, theirs, endpoint)) == 1
+    printed = capsys.readouterr()
+    assert "--against" in printed.err and reason in printed.err and "recall" in printed.out
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert found["scores"]["changed"]["recall"] == 50.0 and "against" not in found
+    assert reason in found["not_computed"]["against"]
+
+
+def test_a_floor_that_fails_loses_no_scores() -> None:
+    never = ScoringResources(judge=lambda pairs: [None for _ in pairs])
+    truths = [ReferenceRecord(id, tuple(texts)) for id, texts in THERE.items()]
+    found, reasons = blind_scores(protocol_named("difference-list"), MINE | {"d": "A dog."}, truths, never)
+    assert found == {"claims nothing": {"changed": {"recall": 0.0, "precision": 0.0, "F1": 0.0}}}
+    assert list(reasons) == ["floor, captions of other pairs"]
+    assert "no answer of the judge" in reasons["floor, captions of other pairs"]
+
+
+def test_files_are_checked_before_a_judge_is_asked(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = asks(tmp_path, MINE, {"a": "A man.", "x": "A dog."}, endpoint)
+    assert main(given) == 1 and "'x'" in capsys.readouterr().err
+    (tmp_path / "theirs.json").unlink()
+    assert main(given) == 1 and "there is no file" in capsys.readouterr().err
+    assert Judge.requests == []
+
+
+def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*asks(tmp_path, MINE, MINE, endpoint), "--json"]
+    hashes = set()
+    for more, tokens in (([], 512), (["--judge-tokens", "16384"], 16384)):
+        Judge.requests.clear()
+        assert main([*given, *more]) == 0
+        found = json.loads(capsys.readouterr().out)
+        assert {request["max_tokens"] for request in Judge.requests} == {tokens}
+        assert found["protocol"]["inputs"]["judge"] == f"any, difference-list-1, {tokens} tokens"
+        hashes.add(found["protocol"]["hash"])
+    assert len(hashes) == 2
+    assert main([*given, "--judge-tokens", "0"]) == 1 and "--judge-tokens is 0" in capsys.readouterr().err

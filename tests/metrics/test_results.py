@@ -261,8 +261,14 @@ def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1]]) == 0
     assert "higher on 3 pairs, lower on 0" in capsys.readouterr().out
     assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1], "--json"]) == 0
-    against = json.loads(capsys.readouterr().out)["against"]
+    result = json.loads(capsys.readouterr().out)
+    against = result["against"]
     assert against["ROUGE-L"]["second"] == pytest.approx(100) and against["ROUGE-L"]["low"] > 0
+    (tmp_path / "other").mkdir()
+    same_name = tmp_path / "other" / better.name
+    same_name.write_text(json.dumps(CAPTIONS), encoding="utf-8")
+    assert main([arguments[0], str(better), *arguments[2:], "--against", str(same_name), "--json"]) == 0
+    assert len(json.loads(capsys.readouterr().out)["files"]) == 3 == len(result["files"])
 
 
 def test_document_frequencies_and_their_hash(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
