@@ -20,7 +20,7 @@ from lightning_idc.methods.procap.keyframes import (
     confidence,
     draw_keyframes,
     evenly_spaced,
-    mixed,
+    mixed_confidence,
 )
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels
@@ -142,9 +142,45 @@ def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
         Keyframes(folder, 2, similarity="other").of(sample())
 
 
-def test_mixed_similarities_are_scaled_first() -> None:
-    found = mixed({"a": torch.tensor([[2.0, 4.0]]), "b": torch.tensor([[10.0, 0.0]])}, {"a": 0.7, "b": 0.3})
-    assert torch.allclose(found, torch.tensor([[0.3, 0.7]]))
+# as a network of images sees the same fade: the steps are of other sizes
+LOOKS = torch.tensor([[0.97, 0.90, 0.82, 0.70, 0.55, 0.42, 0.35], [0.31, 0.40, 0.57, 0.72, 0.80, 0.91, 0.98]])
+WEIGHTS = {"own": 0.7, "visual": 0.3}
+
+
+def mixed_in_float64(similarities: dict[str, Tensor]) -> Tensor:
+    """1 - softmax(0.7 a + 0.3 b), where a and b are squared differences that reach from 0 to 1; no factor."""
+    total = torch.zeros(similarities["own"].shape[1], dtype=torch.float64)
+    for name, weight in WEIGHTS.items():
+        before, after = similarities[name].double()
+        squares = [float((x - y) ** 2) for x, y in zip(before, after, strict=True)]
+        total += weight * torch.tensor([(x - min(squares)) / (max(squares) - min(squares)) for x in squares]).double()
+    return 1 - total.exp() / total.exp().sum()
+
+
+def test_mixed_confidence_is_that_of_scaled_squares_in_float64() -> None:
+    found = mixed_confidence({"own": COSINES.double(), "visual": LOOKS.double()}, WEIGHTS)
+    expected = mixed_in_float64({"own": COSINES, "visual": LOOKS})
+    assert torch.allclose(found, expected, atol=1e-6)
+    assert 0.75 < float(found.min()) < 0.8 and 0.9 < float(found.max()) < 0.92, "no frame is ruled out"
+    even = torch.full((7,), 6 / 7)
+    assert torch.allclose(mixed_confidence({"own": COSINES * 0, "visual": LOOKS * 0}, WEIGHTS), even)
+
+
+def test_a_mix_draws_by_its_confidence_among_the_frames_that_are_taken(folder: Path) -> None:
+    kept = ProcedureFolder(folder).similarities("visual")
+    kept.write("a", ["pair", "plain"], scores=[LOOKS.tolist(), LOOKS.tolist()])
+    keyframes = Keyframes(folder, 2, similarity=WEIGHTS)
+    drawn = keyframes.procedures.of("pair", sample().before, sample().after).frames
+    weights = mixed_in_float64({"own": COSINES, "visual": LOOKS})
+    for seed in range(40):
+        chosen = draw_keyframes(weights, 2, torch.Generator().manual_seed(seed))
+        assert torch.equal(keyframes.of(sample(seed=seed))[1:-1], drawn[chosen])
+    # frames that are left out do not count for the scale either
+    three = mixed_in_float64({"own": COSINES[:, 1::2], "visual": LOOKS[:, 1::2]})
+    best = three.topk(2).indices.sort().values
+    assert torch.equal(Keyframes(folder, 2, length=3, similarity=WEIGHTS).of(sample())[1:-1], drawn[1::2][best])
+    with pytest.raises(PairError, match="'own' of the pair 'plain'"):
+        keyframes.of(sample("plain"))
 
 
 def fade() -> tuple[Tensor, Tensor]:

@@ -40,8 +40,33 @@ def confidence(similarities: Tensor, scale: float = CLIP_SCALE) -> Tensor:
     Returns:
         ``(..., l)``.
     """
-    difference = scale * (similarities[..., 0, :] - similarities[..., 1, :])
-    return 1 - difference.square().softmax(-1)
+    return 1 - squared_difference(scale * similarities).softmax(-1)
+
+
+def mixed_confidence(similarities: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
+    """Confidence of every frame of a procedure by several similarities, as in the authors' code.
+
+    The squared differences of each are scaled to reach from 0 to 1 and summed by weight before the softmax of eq. 2.
+
+    Args:
+        similarities: each to before and after, ``(2, l)``.
+        weights: of each.
+
+    Returns:
+        ``(l,)``.
+    """
+    total = torch.zeros(())
+    for name, weight in weights.items():
+        found = squared_difference(similarities[name])
+        # over the frames of the pair, where the code has the extremes of the data set: the frames of a pair then do not
+        # depend on other pairs, and no shard of frames is read for two numbers
+        total = total + weight * (found - found.min()) / (found.max() - found.min()).clamp(min=1e-12)
+    return 1 - total.softmax(-1)
+
+
+def squared_difference(similarities: Tensor) -> Tensor:
+    """Squared difference ``(..., l)`` of the similarities ``(..., 2, l)`` to before and after."""
+    return (similarities[..., 0, :] - similarities[..., 1, :]).square()
 
 
 def draw_keyframes(confidences: Tensor, count: int, generator: torch.Generator) -> Tensor:
@@ -66,7 +91,7 @@ RANDOM, OWN = "random", "own"
 """Names of no similarity, by which every frame is as good as another, and of the one that came with the frames."""
 Similarities = str | dict[str, float] | None
 """Which similarity chooses frames: None, that which came with them; ``random``; a name of ``FrameSimilarity``; or
-several names, ``own`` too, with weights, of similarities that are each scaled to 0 to 1."""
+several names, ``own`` too, with weights, as :func:`mixed_confidence` takes them."""
 
 
 class Keyframes:
@@ -77,7 +102,8 @@ class Keyframes:
     Args:
         folder: what :class:`~lightning_idc.methods.procap.interpolation.FrameInterpolator` wrote.
         count: k.
-        scale: of the similarities in eq. 2; where none were measured, every frame is as good as another.
+        scale: of the similarities in eq. 2; where none were measured, every frame is as good as another. A mix of
+            similarities has a scale of its own.
         length: l, where fewer frames than the folder has are to be chosen from: every second or fourth.
         similarity: that frames are chosen by.
         even: take evenly spaced frames, by no similarity.
@@ -113,30 +139,30 @@ class Keyframes:
         if not self.count:
             return torch.stack([sample.before, sample.after])
         procedure = self.procedures.of(sample.id, sample.before, sample.after)
-        frames, similarities = procedure.frames, self._similarities(sample.id, procedure.similarities)
+        frames = procedure.frames
         step, rest = divmod(len(frames) + 1, (self.length or len(frames)) + 1)
         if rest:
             raise PairError(f"{self.length} frames cannot be taken evenly of {len(frames)}; make others")
-        frames = frames[step - 1 :: step]
+        taken = slice(step - 1, None, step)
+        frames = frames[taken]
         if len(frames) < self.count:
             raise PairError(f"procedures of {len(frames)} frames cannot give {self.count}; make longer ones")
         seed = sample.meta.get("seed")
         if self.even:
             chosen = torch.tensor(evenly_spaced(len(frames), self.count))
         else:
-            weights = torch.ones(len(frames))
-            if similarities is not None:
-                weights = confidence(similarities[:, step - 1 :: step], self.scale)
+            weights = self._confidences(sample.id, procedure.similarities, taken)
+            if weights is None:
+                weights = torch.ones(len(frames))
             if seed is None:
                 chosen = weights.topk(self.count).indices.sort().values
             else:
                 chosen = draw_keyframes(weights, self.count, torch.Generator().manual_seed(seed))
         return torch.cat([sample.before[None], frames[chosen], sample.after[None]])
 
-    def _similarities(self, name: str, own: Tensor | None) -> Tensor | None:
-        if self.similarity is None:
-            return own
-        found = {} if own is None else {OWN: own}
+    def _confidences(self, name: str, own: Tensor | None, taken: slice) -> Tensor | None:
+        """Of the frames of a pair that are taken; None where there is no similarity to choose by."""
+        found = {} if own is None else {OWN: own[:, taken]}
         for kind, store in self._kept.items():
             if name not in store:
                 raise PairError(
@@ -144,19 +170,17 @@ class Keyframes:
                     "FrameSimilarity over this split first"
                 )
             shard, row = store.locate(store.rows[name])
-            found[kind] = torch.tensor(open_shard(shard).value("scores", row))
-        if isinstance(self.similarity, str):
-            return found.get(self.similarity)
-        return mixed(found, self.similarity)
-
-
-def mixed(similarities: Mapping[str, Tensor], weights: Mapping[str, float]) -> Tensor:
-    """Weighted sum of similarities ``(2, l)``, each scaled so that its values over both ends reach from 0 to 1."""
-    total = torch.zeros(())
-    for name, weight in weights.items():
-        found = similarities[name]
-        total = total + weight * (found - found.min()) / (found.max() - found.min()).clamp(min=1e-12)
-    return total
+            found[kind] = torch.tensor(open_shard(shard).value("scores", row))[:, taken]
+        if self.similarity is None or isinstance(self.similarity, str):
+            chosen = found.get(self.similarity or OWN)
+            return None if chosen is None else confidence(chosen, self.scale)
+        missing = [kind for kind in self.similarity if kind not in found]
+        if missing:
+            raise PairError(
+                f"{str(self.procedures.path)!r} has no similarity {missing[0]!r} of the pair {name!r}; {OWN!r} is that "
+                "which FrameInterpolator measures, other ones come from FrameSimilarity"
+            )
+        return mixed_confidence(found, self.similarity)
 
 
 def cosines(ends: Tensor, frames: Tensor) -> Tensor:

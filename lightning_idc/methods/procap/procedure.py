@@ -75,7 +75,7 @@ class ProcedureModel(PairCaptioner):
         procedures: folder that ``FrameInterpolator`` wrote, with all pairs of the splits in use.
         tokenizer: checkpoint of ``TokenizerTraining``.
         keyframes: k, frames drawn of each procedure and visit.
-        scale: of the similarities in eq. 2.
+        scale: of the similarities in eq. 2; a mix of several has a scale of its own.
         trunk: OpenAI's CLIP weights, a state dict with whose first visual blocks the layers begin.
         width: of the encoder.
         layers: of the encoder.
