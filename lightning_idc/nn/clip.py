@@ -13,7 +13,7 @@ from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.restricted import is_torchscript, read_torchscript
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, ConfigError
 
 CLIP_MEAN, CLIP_STD = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
 
@@ -34,6 +34,7 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
 
     Raises:
         PairError: open_clip knows no such model or weights, or they are for other words.
+        ConfigError: the weights are OpenAI's and the configuration has another GELU.
     """
     from open_clip.model import CLIP as OpenClip
     from open_clip.transformer import VisionTransformer
@@ -69,21 +70,30 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
         raise PairError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
     try:
         if Path(weights).is_file() and is_torchscript(weights):
-            # the files that OpenAI gives out: every one of its CLIPs has this GELU, whatever the name says
-            clip = open_clip.create_model(config, pretrained=None, force_quick_gelu=True)
+            _has_quick_gelu(config, weights)
+            clip = open_clip.create_model(config, pretrained=None)
             state = {name: value.float() for name, value in read_torchscript(weights).items()}
             clip.load_state_dict({name: value for name, value in state.items() if name not in _ARCHIVED})
             return clip
         if Path(weights).is_file() and Path(weights).suffix != ".safetensors":
             read_checkpoint(weights)  # what torch says of a file with code advises to run it
         return open_clip.create_model(config, pretrained=weights, require_pretrained=True)
-    except CheckpointError:
+    except (CheckpointError, ConfigError):
         raise
     except Exception as error:
         raise PairError(
             f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
             "cache, or leave `pretrained` out"
         ) from error
+
+
+def _has_quick_gelu(config: str, weights: str) -> None:
+    """Refuse a configuration with another GELU than OpenAI's CLIPs have, with which a checkpoint would be rebuilt."""
+    if not clip_computation(config)["clip.quick_gelu"]:
+        raise ConfigError(
+            f"{Path(weights).name!r} is of OpenAI, whose CLIPs are trained with a quick GELU, and {config!r} has the "
+            f"exact one; name a configuration with quick_gelu, such as '{config}-quickgelu'"
+        )
 
 
 def clip_computation(config: str | dict[str, Any]) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lightning_idc.core.restricted import is_torchscript, read_torchscript
 from lightning_idc.core.vocabulary import ClipVocabulary
-from lightning_idc.errors import CheckpointError, PairError
+from lightning_idc.errors import CheckpointError, ConfigError, PairError
 from lightning_idc.nn.clip import build_clip
 
 
@@ -47,8 +47,11 @@ def test_features_are_those_of_the_authors_model(parity: Path, tmp_path: Path) -
             "layers": sizes["transformer_layers"],
         },
     }  # fmt: skip
-    (tmp_path / "tiny-openai.json").write_text(json.dumps(config))
+    (tmp_path / "tiny-openai.json").write_text(json.dumps({**config, "quick_gelu": True}))
+    (tmp_path / "tiny-exact.json").write_text(json.dumps(config))
     open_clip.add_model_config(tmp_path)
+    with pytest.raises(ConfigError, match="'tiny-exact' has the exact one"):  # a checkpoint would be rebuilt with it
+        build_clip("tiny-exact", ClipVocabulary(), str(parity / "archive.pt"))
     clip = build_clip("tiny-openai", ClipVocabulary(), str(parity / "archive.pt")).eval()
     io = load_file(parity / "io.safetensors")
     with torch.no_grad():
@@ -78,4 +81,4 @@ def test_no_code_runs_and_other_files_are_refused(parity: Path, tmp_path: Path) 
     assert not (tmp_path / "ran").exists()
     shutil.copy(parity / "archive.pt", tmp_path / "ViT-B-32.pt")
     with pytest.raises(PairError, match="cannot be had"):  # of another size than its name says
-        build_clip("ViT-B-32", ClipVocabulary(), str(tmp_path / "ViT-B-32.pt"))
+        build_clip("ViT-B-32-quickgelu", ClipVocabulary(), str(tmp_path / "ViT-B-32.pt"))
