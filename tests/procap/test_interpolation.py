@@ -7,15 +7,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import lightning.pytorch as pl
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
+from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods.procap.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
-from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, interpolate
-from lightning_idc.methods.procap.procedures import ProcedureFolder
+from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, FrameSimilarity, interpolate
+from lightning_idc.methods.procap.procedures import SIMILARITIES, ProcedureFolder
 
 pytest.importorskip("cv2", reason="OpenCV is not installed; it also sets environment variables when first imported")
 
@@ -158,7 +160,7 @@ def data(folder: Path) -> EveryPair:
     return EveryPair(inner, splits=["train", "val"], batch_size=2)
 
 
-def predict(model: FrameInterpolator, pairs: EveryPair) -> None:
+def predict(model: pl.LightningModule, pairs: EveryPair) -> None:
     trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
     trainer.predict(model, pairs, return_predictions=False)
 
@@ -191,7 +193,7 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
     folder = ProcedureFolder(tmp_path / "frames")
     sample = pairs.data.pairs_of("val").load(0)
-    with pytest.raises(PairError, match="other images"):
+    with pytest.raises(PairError, match="other images; use the same `image_size` and `interpolation`"):
         folder.of(sample.id, sample.after, sample.before)
     with pytest.raises(PairError, match="no procedure of the pair 'nobody'"):
         folder.of("nobody", sample.before, sample.after)
@@ -204,6 +206,60 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
     folder.check_settings({"frames": 1, "midpoint": "CrossFade", "similarity": None})
     predict(FrameInterpolator(str(tmp_path / "earlier"), 1, CrossFade()), pairs)
     assert len(ProcedureFolder(tmp_path / "earlier")) == 7
+
+
+def test_frames_are_made_of_images_scaled_as_the_data_scales_them(tmp_path: Path) -> None:
+    settings = {"train_pairs": 2, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path / "cache"}
+    pairs = SyntheticPairs(**settings, image_size=20, interpolation="bicubic", progress=False)
+    predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), EveryPair(pairs, ["val"], batch_size=2))
+    folder = ProcedureFolder(tmp_path / "frames")
+    for sample in pairs.dataset("val"):
+        made = folder.of(sample.id, sample.before, sample.after).frames
+        assert torch.equal(made, interpolate(torch.stack([sample.before, sample.after])[None], 1, CrossFade())[0])
+
+
+class Weighted(Likeness):
+    """A similarity with a weight, which may stop as a killed process does."""
+
+    def __init__(self, weight: float, stop_after: int | None = None) -> None:
+        super().__init__()
+        self.weight, self.left = torch.nn.Parameter(torch.tensor(weight)), stop_after
+
+    def forward(self, pairs: Tensor, frames: Tensor, captions: Sequence[Sequence[str]]) -> Tensor:
+        if self.left == 0:
+            raise KeyboardInterrupt
+        self.left = None if self.left is None else self.left - 1
+        return self.weight.detach() * likeness(pairs, frames, captions)
+
+
+def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path: Path) -> None:
+    pairs, frames = data(tmp_path), str(tmp_path / "frames")
+    predict(FrameInterpolator(frames, 1, CrossFade()), pairs)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        predict(FrameSimilarity(frames, Weighted(1.0, stop_after=2), "mine"), pairs)
+    assert len(ProcedureFolder(frames).similarities("mine").rows) == 4
+    for other in (Weighted(2.0), Likeness()):
+        with pytest.raises(PairError, match=r"holds similarities made with .*'Weighted'.*use another name"):
+            predict(FrameSimilarity(frames, other, "mine"), pairs)
+    assert len(ProcedureFolder(frames).similarities("mine").rows) == 4
+    predict(FrameSimilarity(frames, Weighted(1.0), "mine"), pairs)
+    predict(FrameSimilarity(frames, Weighted(2.0), "other"), pairs)
+    mine, other = (ProcedureFolder(frames).similarities(name) for name in ("mine", "other"))
+    assert len(mine.rows) == len(other.rows) == 7
+    for name in mine.rows:
+        one, two = (torch.tensor(store.column("scores")[store.rows[name]]) for store in (mine, other))
+        assert torch.allclose(2 * one, two) and one.any()
+
+
+def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:
+    pairs, frames = data(tmp_path), tmp_path / "frames"
+    predict(FrameInterpolator(str(frames), 1, CrossFade()), pairs)
+    # as an earlier version wrote them
+    kept = GrowingStore(frames / SIMILARITIES / "old", identity={"name": "old"})
+    kept.write("0000000-000-000000", ["pair"], scores=np.zeros((1, 2, 1)))
+    assert "pair" in ProcedureFolder(frames).similarities("old")
+    with pytest.raises(PairError, match="use another name"):
+        predict(FrameSimilarity(str(frames), Weighted(1.0), "old"), pairs)
 
 
 def test_a_shard_without_its_record_does_not_count(tmp_path: Path) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.procap.flow import CrossFade
@@ -131,7 +133,8 @@ class Constant(nn.Module):
 def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
     pair = {"images": torch.stack([sample().before, sample().after])[None], "ids": ["pair"], "captions": [["it"]]}
     measure = FrameSimilarity(str(folder), Constant(), "constant")
-    assert measure.predict_step(pair, 0) == ["pair"] and measure.predict_step(pair, 0) == []
+    trainer = Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, enable_checkpointing=False)
+    assert trainer.predict(measure, DataLoader([pair, pair], batch_size=None)) == [["pair"], []]
     frames = Keyframes(folder, 7).of(sample())[1:-1]
     six = Keyframes(folder, 6, similarity="constant").of(sample())[1:-1]
     assert torch.equal(six, frames[[0, 1, 2, 4, 5, 6]]), "it left out the frame that this measure trusts least"

@@ -107,7 +107,8 @@ class FrameSimilarity(LightningModule):
     """Measures another similarity of the frames of a folder, and keeps it beside them (ProCap, Figure 4).
 
     Frames take gigabytes and hours; which of them are chosen depends on two numbers of each. ``similarity: NAME`` of
-    ``ProcedureModel`` chooses by these numbers.
+    ``ProcedureModel`` chooses by these numbers. A run that was stopped goes on with the pairs that are missing; another
+    similarity, or other weights of it, needs another name.
 
     Args:
         folder: of the frames.
@@ -118,7 +119,15 @@ class FrameSimilarity(LightningModule):
     def __init__(self, folder: str, similarity: torch.nn.Module, name: str) -> None:
         super().__init__()
         self.procedures, self.similarity, self.name = ProcedureFolder(folder), similarity, name
-        self._kept = self.procedures.similarities(name)
+
+    def on_predict_start(self) -> None:
+        settings = {
+            "name": self.name,
+            "similarity": type(self.similarity).__qualname__,
+            "similarity_weights": weights_digest(self.similarity),
+        }
+        self._kept = self.procedures.check_similarities(self.name, settings)
+        self.trainer.strategy.barrier()
         self._earlier = len(self._kept.rows)
 
     def predict_step(self, batch: dict[str, Any], batch_idx: int) -> list[str]:
@@ -141,7 +150,7 @@ class EveryPair(PairDataModule):
     """Predicts on several splits of another data module, one after the other.
 
     Args:
-        data: gives the pairs; their size too.
+        data: gives the pairs; their size and how they are scaled to it, too.
         splits: names of its splits.
         batch_size: pairs per process and step.
     """
@@ -149,7 +158,12 @@ class EveryPair(PairDataModule):
     def __init__(
         self, data: PairDataModule, splits: Sequence[Split] = ("train", "val", "test"), batch_size: int = 32
     ) -> None:
-        super().__init__(batch_size=batch_size, num_workers=data.num_workers, image_size=data.image_size)
+        super().__init__(
+            batch_size=batch_size,
+            num_workers=data.num_workers,
+            image_size=data.image_size,
+            interpolation=data.interpolation,
+        )
         self.data, self.splits = data, list(splits)
 
     def prepare_data(self) -> None:

@@ -75,7 +75,7 @@ class ProcedureFolder:
         if images != _digest(before, after):
             raise PairError(
                 f"the procedure of {name!r} in {str(self.path)!r} was made between other images; use the same "
-                "`image_size` and no transform, or make the procedures anew"
+                "`image_size` and `interpolation` and no transform, or make the procedures anew"
             )
         return Procedure(torch.from_numpy(frames.copy()), None if similarities is None else torch.tensor(similarities))
 
@@ -85,10 +85,7 @@ class ProcedureFolder:
         Raises:
             PairError: the folder holds procedures that were made otherwise.
         """
-        self.path.mkdir(parents=True, exist_ok=True)
-        if not (self.path / MANIFEST).is_file():
-            write_manifest(self.path, settings)
-        found = read_manifest(self.path, "procedures", _REMEDY)["identity"]
+        found = _settled(self.path, "procedures", settings)
         # folders of earlier versions know the names of the classes only
         if found != {name: value for name, value in settings.items() if name in found} or not found:
             raise PairError(
@@ -124,7 +121,31 @@ class ProcedureFolder:
         Args:
             name: of the measure; a folder beside the frames.
         """
-        return GrowingStore(self.path / SIMILARITIES / name, "similarities", _REMEDY, {"name": name})
+        return GrowingStore(self.path / SIMILARITIES / name, "similarities", _REMEDY)
+
+    def check_similarities(self, name: str, settings: dict[str, Any]) -> GrowingStore:
+        """Similarities of a name to add to; how they are measured is written down, or checked to be as before.
+
+        Raises:
+            PairError: the name's similarities were measured otherwise, or by an earlier version, which did not say how.
+        """
+        path = self.path / SIMILARITIES / name
+        found = _settled(path, "similarities", settings)
+        if found != settings:
+            raise PairError(
+                f"{str(path)!r} holds similarities made with {found}; these would be made with {settings}: use another "
+                "name"
+            )
+        return self.similarities(name)
+
+
+def _settled(folder: Path, what: str, settings: dict[str, Any]) -> dict[str, Any]:
+    """How the rows of a store are made: as it says, or, where it is new, as is written down now."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if not (folder / MANIFEST).is_file():
+        write_manifest(folder, settings)
+    found: dict[str, Any] = read_manifest(folder, what, _REMEDY)["identity"]
+    return found
 
 
 def _digest(before: Tensor, after: Tensor) -> str:
