@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ class UnchangedControl(Callback):
 
     Such captions cannot know what changed; a score that is not above theirs says nothing about seeing changes. Writes
     ``unchanged.json``, captions by id, into the trainer's ``default_root_dir``, for `CompareResults`. Takes as long as
-    the test.
+    the test. A captioner that reads more than the images of a batch says in ``with_images`` what it reads of these.
     """
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -40,7 +39,7 @@ class UnchangedControl(Callback):
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: PairBatch, *unused: Any
     ) -> None:
         assert isinstance(pl_module, PairCaptioner)
-        same = replace(batch, images=batch.images[:, :1].expand_as(batch.images).contiguous())
+        same = pl_module.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
         captions = pl_module.generate(pl_module.encode(same))
         self.said |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -93,6 +94,20 @@ class PairCaptioner(PairModule):
         """Everything that reads pixels, once per pair."""
         features: PairFeatures = self.built_net.encode(batch.images)
         return features
+
+    def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
+        """Batch whose pairs show other images, for add-ons and controls that put some in place of the batch's own.
+
+        Overridden by captioners that also read something that was made of the images beforehand.
+
+        Args:
+            batch: as :meth:`collate` made it.
+            images: uint8 ``(B, 2, C, H, W)``.
+
+        Raises:
+            ConfigError: what the captioner reads cannot be made of other images.
+        """
+        return replace(batch, images=images)
 
     def encode_repeated(self, batch: PairBatch) -> PairFeatures:
         """:meth:`encode` of pairs that share images, for a captioner that can read each of them once."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from pathlib import Path
 
@@ -10,12 +11,15 @@ import torch
 from helpers.procap_tiny import QUIET, data, first_stage, prepared, second_stage
 from lightning.pytorch import Callback, Trainer, seed_everything
 
-from lightning_idc.callbacks import CacheFeatures
+from lightning_idc.callbacks import CacheFeatures, UnchangedControl
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
-from lightning_idc.core.vocabulary import words_of
+from lightning_idc.core.vocabulary import Vocabulary, words_of
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
+from lightning_idc.methods.namc.noise_masking import NoiseMasking
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import ConvEncoder
@@ -149,6 +153,46 @@ def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
     assert not model.net.encoder.mask_embedding.requires_grad, "it stands nowhere"
     with pytest.raises(PairError, match="no procedure of the pair"):
         model.describe(batch.images[0, 0], batch.images[0, 1])
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_explicit_frames_of_an_unchanged_pair_are_its_image(folder: Path, variant: str, tmp_path: Path) -> None:
+    seed_everything(2, verbose=False)
+    model = second_stage(folder, variant=variant, explicit=str(folder / "procedures"))
+    Trainer(**QUIET, max_epochs=1, enable_checkpointing=False).fit(model, data(folder))
+    source = data(folder).pairs_of("test")
+    batch = model.eval().collate([source.load(0), source.load(1)])
+    same = batch.images[:, :1].expand_as(batch.images)
+    shown = model.with_images(batch, same)
+    assert torch.equal(shown.model_inputs["frames"], same[:, :1].expand(-1, 4, -1, -1, -1))
+    with torch.no_grad():
+        seen = model.net.encode_frames(torch.stack([same[:, 0]] * 4, 1)).memory
+        assert torch.equal(model.encode(shown).memory, seen)
+        assert not torch.allclose(model.encode(batch).memory, seen), "the batch itself is as it was"
+    seen_by: list[torch.Tensor] = []
+    encode = model.encode
+    model.encode = lambda batch: (seen_by.append(batch.model_inputs["frames"]), encode(batch))[1]  # type: ignore
+    trainer = Trainer(**QUIET, callbacks=[UnchangedControl()], default_root_dir=tmp_path)
+    trainer.test(model, data(folder), verbose=False)
+    asked, control = seen_by
+    assert torch.equal(control, asked[:, :1].expand_as(asked)) and not torch.equal(control, asked)
+    with pytest.raises(ConfigError, match=r"reads the frames in .*`paint: false`"):
+        model.with_images(batch, batch.images.flip(1))
+
+
+def test_noise_masking_does_not_paint_images_that_nobody_reads(folder: Path, tmp_path: Path) -> None:
+    words = Vocabulary.build(data(folder).train_captions()).words
+    encoder = SmallDualEncoder(vocabulary_with_mask(words), (4, 4), width=8)
+    for model in (second_stage(folder, explicit=str(folder / "procedures")), first_stage(folder)):
+        for paint in (True, False):
+            masking = NoiseMasking(encoder, image_share=0.5, paint=paint)
+            options = {**QUIET, "max_steps": 1, "limit_val_batches": 0, "enable_checkpointing": False}
+            trainer = Trainer(**options, callbacks=[masking], default_root_dir=tmp_path)
+            if paint:
+                with pytest.raises(ConfigError, match="would change nothing of what it sees"):
+                    trainer.fit(copy.deepcopy(model), data(folder))
+            else:
+                trainer.fit(copy.deepcopy(model), data(folder))
 
 
 def test_encoder_and_decoder_have_schedules_of_their_own(folder: Path) -> None:

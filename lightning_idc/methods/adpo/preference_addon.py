@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -122,7 +121,7 @@ class Preference(Addon):
     def _image_side(self, step: TrainingStep, comparison: Comparison) -> Tensor:
         """Loss of preferring a pair to another pair of images for which its captions are wrong."""
         batch, host, count = step.batch, cast(Any, step.host), step.batch.tokens.shape[1]
-        other = replace(batch, images=OTHER_IMAGES[self.other_images](batch.images).contiguous())
+        other = host.with_images(batch, OTHER_IMAGES[self.other_images](batch.images).contiguous())
         look = TrainingStep(host, other, step.index, host.encode(other), name=step.name)
         # nothing changed in an unchanged pair the other way round either
         changed = torch.tensor([kind != NO_CHANGE for kind in batch.change_types], device=batch.images.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -129,6 +130,21 @@ class ProCap(PairCaptioner):
             return super().encode(batch)
         return self.built_net.encode_frames(batch.model_inputs["frames"])
 
+    def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
+        """Batch whose pairs show other images; explicit frames can only be those between an image and itself.
+
+        Raises:
+            ConfigError: frames are read, and the two images of a pair differ.
+        """
+        shown = super().with_images(batch, images)
+        if self.hparams["explicit"] is None:
+            return shown
+        if not torch.equal(images[:, 0], images[:, 1]):
+            raise frames_of_own_images(self, self.hparams["explicit"])
+        # halfway between an image and itself stands that image
+        frames = images[:, :1].expand_as(batch.model_inputs["frames"]).contiguous()
+        return replace(shown, model_inputs={**shown.model_inputs, "frames": frames})
+
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
         if self.hparams["explicit"] is not None:
@@ -176,6 +192,15 @@ class ProCap(PairCaptioner):
 
     def schedule_of(self, group: str) -> Schedule:
         return self.encoder_schedule if group == "vision" else self.schedule
+
+
+def frames_of_own_images(module: ProCap | ProcedureModel, folder: str) -> ConfigError:
+    """What is said to whoever puts other images in place of those that the frames of a folder were made between."""
+    return ConfigError(
+        f"{type(module).__name__} reads the frames in {folder!r}, which were made between the pairs' own images, so an "
+        "add-on that changes images would change nothing of what it sees; use ProCap without `explicit`, or leave the "
+        "images as they are (`paint: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
+    )
 
 
 def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -17,7 +17,13 @@ from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.core.datamodule import NO_CHANGE
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.methods.procap.module import drop_variant, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.methods.procap.module import (
+    drop_variant,
+    frames_of_own_images,
+    image_size_of,
+    start_from_clip,
+    tokenizer_of,
+)
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.procedure_net import (
     ProcedureNet,
@@ -200,6 +206,14 @@ class ProcedureModel(PairCaptioner):
             "wrong_caption": self._wrong_captions(samples, batch),
         }
         return batch
+
+    def with_images(self, batch: PairBatch, images: Tensor) -> PairBatch:
+        """Refuse other images: procedures are read, not pairs.
+
+        Raises:
+            ConfigError: always.
+        """
+        raise frames_of_own_images(self, self.hparams["procedures"])
 
     def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
         """Whose caption is the wrong one for each pair, ``(B,)``; -1 where there is none."""
