@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from helpers.paper import CLIP, MAKERS, best, run, run_stages_here
+from PIL import Image
 from safetensors.torch import load_file
 
 from lightning_idc.cli.import_ import run as import_weights
+from lightning_idc.methods.namc.reconstruction_quality import ROWS
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "trainer.strategy": "auto", "data.num_workers": 0}
 SIDE = 64
@@ -127,46 +130,64 @@ def test_explicit_captioning_of_procap_runs(here: Path, files: dict[str, Path]) 
     check_scores(out)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_namc_from_pre_training_to_corrupted_data(here: Path, files: dict[str, Path]) -> None:
-    said = "The difference between two images is that the first image shows a {}, while the second image has a {}."
-    pairs = here / "pairs"
-    for n, (before, after) in enumerate([("dog", "cat"), ("red car", "tree"), ("table", "cat"), ("tree", "dog")]):
-        for side in ("before", "after"):
-            (pairs / side).mkdir(parents=True, exist_ok=True)
-            torch.manual_seed(n)
-            from PIL import Image
+SAID = "The difference between two images is that the first image shows a {}, while the second image has a {}."
+NAMC_SMALL = {"model.backbone": "resnet18", "model.width": 32, "model.heads": 2, "model.hidden": 64}
+NAMC_SHORT = {
+    "data.image_size": [SIDE, SIDE],
+    "data.batch_size": 4,
+    "trainer.max_epochs": 1,
+    "trainer.precision": "32-true",
+}
 
-            Image.new("RGB", (80, 72), (40 * n, 90 if side == "after" else 10, 60)).save(pairs / side / f"{n}.png")
-        with (pairs / "captions.jsonl").open("a") as file:
-            file.write(json.dumps({"id": str(n), "captions": [said.format(before, after)]}) + "\n")
+
+def described(folder: Path, split: str) -> Path:
+    """A folder of pairs with implicit-change descriptions, all of one split."""
+    things = [("dog", "cat"), ("red car", "tree"), ("table", "cat"), ("tree", "dog")]
+    for n, (before, after) in enumerate(things):
+        for side in ("before", "after"):
+            (folder / side).mkdir(parents=True, exist_ok=True)
+            color = (40 * n, 90 if side == "after" else 10, 60)
+            Image.new("RGB", (80, 72), color).save(folder / side / f"{n}.png")
+        with (folder / "captions.jsonl").open("a") as file:
+            file.write(json.dumps({"id": str(n), "split": split, "captions": [SAID.format(before, after)]}) + "\n")
+    return folder
+
+
+def namc_keys(here: Path, files: dict[str, Path], stage: str) -> dict[str, Any]:
+    """What a stage that has NAMC's two callbacks reads, in small."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"abcdefghijklmnopqrstuvwxyz.,'-"]
-    words = sorted({word.strip(",.") for word in said.lower().split()} - {"a", "{}"})
-    (here / "bert").mkdir()
+    words = sorted({word.strip(",.") for word in SAID.lower().split()} - {"a", "{}"})
+    (here / "bert").mkdir(exist_ok=True)
     (here / "bert" / "vocab.txt").write_text(
         "\n".join([*pieces, *(f"##{letter}" for letter in "abcdefghijklmnopqrstuvwxyz"), *words])
     )
-    small = {"model.backbone": "resnet18", "model.width": 32, "model.heads": 2, "model.hidden": 64}
-    data = {
-        "data.image_size": [SIDE, SIDE],
-        "data.batch_size": 4,
-        "trainer.max_epochs": 1,
-        "trainer.precision": "32-true",
-    }
-    masking = "stages.pretrain.trainer.callbacks.0.init_args.encoder.init_args"
+    callbacks = f"stages.{stage}.trainer.callbacks"
     clip = {**WIDE, "text_cfg": {**CLIP["text_cfg"], "context_length": 77}}
-    run(
-        "namc",
-        here / "pretrain",
-        **{"matrix.phase": "pretrain", "data.root": str(pairs), f"{masking}.clip": clip, f"{masking}.pretrained": None},
-        **{"stages.pretrain.trainer.callbacks.1.init_args.tokenizer": str(files["vqgan"])},
-        **{"model.vocabulary": str(here / "bert"), "model.pretrained_backbone": False},
+    return {
+        f"{callbacks}.0.init_args.encoder.init_args.clip": clip,
+        f"{callbacks}.0.init_args.encoder.init_args.pretrained": None,
+        f"{callbacks}.1.init_args.tokenizer": str(files["vqgan"]),
+        "model.vocabulary": str(here / "bert"),
+        "model.pretrained_backbone": False,
         **HERE,
-        **small,
-        **data,
-    )
+        **NAMC_SMALL,
+        **NAMC_SHORT,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_namc_from_pre_training_to_rebuilt_patches_and_corrupted_data(here: Path, files: dict[str, Path]) -> None:
+    pairs = {"matrix.phase": "pretrain", "data.root": str(described(here / "pairs", "train"))}
+    run("namc", here / "pretrain", **pairs, **namc_keys(here, files, "pretrain"))
     start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
+    # Table 9, as its row of docs/reproduction.md says
+    unseen = {"matrix.phase": "reconstruction", "data.root": str(described(here / "unseen", "val"))}
+    checkpoint = {"stages.reconstruction.ckpt_path": str(start)}
+    run("namc", here / "rebuilt", **unseen, **checkpoint, **namc_keys(here, files, "reconstruction"))
+    measured = json.loads((here / "rebuilt" / "reconstruction" / "stage.json").read_text())["metrics"]
+    names = {f"val/{row}/{score}" for row in ROWS for score in ("psnr", "ssim")}
+    assert names <= set(measured) and all(math.isfinite(measured[name]) for name in names)
     named = made(here, "image_editing_request")
     for recipe, choice in (
         ("namc", {"matrix.phase": "image_editing_request"}),
@@ -175,5 +196,22 @@ def test_namc_from_pre_training_to_corrupted_data(here: Path, files: dict[str, P
     ):
         out = here / "-".join([recipe, *choice.values()])
         begin = {"stages.finetune.model.init_from": str(start)}
-        run(recipe, out, **choice, **begin, **named, **HERE, **small, **data)
+        run(recipe, out, **choice, **begin, **named, **HERE, **NAMC_SMALL, **NAMC_SHORT)
         check_scores(out)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize(
+    ("entry", "layers"), [("figure9_encoder3", "encoder_layers"), ("figure9_decoder1", "decoder_layers")]
+)
+def test_namc_of_other_layers_is_fine_tuned_as_the_header_says(
+    entry: str, layers: str, here: Path, files: dict[str, Path]
+) -> None:
+    pairs = {"matrix.ablation": entry, "data.root": str(described(here / "pairs", "train"))}
+    run("namc_ablations", here / "pretrain", **pairs, **namc_keys(here, files, "pretrain"))
+    start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
+    given = {"stages.finetune.model.init_from": str(start), f"stages.finetune.model.{layers}": int(entry[-1])}
+    named = {"matrix.phase": "image_editing_request", **made(here, "image_editing_request")}
+    run("namc", here / "tuned", **named, **given, **HERE, **NAMC_SMALL, **NAMC_SHORT)
+    check_scores(here / "tuned")
