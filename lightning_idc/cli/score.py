@@ -56,6 +56,12 @@ def _add(arguments: argparse.ArgumentParser) -> None:
 
     add = arguments.add_argument
     add("predictions", nargs="?", help="file of captions")
+    add(
+        "--field",
+        metavar="NAME",
+        help="of the records of PREDICTIONS and --against, that holds the caption (default: the one of caption, "
+        "prediction and text that a record has)",
+    )
     add("--references", help="file of references; without it the predictions must hold them")
     add("--protocol", default="coco", help="name of the protocol (default: coco)")
     add("--protocols", action="store_true", help="list the protocols and stop")
@@ -108,7 +114,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
     protocol = protocol_named(options.protocol)
-    predictions = reading.read_predictions(options.predictions)
+    predictions = reading.read_predictions(options.predictions, options.field)
     truths = predictions.truths
     if options.references:
         truths = reading.read_truths(options.references, options.split or "test")
@@ -127,7 +133,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         texts = [[truth.id, text] for truth in documents for text in truth.references]
         protocol = protocol.with_input("document frequencies", results.digest(texts))
     metrics = _metrics(options, protocol.metrics)
-    other = reading.read_predictions(options.against) if options.against else None
+    other = reading.read_predictions(options.against, options.field) if options.against else None
     # before a judge is asked: its answers would be lost
     for captions in [predictions.captions, *([other.captions] if other else [])]:
         checked_parts(protocol, captions, truths)

@@ -17,6 +17,7 @@ from lightning_idc.metrics.captions import some
 MOST_BYTES = 1 << 30
 IDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")
 SAID = ("caption", "prediction", "text")
+"""Fields that hold a caption; a record with several that differ is refused unless one is named."""
 EXPECTED = ("references", "captions", "sentences", "sents", "caption", "description")
 
 

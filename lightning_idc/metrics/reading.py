@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content, short, writable
 from lightning_idc.metrics.grouping import ReferenceRecord
 
@@ -33,11 +34,15 @@ class Predictions:
     truths: list[ReferenceRecord] = field(default_factory=list)
 
 
-def read_predictions(path: str | Path) -> Predictions:
+def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
     """Captions of a COCO result list, a map from id to text, this library's predictions.json, or any of them as JSONL.
 
+    Args:
+        path: of the file.
+        field: of a record, that holds its caption; None for the one of caption, prediction and text that it has.
+
     Raises:
-        PairError: the file is none of these, or an id comes twice.
+        PairError: the file is none of these, an id comes twice, or a record has two captions and no field is named.
     """
     content = Content(path)
     if content.form == "map":
@@ -47,10 +52,11 @@ def read_predictions(path: str | Path) -> Predictions:
     captions = {}
     for where, record in records:
         id = _id(record, where)
+        said = _said(record, where, field)
         if id in captions:
-            same = "with the same caption" if captions[id] == _said(record, where) else "with another caption"
+            same = "with the same caption" if captions[id] == said else "with another caption"
             raise PairError(f"{where}: pair {id!r} comes again, {same}; give each pair one caption")
-        captions[id] = _said(record, where)
+        captions[id] = said
     own = bool(records) and all("references" in record for _, record in records)
     truths = [_truth(record, where) for where, record in records] if own else []
     form = "records with references" if own else "list of records"
@@ -68,7 +74,7 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
         split: kept of records that name several splits.
 
     Raises:
-        PairError: the file is none of these, or the split is not in it.
+        PairError: the file is none of these, the split is not in it, or only some of its records name one.
     """
     content = Content(path)
     if content.form == "coco":
@@ -79,11 +85,17 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
             for id, value in _checked(content.items, content).items()
         ]
     records = [(where, _record(record, where)) for where, record in content.records()]
-    splits = sorted({str(record["split"]) for _, record in records if "split" in record})
+    splits = sorted({str(record["split"]) for _, record in records if record.get("split") is not None})
+    lacking = [_id(record, where) for where, record in records if record.get("split") is None]
+    if splits and lacking:
+        raise PairError(
+            f"{content.name}: {len(lacking)} of {len(records)} records have no split: {some(lacking)}; the others are "
+            f"of {', '.join(splits)}; give each record its split, or none"
+        )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:
             raise PairError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
-        records = [(where, record) for where, record in records if record.get("split") == split]
+        records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
         raise PairError(f"{content.name} holds no references")
     return [_truth(record, where) for where, record in records]
@@ -169,10 +181,16 @@ def _id(record: Mapping[str, Any], where: str) -> str:
     return writable(str(value), f"{where}: {names[0]}")
 
 
-def _said(record: Mapping[str, Any], where: str) -> str:
-    names = [name for name in SAID if name in record]
+def _said(record: Mapping[str, Any], where: str, field: str | None = None) -> str:
+    names = [name for name in SAID if name in record] if field is None else [field]
     if not names:
         raise PairError(f"{where} has no caption; expected one of {', '.join(SAID)} beside {', '.join(record)}")
+    if names[0] not in record:
+        raise PairError(f"{where} has no {field!r}, which --field names; it has {', '.join(record)}")
+    if any(record[name] != record[names[0]] for name in names):
+        # one of them is often the ground truth
+        found = " and ".join(f"{name} {short(record[name])}" for name in names)
+        raise PairError(f"{where} has {found}; say which is the caption, such as with --field {names[-1]}")
     return _one_text(record[names[0]], f"{where}: {names[0]}")
 
 
@@ -228,7 +246,7 @@ def _annotated(content: Content) -> list[ReferenceRecord]:
         id = _id(record, where)
         if texts and "images" in content.items and id not in texts:
             raise PairError(f"{where}: image {id!r} is not among the file's images")
-        texts.setdefault(id, []).append(_said(record, where))
+        texts.setdefault(id, []).append(_said(record, where, "caption" if "caption" in record else None))
     if not texts:
         raise PairError(f"{content.name} holds no references")
     return [ReferenceRecord(id, tuple(of_pair)) for id, of_pair in texts.items()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -57,6 +58,23 @@ def test_own_records_bring_their_references(tmp_path: Path) -> None:
     truths = read_predictions(write(tmp_path / "p.json", FORMS["own"])).truths
     assert [(truth.id, truth.references) for truth in truths] == [(id, (t, "x")) for id, t in CAPTIONS.items()]
     assert read_predictions(write(tmp_path / "p.json", FORMS["coco"])).truths == []
+
+
+def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
+    """Ground truth as `caption` beside the answer as `prediction`: a usual layout of evaluations."""
+    records = [{"id": "a", "caption": "a house", "prediction": "zzz"}, {"id": "b", "caption": "x", "prediction": "x"}]
+    path = write(tmp_path / "p.json", records)
+    with pytest.raises(PairError, match=r"record 1 has caption 'a house' and prediction 'zzz'; .* --field prediction"):
+        read_predictions(path)
+    assert read_predictions(path, "prediction").captions == {"a": "zzz", "b": "x"}
+    assert read_predictions(write(tmp_path / "q.json", records[1:])).captions == {"b": "x"}
+    answers = write(tmp_path / "r.json", [{"id": "a", "caption": "a house", "answer": "zzz"}])
+    assert read_predictions(answers, "answer").captions == {"a": "zzz"}
+    with pytest.raises(PairError, match="record 1 has no 'prediction', which --field names; it has id, caption, ans"):
+        read_predictions(answers, "prediction")
+    # of annotations the format says which field it is
+    value = {"annotations": [{"image_id": 1, "caption": "a house", "text": "zzz"}]}
+    assert read_truths(write(tmp_path / "coco.json", value))[0].references == ("a house",)
 
 
 @pytest.mark.parametrize(
@@ -149,6 +167,12 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": "x", "iou": "far"}], "iou is 'far'"),
         ([], "holds no references"),
         ([{"id": "a", "captions": "x", "split": s} for s in ("val", "train")], "holds the splits train, val"),
+        (
+            [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
+            "1 of 3 records have no split: 'c'; the others are of test, train",
+        ),
+        ([{"id": "a", "captions": "x", "split": "test"}, {"id": "c", "captions": "z"}], "1 of 2 records have no split"),
+        ([{"id": "a", "captions": "x", "split": None}, {"id": "c", "captions": "z", "split": "test"}], "no split: 'a'"),
         ({"images": [{"id": 1}], "annotations": [{"image_id": 2, "caption": "x"}]}, "not among the file's images"),
         ({"images": [], "annotations": []}, "holds no references"),
     ],
@@ -218,7 +242,7 @@ json_values = st.recursive(
     ),
     max_leaves=12,
 )
-READERS = [read_predictions, read_truths, read_types, read_ious, read_vocabulary]
+READERS: list[Callable[[Path], object]] = [read_predictions, read_truths, read_types, read_ious, read_vocabulary]
 
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

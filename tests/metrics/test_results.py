@@ -178,7 +178,6 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
         (["val", "val"], "val", "val"),
         (["test", "test"], None, "test"),
         (["test", "val"], None, "test"),  # of several the test split is the usual one
-        (["test", None], None, None),
     ],
 )
 def test_the_split_is_what_the_references_or_the_user_name(
@@ -252,6 +251,18 @@ def test_references_may_stand_beside_the_captions(tmp_path: Path, capsys: pytest
     arguments = files(tmp_path)
     assert main([*arguments[:2], *FAST]) == 1
     assert "name a file of them with --references" in capsys.readouterr().err
+
+
+def test_the_field_of_the_captions_is_named_where_there_are_several(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    records = [{"id": id, "caption": REFERENCES[id][0], "prediction": "zzz"} for id in CAPTIONS]
+    given = [*files(tmp_path, records), *FAST]
+    assert main(given) == 1
+    assert "record 1 has caption" in capsys.readouterr().err
+    assert main([*given, "--field", "prediction", "--against", given[1], "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["scores"]["all"]["ROUGE-L"] == 0 == result["against"]["ROUGE-L"]["first"]
 
 
 def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
