@@ -56,7 +56,8 @@ def compare(
         options: of the captioner.
         batch: of the run.
         fail_on: what makes the exit status 1: pairs that the captioner takes for changed (and new and deleted images),
-            or pairs of which any pixel differs.
+            by its change score or, where it has none, unless it says that nothing changed; or pairs of which any pixel
+            differs.
         reg: file to write as reg-cli does, its reg.json.
         junit: JUnit XML to write, a test per pair.
         report: HTML page to write, with both images of every pair; --where adds boxes.

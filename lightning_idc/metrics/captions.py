@@ -145,9 +145,7 @@ def score_captions(
         >>> round(scores.values["ROUGE-L"], 1), scores.pairs, scores.references
         (100.0, 1, 2)
     """
-    unknown = [metric for metric in metrics if metric not in _MEASURES]
-    if unknown:
-        raise PairError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(_MEASURES)}")
+    check_metrics(metrics, _MEASURES)
     texts = _by_id(candidates, "captions")
     check_ids(texts, references.ids if isinstance(references, References) else list(references))
     expected = references if isinstance(references, References) else References(references)
@@ -207,6 +205,18 @@ FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {
     "METEOR": (["METEOR"], lambda summed: meteor.from_statistics(summed)[None]),
 }
 """Scores by summed statistics: their names, and a function from ``(S, ...)`` to ``(names, ...)``."""
+
+
+def check_metrics(asked: Iterable[str], known: Iterable[str]) -> None:
+    """Refuse metrics that a way of scoring does not have.
+
+    Raises:
+        PairError: it lacks one.
+    """
+    there = list(known)
+    unknown = [metric for metric in asked if metric not in there]
+    if unknown:
+        raise PairError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(there)}")
 
 
 def check_ids(captions: Iterable[str], references: Iterable[str]) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from lightning_idc.errors import DataError
-from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids
+from lightning_idc.metrics.captions import Scores, ScoringResources, check_ids, check_metrics
 from lightning_idc.metrics.judge import TextModel, ask_until_read
 from lightning_idc.metrics.no_change import list_differences
 from lightning_idc.metrics.tokenizer import ptb_tokenize
@@ -55,13 +55,19 @@ def by_differences(
         references: differences by pair, from ``grouping.differences``; an empty list where nothing changed.
         metrics: of recall, precision, F1 and specificity.
         resources: with the judge.
+
+    Raises:
+        PairError: ids differ, or a metric is none of these.
+        DataError: no answer of the judge could be read.
     """
+    check_metrics(metrics, (*CHANGED, *UNCHANGED))
     check_ids(captions, references)
     ids = list(references)
     claims = [list_differences([captions[id]]) for id in ids]
     if not any(references.values()):
         silent = np.array([100.0 * (not of_pair) for of_pair in claims])
-        return Scores({"specificity": float(silent.mean())}, {"specificity": silent}, ids, len(ids))
+        per_pair = {name: silent for name in UNCHANGED if name in metrics}
+        return Scores({name: float(silent.mean()) for name in per_pair}, per_pair, ids, len(ids))
     judge = resources.judge or lexical_judge
     asked = [place for place, id in enumerate(ids) if claims[place]]
     found: dict[int, Matches | None] = dict(

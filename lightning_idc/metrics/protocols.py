@@ -19,7 +19,16 @@ from typing import Any
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics import grouping
-from lightning_idc.metrics.captions import USUAL, References, Scores, ScoringResources, check_ids, score_captions, some
+from lightning_idc.metrics.captions import (
+    USUAL,
+    References,
+    Scores,
+    ScoringResources,
+    check_ids,
+    check_metrics,
+    score_captions,
+    some,
+)
 from lightning_idc.metrics.difference_list import CHANGED, UNCHANGED, by_differences
 from lightning_idc.metrics.grouping import Parts, ReferenceRecord
 from lightning_idc.metrics.interleave import interleave_rouge
@@ -70,6 +79,7 @@ def by_interleave(
     resources: ScoringResources,
 ) -> Scores:
     """LLaVA-Interleave's way; see :mod:`lightning_idc.metrics.interleave`."""
+    check_metrics(metrics, ["ROUGE-L"])
     check_ids(captions, references)
     ids = list(references)
     whole, each = interleave_rouge([captions[id] for id in ids], [references[id][0] for id in ids])

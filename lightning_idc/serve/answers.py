@@ -16,6 +16,7 @@ from lightning_idc.core.types import Caption, PairSample
 from lightning_idc.core.where import Where, locate
 from lightning_idc.data.core.plotting import plot_pair
 from lightning_idc.files import finite
+from lightning_idc.metrics.no_change import says_nothing_changed
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -47,6 +48,11 @@ class Answer:
     boxes: list[list[int]] = field(default_factory=list)
     map: list[list[float]] | None = None
     size: tuple[int, int] | None = None
+
+    @property
+    def says_changed(self) -> bool:
+        """Whether the captioner takes the pair for changed: by its change score, or by its words where it has none."""
+        return not says_nothing_changed(self.caption) if self.changed is None else self.changed
 
     def as_text(self) -> str:
         """The caption, and below it the change score and the places."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -194,7 +195,11 @@ def _records(
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]
-            yield _record(pair, "unchanged" if answer.changed is False else "changed", answer)
+            if answer.says_changed:
+                yield _record(pair, "changed", answer)
+            else:
+                # an unchanged pair has no place of a change
+                yield _record(pair, "unchanged", replace(answer, boxes=[]))
         elif isinstance(sample, str):
             yield {**_record(pair, "failed"), "error": sample}
         else:

@@ -213,5 +213,17 @@ def test_interleave_scores_each_reference() -> None:
 def test_a_protocol_scores_all_of_its_metrics_or_says_why_not() -> None:
     with pytest.raises(PairError, match="unknown metrics: ROUGE; there are BLEU"):
         evaluate(protocol_named("coco"), SAID, TRUTHS, ["ROUGE"])
+    for name, there in (
+        ("difference-list", "recall, precision, F1, specificity"),
+        ("difference-list/first", "recall, precision, F1, specificity"),
+        ("interleave-rouge", "ROUGE-L"),
+    ):
+        with pytest.raises(PairError, match=f"unknown metrics: CIDEr-D, SPICE; there are {there}$"):
+            evaluate(protocol_named(name), SAID, TRUTHS, ["CIDEr-D", "SPICE"])
+    # of a part that has none of the metrics asked for nothing is computed
+    truths = [ReferenceRecord("a", ("a car left",), "drop"), ReferenceRecord("b", ("nothing changed",), "no_change")]
+    said = {"a": "a car left", "b": "nothing changed"}
+    found = evaluate(protocol_named("difference-list"), said, truths, ["recall"])
+    assert {part: scores.values for part, scores in found.items()} == {"changed": {"recall": 100.0}, "unchanged": {}}
     with pytest.raises(PairError, match="no references"):
         evaluate(protocol_named("coco"), SAID, [])

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -18,7 +18,10 @@ from PIL import Image
 from pyarrow import parquet
 
 from lightning_idc.cli import main
+from lightning_idc.core.types import PairSample
 from lightning_idc.errors import DataError
+from lightning_idc.serve import batch
+from lightning_idc.serve.answers import Answer
 from lightning_idc.serve.pairs import list_pairs
 
 Draw = Callable[..., Path]
@@ -75,6 +78,37 @@ def test_unchanged_pairs_are_never_described_and_reports_name_every_pair(
     same = [str(Path(folders[0]) / "sub"), str(Path(folders[0]) / "sub")]
     assert main(["compare", *same, "--model", str(model), "--fail-on", "pixels"]) == 0
     os.remove("comparison.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("said", "score", "status"),
+    [
+        ("There is no visible difference between the two images.", None, "unchanged"),
+        ("the cube moved", None, "changed"),
+        ("", None, "changed"),
+        ("the cube moved", 0.1, "unchanged"),
+        ("There is no visible difference between the two images.", 0.9, "changed"),
+    ],
+)
+def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
+    model: Path, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    said: str, score: float | None, status: str,
+) -> None:  # fmt: skip
+    """A published vision-language model has no change score."""
+    changed = None if score is None else score >= 0.5
+
+    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+        return [Answer(sample.id, said, -0.1, score, changed, [[0, 0, 8, 8]]) for sample in samples]
+
+    monkeypatch.setattr(batch, "answer_pairs", answers)
+    for name in ("sub/gone", "sub/fresh"):
+        next(tmp_path.glob(f"*/{name}.png")).unlink()
+    out = tmp_path / "out.jsonl"
+    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail-on"]
+    assert main([*given, "changed"]) == (status == "changed") and main([*given, "pixels"]) == 1
+    record = next(record for record in lines(out) if record["id"] == "other")
+    assert (record["status"], record["caption"], record["described"]) == (status, said, True)
+    assert bool(record["boxes"]) == (status == "changed"), "an unchanged pair has no place of a change"
 
 
 def test_what_cannot_be_read_or_compared_is_status_two(
