@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from helpers.procap_tiny import QUIET, data, first_stage, prepared
+from helpers.procap_tiny import QUIET, data, first_stage, prepared, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 
 from lightning_idc.core.types import PairError
@@ -62,6 +62,29 @@ def test_training_and_validating_write_the_same_pairs(folder: Path, tmp_path: Pa
     ends = model.net.tokenizer.decode(model.net.tokenizer.encode(strips["keyframes"][[0, -1]]))
     # a batch of another size may round a pixel the other way
     assert float((strips["imagined"][[0, -1]] - ends * 255).abs().max()) < 0.6, "both images are given"
+
+
+def test_without_keyframes_the_pair_is_shown_and_no_procedure_is_needed(tmp_path: Path) -> None:
+    tokenizer(tmp_path)
+    model = first_stage(tmp_path, keyframes=0)
+    trainer = Trainer(
+        **QUIET,
+        max_epochs=1,
+        enable_checkpointing=False,
+        default_root_dir=tmp_path / "run",
+        callbacks=[LogProcedures(2)],
+    )
+    trainer.fit(model, data(tmp_path))
+    assert len(list((tmp_path / "run" / "procedures").glob("step-*.png"))) == 1
+    assert not (tmp_path / "procedures").exists()
+    sample = data(tmp_path).loader("val").dataset[Draw(0, 1)]
+    strips = {strip.name: strip.frames for strip in strips_of(sample, model.keyframes, model.eval())}
+    assert {name: len(frames) for name, frames in strips.items()} == {
+        "pair, overlaid": 3,
+        "masked": 2,
+        "reconstructed": 2,
+    }
+    assert torch.equal(strips["pair, overlaid"][:2], torch.stack([sample.before, sample.after]))
 
 
 def test_a_captioner_has_no_procedures_to_show() -> None:

@@ -130,6 +130,18 @@ def test_explicit_captioning_of_procap_runs(here: Path, files: dict[str, Path]) 
     check_scores(out)
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_procap_without_keyframes_runs_without_frames(here: Path, files: dict[str, Path]) -> None:
+    named = made(here, "clevr_change")
+    keys = procap_keys(files, here / "none.ckpt", named["data.root"])
+    keys = {key: value for key, value in keys.items() if not key.startswith("stages.frames.")}
+    out = here / "ablation"
+    run("procap_ablations", out, **{"matrix.dataset": "clevr_change", "matrix.ablation": "table2_epm"}, **named, **keys)
+    check_scores(out)
+    assert not (out / "procedures").exists() and list((out / "procedure").rglob("step-*.png"))
+
+
 SAID = "The difference between two images is that the first image shows a {}, while the second image has a {}."
 NAMC_SMALL = {"model.backbone": "resnet18", "model.width": 32, "model.heads": 2, "model.hidden": 64}
 NAMC_SHORT = {

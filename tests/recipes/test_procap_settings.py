@@ -33,6 +33,12 @@ def test_what_is_not_ablated_is_as_in_the_main_recipe(recipe: str, dataset: str)
         assert {name: own.get(name) for name in SETTINGS} == {name: main.get(name) for name in SETTINGS}, entry
 
 
+@pytest.mark.parametrize("entry", ["table2_none", "table2_epm", "table2_ipc"])
+def test_rows_of_table_2_make_no_frames(entry: str) -> None:
+    stages = {stage.name for stage in load(PAPER / "procap_ablations.yaml", {"ablation": entry}).stages}
+    assert "frames" not in stages and ("procedure" in stages) == (entry == "table2_epm")
+
+
 @pytest.mark.parametrize("dataset", ["clevr_change", "image_editing_request", "spot_the_diff"])
 def test_official_rates_are_those_of_each_of_two_processes(dataset: str) -> None:
     """BertAdam counts the steps of its process and is told those of one process alone, twice as many as it takes."""

@@ -82,22 +82,28 @@ def strips_of(sample: PairSample, keyframes: Keyframes, model: ProcedureModel | 
 
     Args:
         sample: the pair.
-        keyframes: chooses its frames.
+        keyframes: chooses its frames; where it is to take none, there is no procedure to be shown.
         model: first stage; when given, its masked input, what it fills in, and all of it filled in from the caption.
     """
-    procedure = keyframes.procedures.of(sample.id, sample.before, sample.after)
     ends = sample.before[None], sample.after[None]
+    # as in Figure 13: where both images agree the overlay is sharp
+    strips = [Strip("pair, overlaid", torch.cat([*ends, overlaid(sample.before, sample.after)[None]]))]
+    if keyframes.count:
+        procedure = keyframes.procedures.of(sample.id, sample.before, sample.after)
+        strips.append(Strip("interpolated", torch.cat([ends[0], procedure.frames, ends[1]])))
+        strips.append(Strip("keyframes", keyframes.of(sample)))
+    return strips if model is None else [*strips, *filled_in(sample, model)]
+
+
+def filled_in(sample: PairSample, model: ProcedureModel) -> list[Strip]:
+    """Masked input of a first stage, what it makes of it, and what it imagines between both images."""
+    batch = model.collate([sample]).to(model.device)
+    frames, masked = batch.model_inputs["frames"][0].cpu(), batch.model_inputs["masked"][0].cpu()
     strips = [
-        # as in Figure 13: where both images agree the overlay is sharp
-        Strip("pair, overlaid", torch.cat([*ends, overlaid(sample.before, sample.after)[None]])),
-        Strip("interpolated", torch.cat([ends[0], procedure.frames, ends[1]])),
-        Strip("keyframes", keyframes.of(sample)),
+        Strip("masked", blanked(frames, masked, model.grid)),
+        Strip("reconstructed", model.reconstruct(batch)[0].cpu()),
     ]
-    if model is not None:
-        batch = model.collate([sample]).to(model.device)
-        frames, masked = batch.model_inputs["frames"][0].cpu(), batch.model_inputs["masked"][0].cpu()
-        strips.append(Strip("masked", blanked(frames, masked, model.grid)))
-        strips.append(Strip("reconstructed", model.reconstruct(batch)[0].cpu()))
+    if len(frames) > 2:
         # as in Figure 9: both images are given, and what lies between them is imagined
         between = torch.ones_like(batch.model_inputs["masked"]).view(1, len(frames), -1)
         between[:, [0, -1]] = False
@@ -119,7 +125,7 @@ def blanked(frames: Tensor, masked: Tensor, grid: tuple[int, int]) -> Tensor:
 
 
 class LogProcedures(Callback):
-    """After each validation of the first stage draws what it makes of the same few pairs.
+    """After each validation of the first stage draws what it makes of the same few pairs; of the pair alone with k = 0.
 
     ``lightning-idc validate --config RUN/procedure/stage.yaml --ckpt_path CHECKPOINT`` draws them without training.
     Writes ``procedures/step-00001500.png`` below the trainer's ``default_root_dir``; a TensorBoard logger gets the
