@@ -148,11 +148,12 @@ class MaskedReconstructionAddon(Addon):
         if not self.weight:
             return {}
         tokens, grids, masked = self.encoded(step)
-        batch: PairBatch = step.batch
+        batch, host = step.batch, step.host
+        assert isinstance(batch, PairBatch) and isinstance(host, PairCaptioner)
         # of the paper's I_i, and not of what NoiseMasking paints over it
         images = batch.model_inputs.get(UNPAINTED, batch.images)
         if images is not batch.images and isinstance(self.target, RawFeatures):
-            grids = self._grids(trial_features(step.host, replace(batch, images=images)))
+            grids = self._grids(trial_features(host, host.with_images(batch, images)))
         per_cell = self.target(tokens, images.flatten(0, 1), grids)
         of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
         return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
