@@ -2,8 +2,8 @@
 
 Pairs are drawn again and again with replacement, each with all its records where a protocol scores these one by one.
 BLEU and METEOR of a drawn corpus come from its summed counts, the others are means over what it holds; CIDEr-D keeps
-the word weights of the whole corpus. The captioner and its training are
-held fixed: an interval says how far another draw of test pairs could move the score, not another seed of training.
+the word weights of the whole corpus. The captioner and its training are held fixed: an interval says how far another
+draw of test pairs could move the score, not another seed of training.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def compare(
             f"of them{': ' + some(odd) if odd else ', but their order or their references differ'}"
         )
     names = [name for name in first.values if name in second.values]
+    pair_of = _pair_of(first)
     tail = (1 - confidence) / 2
     drawn = _concatenated(
         {name: there[name] - here[name] for name in names}
@@ -133,7 +134,7 @@ def compare(
         beyond = min((differences <= _NOTHING).sum(), (differences >= -_NOTHING).sum())
         p = min(1.0, 2 * (float(beyond) + 1) / (samples + 1))
         here, there = first.values[name], second.values[name]
-        gains = _by_pair(second, second.per_pair[name] - first.per_pair[name])
+        gains = _by_pair(second.per_pair[name] - first.per_pair[name], pair_of)
         wins, losses = int((gains > _NOTHING).sum()), int((gains < -_NOTHING).sum())
         found[name] = Difference(here, there, there - here, low, high, p, wins, losses)
     return found
@@ -155,9 +156,8 @@ def _pair_of(scores: Scores) -> Ints | None:
     return np.array([places[pair] for pair in pairs])
 
 
-def _by_pair(scores: Scores, values: Floats) -> Floats:
+def _by_pair(values: Floats, pair_of: Ints | None) -> Floats:
     """Means over the records of each pair."""
-    pair_of = _pair_of(scores)
     if pair_of is None:
         return values
     return np.bincount(pair_of, values) / np.bincount(pair_of)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from functools import cache
 
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
@@ -80,7 +81,12 @@ def no_change_rule(sentences: Iterable[str]) -> Callable[[str], bool]:
         (True, True, False)
     """
     known = {tuple(ptb_tokenize(text)) for text in sentences}
-    return lambda caption: tuple(ptb_tokenize(caption)) in known or says_nothing_changed(caption)
+
+    @cache  # captioners say the same of many pairs
+    def says_no_change(caption: str) -> bool:
+        return tuple(ptb_tokenize(caption)) in known or says_nothing_changed(caption)
+
+    return says_no_change
 
 
 def list_differences(texts: Iterable[str]) -> list[str]:
