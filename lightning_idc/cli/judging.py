@@ -12,6 +12,25 @@ from lightning_idc.metrics.difference_list import LEXICAL, PROMPT_VERSION, Diffe
 from lightning_idc.metrics.judge import CausalJudge, TextModel
 
 
+def check(options: argparse.Namespace) -> None:
+    """Refuse options of an endpoint without one.
+
+    Raises:
+        ConfigError: one is given.
+    """
+    given = {"--judge-model": options.judge_model, "--judge-cache": options.judge_cache}
+    ignored = [name for name, value in given.items() if value]
+    if ignored and not _is_endpoint(options.judge):
+        raise ConfigError(
+            f"{' and '.join(ignored)} would be ignored: --judge is {options.judge!r}, and only an endpoint has "
+            "them; name its URL with --judge"
+        )
+
+
+def _is_endpoint(judge: str | None) -> bool:
+    return judge is not None and judge.startswith(("http://", "https://"))
+
+
 def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
     """A language model by folder or URL, and its name for results.
 
@@ -19,7 +38,7 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
         ConfigError: the model behind an endpoint is not named, there is no such folder, or answers have no token.
     """
     check_number("--judge-tokens", options.judge_tokens, minimum=1)
-    if options.judge.startswith(("http://", "https://")):
+    if _is_endpoint(options.judge):
         if not options.judge_model:
             raise ConfigError(
                 f"--judge is the endpoint {options.judge}; name the model that it runs with --judge-model"
@@ -28,7 +47,13 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
 
         # 120 s, or as long as ten tokens a second take: a model that thinks is not asked again halfway
         timeout = max(120.0, options.judge_tokens / 10)
-        endpoint = Endpoint(options.judge, options.judge_model, max_tokens=options.judge_tokens, timeout=timeout)
+        endpoint = Endpoint(
+            options.judge,
+            options.judge_model,
+            max_tokens=options.judge_tokens,
+            timeout=timeout,
+            cache=options.judge_cache,
+        )
 
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # asked again, the most probable answer would come again

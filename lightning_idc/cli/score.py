@@ -12,11 +12,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import IDCError, PairError
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
     from lightning_idc.metrics.grouping import ReferenceRecord
+    from lightning_idc.metrics.judge import Judgement, TextModel
     from lightning_idc.metrics.protocols import Protocol
 
 _ABOUT = """Score captions that any program made, under a named protocol.
@@ -38,7 +39,6 @@ def run(given: list[str]) -> int:
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
     result, table = _score(options)
-    reason = result["not_computed"].get("against")
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     if options.out:
         _write(Path(options.out), text)
@@ -46,8 +46,10 @@ def run(given: list[str]) -> int:
         print(text)
     else:
         _show(result, table)
-    if reason:
-        raise PairError(f"the scores are there, but --against could not be compared: {reason}")
+    missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
+    reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
+    if reasons:
+        raise PairError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
     return 0
 
 
@@ -91,6 +93,11 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     add("--judge-model", metavar="NAME", help="of the model behind the endpoint")
     add("--judge-gguf", metavar="NAME", help="of the model's GGUF file in that folder")
     add(
+        "--judge-cache",
+        metavar="FOLDER",
+        help="keep the answers of the endpoint there, so that a run that was cut off does not ask for them again",
+    )
+    add(
         "--judge-tokens",
         type=int,
         default=512,
@@ -113,6 +120,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     from lightning_idc.metrics.grouping import with_ious, with_types
     from lightning_idc.metrics.protocols import checked_parts, evaluate, protocol_named, with_vocabulary
 
+    judging.check(options)
     protocol = protocol_named(options.protocol)
     predictions = reading.read_predictions(options.predictions, options.field)
     truths = predictions.truths
@@ -139,6 +147,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         checked_parts(protocol, captions, truths)
     origin = results.Origin(options.model, options.data, _split(options, truths), files=_files(options))
     listed = Recorded(*judging.difference_judge(options)) if protocol.lists_differences else None
+    rater = judging.text_model(options) if options.judge and listed is None else None
     if listed is not None:
         protocol = protocol.with_input("judge", listed.name)
     resources = ScoringResources(
@@ -162,24 +171,25 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
         resources = replace(resources, judge=listed.judge)
         result["floors"], reasons = blind_scores(protocol, predictions.captions, truths, resources)
         result["not_computed"] |= reasons
-    elif options.judge:
-        result["judge"] = _judged(options, protocol, predictions.captions, truths)
+    elif rater is not None:
+        try:
+            rated = _rated(rater[0], protocol, predictions.captions, truths)
+            result["judge"] = {"model": rater[1], "tokens": options.judge_tokens, **rated.as_dict()}
+        except IDCError as error:  # the scores at hand are not lost with it
+            result["not_computed"]["judge"] = str(error)
     return result, parts
 
 
-def _judged(
-    options: argparse.Namespace, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]
-) -> dict[str, Any]:
+def _rated(
+    model: TextModel, protocol: Protocol, captions: Mapping[str, str], truths: Sequence[ReferenceRecord]
+) -> Judgement:
     """What a language model says of the headline's pairs; records of a pair are handed over together."""
-    from lightning_idc.cli import judging
     from lightning_idc.metrics.grouping import grouped
     from lightning_idc.metrics.judge import judge_captions
 
     counted = {truth.id for truth in next(iter(protocol.parts(truths).values()))}
     expected = {t.id: t.references for t in grouped(truths)["all"] if t.id in counted}
-    said = {id: captions[id] for id in expected}
-    model, name = judging.text_model(options)
-    return {"model": name, "tokens": options.judge_tokens, **judge_captions(said, expected, model).as_dict()}
+    return judge_captions({id: captions[id] for id in expected}, expected, model)
 
 
 def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:

@@ -175,9 +175,14 @@ def test_agreement_is_kappa() -> None:
 
 class Judge(BaseHTTPRequestHandler):
     requests: ClassVar[list[dict[str, Any]]] = []
+    left: ClassVar[int] = 10**9
+    """Requests that it answers before it refuses all."""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if len(self.requests) >= self.left:
+            self.send_error(403)
+            return
         self.requests.append(request)
         asked = request["messages"][0]["content"]
         if "forbidden" in asked:
@@ -194,8 +199,9 @@ class Judge(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def endpoint() -> Iterator[str]:
+def endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     Judge.requests.clear()
+    monkeypatch.setattr(Judge, "left", Judge.left)
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Judge)) as address:
         yield f"{address}/v1"
 
@@ -318,3 +324,42 @@ def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
         hashes.add(found["protocol"]["hash"])
     assert len(hashes) == 2
     assert main([*given, "--judge-tokens", "0"]) == 1 and "--judge-tokens is 0" in capsys.readouterr().err
+
+
+def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = [*asks(tmp_path, MINE, THEIRS, endpoint), "--json"]
+    assert main(given) == 0
+    whole, every = json.loads(capsys.readouterr().out), len(Judge.requests)
+    Judge.requests.clear()
+    Judge.left = 2
+    kept = [*given, "--judge-cache", str(tmp_path / "answers")]
+    assert main(kept) == 1 and "status 403" in capsys.readouterr().err
+    Judge.left = 10**9
+    assert main(kept) == 0
+    assert json.loads(capsys.readouterr().out) == whole
+    # equal requests are sent once
+    assert len(Judge.requests) <= every and len({json.dumps(one) for one in Judge.requests}) == len(Judge.requests)
+    asked = len(Judge.requests)
+    assert main(kept) == 0 and len(Judge.requests) == asked
+    lexical = [name if name != endpoint else "lexical" for name in kept]
+    assert main(lexical) == 1 and "--judge-model and --judge-cache would be ignored" in capsys.readouterr().err
+
+
+def test_scores_outlive_a_judge_that_goes_away(
+    tmp_path: Path, endpoint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"there": THERE, "mine": MINE}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
+    given += ["--judge", endpoint, "--judge-model", "any", "--out", str(tmp_path / "out.json")]
+    Judge.left = 1
+    assert main(given) == 1
+    shown = capsys.readouterr()
+    assert "BLEU-4" in shown.out
+    assert "the scores are there, but not what was asked for with --judge: " in shown.err and "status 403" in shown.err
+    found = json.loads((tmp_path / "out.json").read_text())
+    assert "BLEU-4" in found["scores"]["all"] and "judge" not in found and "403" in found["not_computed"]["judge"]
+    assert main([name if name != endpoint else str(tmp_path / "none") for name in given]) == 1
+    assert "--judge-model would be ignored" in capsys.readouterr().err

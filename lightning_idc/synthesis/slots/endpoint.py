@@ -166,8 +166,8 @@ class Endpoint:
             if trial < self.retries:
                 time.sleep(min(60.0, 0.5 * 2**trial))
         raise ConfigError(
-            f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); what was made "
-            "is kept: start it again, and continue"
+            f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); start it "
+            "again, and continue"
         ) from failure
 
     def _send(self, path: str, request: dict[str, Any] | None) -> Any:
