@@ -30,6 +30,11 @@ class Constant(Schedule):
         return 1.0
 
 
+def _rise(progress: float, warmup: float) -> float:
+    """Linear; the first step must not be wasted on a rate of exactly zero."""
+    return max(progress / warmup, 1e-3)
+
+
 @dataclass(frozen=True)
 class WarmupCosine(Schedule):
     """Linear rise, then half a cosine down.
@@ -44,8 +49,7 @@ class WarmupCosine(Schedule):
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
-            # the first step must not be wasted on a rate of exactly zero
-            return max(progress / self.warmup, 1e-3)
+            return _rise(progress, self.warmup)
         fall = (progress - self.warmup) / max(1.0 - self.warmup, 1e-12)
         return self.floor + (1.0 - self.floor) * 0.5 * (1.0 + math.cos(math.pi * min(fall, 1.0)))
 
@@ -64,7 +68,7 @@ class BertWarmupCosine(Schedule):
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
-            return max(progress / self.warmup, 1e-3)
+            return _rise(progress, self.warmup)
         return 0.5 * (1.0 + math.cos(math.pi * min(progress, 1.0)))
 
 
@@ -82,7 +86,7 @@ class WarmupLinear(Schedule):
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
-            return max(progress / self.warmup, 1e-3)
+            return _rise(progress, self.warmup)
         fall = (progress - self.warmup) / max(1.0 - self.warmup, 1e-12)
         return self.floor + (1.0 - self.floor) * (1.0 - min(fall, 1.0))
 
