@@ -6,9 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lightning_idc.metrics.no_change import no_change_rule
-
-NO_CHANGE = "no_change"
+from lightning_idc.metrics.no_change import NO_CHANGE, no_change_rule
 
 
 @dataclass(frozen=True)

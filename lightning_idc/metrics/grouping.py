@@ -9,10 +9,9 @@ from typing import TypeVar
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.no_change import CHANGE, list_differences
+from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
 
 T = TypeVar("T")
-NO_CHANGE = "no_change"
 HARDEST = 0.25
 CARD_WORDS = 60
 # "000017.png" of a change and "000017.png_n" without one, as DUDA and CLIP4IDC name them; "17c" and "17nc" are ProCap's

@@ -10,6 +10,12 @@ from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 CHANGE = "change"
 """Type of a pair that changed in a way that nobody names."""
+NO_CHANGE = "no_change"
+"""Type of a pair that did not change."""
+NO_CHANGE = "no_change"
+"""Type of a pair that did not change."""
+NO_CHANGE = "no_change"
+"""Type of a pair that did not change."""
 _THINGS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
 _SIDES = (
     r"(?:images?|pictures?|photos?|photographs?|pages?|screenshots?|scenes?|frames?|views?|"

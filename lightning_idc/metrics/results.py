@@ -18,7 +18,8 @@ from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.diversity import diversity
-from lightning_idc.metrics.grouping import NO_CHANGE, ReferenceRecord
+from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.protocols import Protocol
 
 SCHEMA = "lightning_idc.result/1"

@@ -13,7 +13,8 @@ from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import Confusion, confusion
 from lightning_idc.metrics.difference_list import LEXICAL, Recorded
 from lightning_idc.metrics.floors import blind_scores
-from lightning_idc.metrics.grouping import NO_CHANGE, ReferenceRecord
+from lightning_idc.metrics.grouping import ReferenceRecord
+from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.metrics.protocols import Protocol, evaluate
 from lightning_idc.metrics.results import Origin, make_result
 from lightning_idc.report.html import Entry

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from lightning_idc.core.text import plain
-from lightning_idc.metrics.grouping import NO_CHANGE, quarters
-from lightning_idc.metrics.no_change import CHANGE
+from lightning_idc.metrics.grouping import quarters
+from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 from lightning_idc.report.table import Table
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from lightning_idc.data.core.datamodule import NO_CHANGE
+from lightning_idc.metrics.no_change import NO_CHANGE
 
 TYPES = ("open", "short", "mousebite", "spur", "copper", "pinhole")
 """Names of the official types 1 to 6."""

@@ -11,11 +11,11 @@ import numpy as np
 
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable, TableSource, load_tables
 from lightning_idc.data.core.benchmark import one_of
-from lightning_idc.data.core.datamodule import NO_CHANGE, PairDataModule, Split
+from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.tables import short
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
-from lightning_idc.metrics.no_change import CHANGE
+from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
 MIXED = "mixed"

@@ -7,11 +7,11 @@ from typing import Any
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
 from lightning_idc.data.io.tables import Row, short
-from lightning_idc.metrics.no_change import CHANGE
+from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
 UNCHANGED = frozenset(

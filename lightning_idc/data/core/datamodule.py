@@ -21,10 +21,10 @@ from lightning_idc.data.io.record_table import distinct
 from lightning_idc.data.io.shards import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.errors import check_number
+from lightning_idc.metrics.no_change import NO_CHANGE
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
-NO_CHANGE = "no_change"
 MOST_NO_CHANGE_SENTENCES = 64
 _READ_FIRST: tuple[Split, ...] = ("train", "test", "predict")
 

@@ -17,7 +17,7 @@ import torch
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components, compose
-from lightning_idc.data.core.datamodule import NO_CHANGE, Split
+from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.synthetic.claims import Attributes, claim_of
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
@@ -25,6 +25,7 @@ from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
 from lightning_idc.data.synthetic.sampling import Relations, Rng
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.metrics.no_change import NO_CHANGE
 
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
 _KINDS = tuple(ATTRIBUTE_WORDS)

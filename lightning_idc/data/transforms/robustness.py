@@ -19,8 +19,7 @@ from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import ConfigError
-from lightning_idc.metrics.confusion import NO_CHANGE
-from lightning_idc.metrics.no_change import says_nothing_changed
+from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
 
 _Level = TypeVar("_Level")
 SPLITS = ("train", "val", "test", "predict")

@@ -22,7 +22,7 @@ from lightning_idc.methods.adpo.pool import same_words
 from lightning_idc.methods.adpo.preference_losses import sft
 from lightning_idc.methods.adpo.record import NegativeRecord
 from lightning_idc.methods.adpo.references import ReferencePolicy
-from lightning_idc.metrics.grouping import NO_CHANGE
+from lightning_idc.metrics.no_change import NO_CHANGE
 
 OTHER_IMAGES: dict[str, Callable[[Tensor], Tensor]] = {
     "identical": lambda images: images[:, :1].expand_as(images),

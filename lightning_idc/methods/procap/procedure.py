@@ -14,7 +14,6 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.schedules import Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.data.core.datamodule import NO_CHANGE
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.module import (
@@ -32,6 +31,7 @@ from lightning_idc.methods.procap.procedure_net import (
     masked_sequence_loss,
 )
 from lightning_idc.methods.procap.warps import shifted_color, warp
+from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
 
 
