@@ -28,6 +28,7 @@ from lightning_idc.core.vocabulary import (
 )
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, sdm
@@ -424,6 +425,31 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
     assert torch.allclose(masked_quality(raw, raw, everything), torch.tensor([100.0, 1.0]).expand(len(raw), 2))
     gray = masked_quality(raw * 0 + 0.5, raw * 0 + 0.6, everything)
     assert torch.allclose(gray[:, 0], torch.tensor(20.0), atol=1e-3), "ten times the logarithm of 1 / 0.01"
+
+
+def test_another_fit_goes_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:
+    """The same object is fitted again with a NoiseMasking of another weight; 0 equals absent."""
+    data, model = described(folder), HOSTS["namc"]()
+    for weight in (1.0, 0.0, 1.0):
+        noise = NoiseMasking(encoder_for(data), weight=weight)
+        rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
+        trainer = fit(model, [noise, rebuild], data, tmp_path, max_steps=1)
+        assert torch.isfinite(trainer.callback_metrics["train/masked_reconstruction/rebuild"])
+        assert (_rebuilding(model).text is not None) == bool(weight)
+
+
+def test_an_untrained_reconstruction_is_not_measured(folder: Path, tmp_path: Path) -> None:
+    """An add-on that a checkpoint has never seen keeps its fresh weights."""
+    data = described(folder)
+    fit(HOSTS["namc"](), [], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "without.ckpt")
+    rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
+    fit(HOSTS["namc"](), [rebuild], data, tmp_path, max_steps=1).save_checkpoint(tmp_path / "with.ckpt")
+    rebuild = MaskedReconstruction(tokenizer(), encoder="net.encoder")
+    trainer = Trainer(callbacks=[rebuild, ReconstructionQuality()], default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(CheckpointError, match=r"without\.ckpt holds no weights of 'masked_reconstruction'"):
+        trainer.validate(HOSTS["namc"](), data, ckpt_path=tmp_path / "without.ckpt", verbose=False, weights_only=True)
+    found = trainer.validate(HOSTS["namc"](), data, ckpt_path=tmp_path / "with.ckpt", verbose=False, weights_only=True)
+    assert "val/mir_raw/psnr" in found[0]
 
 
 @pytest.mark.parametrize("distance", [nn.functional.l1_loss, nn.functional.mse_loss])

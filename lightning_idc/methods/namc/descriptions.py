@@ -48,6 +48,8 @@ CONVENTIONAL = (
 )
 """The prompt without a template that Table 11 compares with."""
 PROMPTS = {**INSTRUCTIONS, "conventional": CONVENTIONAL}
+FILTER_VERSION = 2
+"""Of the rules by which answers are dropped: a store in which two of them met would be counted as one."""
 NEED_DIFFERENCE = ("spot_the_diff", "instruct_pix2pix")
 """Instructions that quote what the data set says of the change."""
 
@@ -80,7 +82,7 @@ class Descriptions(PipelineStage):
         self.model, self.kind = model or EmbeddedDescriber(), kind
 
     def settings(self) -> dict[str, Any]:
-        return {"model": self.model.settings(), "instruction": PROMPTS[self.kind]}
+        return {"model": self.model.settings(), "instruction": PROMPTS[self.kind], "filter": FILTER_VERSION}
 
     def process(self, records: list[Record]) -> list[Record]:
         for record in records:

@@ -127,7 +127,7 @@ class MaskedReconstructionAddon(Addon):
         names: tuple[str, str],
     ) -> None:
         super().__init__()
-        self.target, self.own, self.path = target, own, path
+        self.target, self.own, self.path, self.width = target, own, path, width
         self.text = nn.Linear(text_width, width) if text_width is not None else None
         self.grid, self.share, self.names = grid, share, names
 
@@ -253,9 +253,7 @@ class MaskedReconstruction(AddonCallback):
         if self.encoder is None:
             own = MaskedImageEncoder(channels, self.width, cells, self.layers, self.heads, 2 * self.width, 0.0)
         inner = self._width_of(host)
-        # one of weight 0 is absent: it gives no descriptions
-        noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
-        text_width = noise[0].encoder.width if noise else None
+        text_width = _text_width(host)
         target: ImageTokens | RawFeatures
         if self.tokenizer is None:
             assert self.distance is not None
@@ -275,6 +273,13 @@ class MaskedReconstruction(AddonCallback):
         return MaskedReconstructionAddon(
             target, own, self.encoder, inner, text_width, grid, self.share, (self.extras[0], self.extras[1])
         )
+
+    def adopt(self, host: LightningModule, addon: Addon) -> None:
+        """Take descriptions in where a `NoiseMasking` gives them now, and leave them out where none does any longer."""
+        assert isinstance(addon, MaskedReconstructionAddon)
+        text_width = _text_width(host)
+        if (addon.text is None) != (text_width is None):
+            addon.text = None if text_width is None else nn.Linear(text_width, addon.width).to(host.device)
 
     def _width_of(self, host: PairCaptioner) -> int:
         if self.encoder is None:
@@ -301,3 +306,9 @@ class MaskedReconstruction(AddonCallback):
             )
         _, cells, channels = features.extras[self.extras[0]].shape
         return channels, cells
+
+
+def _text_width(host: LightningModule) -> int | None:
+    """Width of encoded descriptions; None where no `NoiseMasking` gives any, and one of weight 0 is absent."""
+    noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
+    return noise[0].encoder.width if noise else None

@@ -8,10 +8,10 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
-from lightning_idc.core.addon import AddonSteps, addons_of
+from lightning_idc.core.addon import AUX, AddonSteps, addons_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
 
 ROWS = ("mir_vqgan", "vqgan_raw", "mir_raw")
@@ -26,11 +26,22 @@ class ReconstructionQuality(Callback):
 
     Args:
         of: name of the `MaskedReconstruction`, which must rebuild the ids of an image tokenizer.
+
+    Raises:
+        CheckpointError: a checkpoint that is validated has no weights of the `MaskedReconstruction`.
     """
 
     def __init__(self, of: str = "masked_reconstruction") -> None:
         self.of = of
         self._found: list[Tensor] = []
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        known = any(name.startswith(f"{AUX}.{self.of}.") for name in checkpoint["state_dict"])
+        if trainer.validating and not known:
+            raise CheckpointError(
+                f"{trainer.ckpt_path} holds no weights of {self.of!r}, so an untrained one would be measured; name a "
+                "checkpoint that was trained with MaskedReconstruction, or leave ReconstructionQuality out"
+            )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._found = []
