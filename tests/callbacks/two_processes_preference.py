@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.processes import gloo
+from helpers.processes import gloo, run_script
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
@@ -108,4 +108,4 @@ def main(kind: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    run_script(main, sys.argv[1], Path(sys.argv[2]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
 from pathlib import Path
 
 import torch
+from helpers.processes import run_script
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from jsonargparse import ArgumentParser
@@ -16,7 +16,7 @@ from lightning.pytorch.strategies import Strategy
 from torch.distributed.tensor import DTensor
 from two_processes_preference import Fixed, replica
 
-from lightning_idc.core.distributed import all_gather_object, destroy_process_group
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.adpo.references import MovingAverage
@@ -34,7 +34,6 @@ def strategy_of(block: str) -> Strategy:
 
 def main(block: str, out: Path) -> None:
     torch.set_num_threads(1)
-    atexit.register(destroy_process_group)
     seed_everything(3, workers=True, verbose=False)
     trainer = Trainer(
         strategy=strategy_of(block),
@@ -64,4 +63,4 @@ def main(block: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    run_script(main, sys.argv[1], Path(sys.argv[2]))

@@ -6,13 +6,13 @@ whole weights. Precision is float32 and the rate of learning high, so that a los
 
 from __future__ import annotations
 
-import atexit
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
+from helpers.processes import run_script
 from helpers.tiny import TinyCaptioner
 from helpers.training import QUIET
 from jsonargparse import ArgumentParser
@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from two_processes_preference import TwoColorPairs, replica
 from two_processes_recipe import strategy_of
 
-from lightning_idc.core.distributed import all_gather_object, destroy_process_group
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.names import with_full_names
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
@@ -41,7 +41,6 @@ def callbacks_of(block: dict[str, Any], out: Path) -> list[Callback]:
 
 def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
     torch.set_num_threads(1)
-    atexit.register(destroy_process_group)
     for place, block in enumerate(blocks):
         seed_everything(3, workers=True, verbose=False)
         callbacks = callbacks_of(block, out)
@@ -75,4 +74,4 @@ def main(blocks: list[dict[str, Any]], processes: int, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    run_script(main, json.loads(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

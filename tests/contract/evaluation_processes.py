@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.processes import destroy_process_group
+from helpers.processes import run_script
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
@@ -75,8 +75,7 @@ def main(processes: int, out: Path) -> None:
                 found[f"{size} {which} {batch_size}"] = evaluate(processes, size, which, batch_size)
     if not torch.distributed.is_initialized() or torch.distributed.get_rank() == 0:
         torch.save(found, out / f"{processes}.pt")
-    destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    run_script(main, int(sys.argv[1]), Path(sys.argv[2]))

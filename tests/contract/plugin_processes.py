@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from helpers.plugins import PLUGINS, train
-from helpers.processes import gloo
+from helpers.processes import gloo, run_script
 from torch import distributed
 
 
@@ -32,4 +32,4 @@ def main(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_script(main, Path(sys.argv[1]))

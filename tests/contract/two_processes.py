@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import torch
-from helpers.processes import gloo
+from helpers.processes import gloo, run_script
 from helpers.tiny import CrudeObjectiveCallback, NoiselessCallback, Shift, TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
@@ -41,4 +41,4 @@ def main(kind: str, out: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    run_script(main, sys.argv[1], Path(sys.argv[2]))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import atexit
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
-from lightning_idc.core.distributed import destroy_process_group
+from torch import distributed
+
+from lightning_idc.core.distributed import destroy_process_group, is_distributed
 
 TESTS = Path(__file__).resolve().parents[1]
 
@@ -23,8 +25,23 @@ def launch(script: Path, *arguments: str | Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+def run_script(main: Callable[..., None], *arguments: Any) -> NoReturn:
+    """Run the main function of such a script, and end its process.
+
+    What every process writes is there once the first has ended. The interpreter is not unloaded: DTensor's caches keep
+    gloo's threads beyond the process group, and these may abort a process whose work is done.
+    """
+    main(*arguments)
+    if is_distributed():
+        distributed.barrier()
+    destroy_process_group()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def gloo(kind: str) -> Any:
-    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2`` that are ended in an orderly way.
+    """Strategy of ``one`` process, or of two under ``ddp`` or ``fsdp2``.
 
     Under ``fsdp2-pieces`` every process writes its share of a checkpoint, which is then a folder.
     """
@@ -32,7 +49,6 @@ def gloo(kind: str) -> Any:
 
     if kind == "one":
         return "auto"
-    atexit.register(destroy_process_group)
     if kind == "ddp":
         return DDPStrategy(process_group_backend="gloo")
     assert kind in ("fsdp2", "fsdp2-pieces")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import atexit
 import sys
 from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.processes import gloo
+from helpers.processes import gloo, run_script
 from helpers.vlm_tiny import ColorPairs, architecture
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
 
-from lightning_idc.core.distributed import all_gather_object, destroy_process_group
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.strategies import ShardedStrategy
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
@@ -88,7 +87,6 @@ READ: list[Any] = []
 def main(kind: str, precision: Any, out: Path) -> None:
     torch.set_num_threads(1)
     torch.backends.cudnn.allow_tf32 = False
-    atexit.register(destroy_process_group)
     from transformers import modeling_utils
 
     read = modeling_utils.PreTrainedModel.from_pretrained.__func__  # type: ignore[attr-defined]
@@ -126,4 +124,4 @@ def _sharded(model: VLMCaptioner) -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], Path(sys.argv[3]))
+    run_script(main, sys.argv[1], sys.argv[2], Path(sys.argv[3]))

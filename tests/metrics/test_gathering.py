@@ -32,7 +32,11 @@ def scores_of(records: list[dict]) -> dict[str, float]:
 @pytest.mark.dist
 def test_two_processes_see_every_pair_once(tmp_path: Path) -> None:
     (tmp_path / "records.json").write_text(json.dumps(RECORDS), encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent.parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(HERE.parent.parent), str(HERE.parent)]),
+        "OMP_NUM_THREADS": "1",
+    }
     processes = [
         subprocess.Popen(
             [sys.executable, str(HERE / "two_ranks.py"), str(rank), str(tmp_path)],

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import torch.distributed as dist
+from helpers.processes import run_script
 
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -26,8 +27,7 @@ def main(rank: int, folder: Path) -> None:
     # references are prepared where they are scored
     found.append(metric._prepared is not None)
     (folder / f"found{rank}.json").write_text(json.dumps(found), encoding="utf-8")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    run_script(main, int(sys.argv[1]), Path(sys.argv[2]))

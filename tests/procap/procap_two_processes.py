@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from helpers.procap_tiny import QUIET, data, first_stage, second_stage
-from helpers.processes import gloo
+from helpers.processes import gloo, run_script
 from lightning.pytorch import Trainer, seed_everything
 
 from lightning_idc.methods.procap.flow import CrossFade
@@ -45,4 +45,4 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    run_script(main, Path(sys.argv[1]))
