@@ -1,13 +1,15 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
+And what do queries say that frames do not (Table 14)?
 
     python benchmarks/procap_learning.py [--pairs 6000] [--epochs 24 8 8] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
 For all seeds one tokenizer, which also learned to name objects, one set of procedures (DIS flow, l = 7), a first stage
 with k = 0 and one with k = 1; per seed four captioners that share everything but what is asked about: none (k = 0,
 fresh), EPM (k = 0, from the first stage of k = 0, as in the code), IPC (k queries, fresh), and both, with k = 1 as in
-the table. The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the
-pairs and captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands
-the share of captions that bfloat16 leaves as they are. ``_study.py`` says what else stands beside it.
+the table. A fifth one, from the first stage of the fourth, reads k evenly spaced frames in the place of the queries.
+The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the pairs and
+captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands the share
+of captions that bfloat16 leaves as they are. ``_study.py`` says what else stands beside it.
 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs; while the
@@ -42,6 +44,7 @@ from training import quiet_trainer
 
 from lightning_idc.callbacks import CacheFeatures
 from lightning_idc.core.schedules import WarmupCosine
+from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
 from lightning_idc.methods.procap.flow import DISMidpoint
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
@@ -49,7 +52,15 @@ from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
 
-ARMS = {"none": (False, False), "EPM": (True, False), "IPC": (False, True), "EPM+IPC": (True, True)}
+FRAMES = "EPM+frames"
+ARMS = {
+    "none": (False, False),
+    "EPM": (True, False),
+    "IPC": (False, True),
+    FRAMES: (True, True),
+    "EPM+IPC": (True, True),
+}
+"""Whether an arm starts from a first stage, and whether it has queries, or frames in their place."""
 CONTROL = "none"
 SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
@@ -114,7 +125,7 @@ class Runs:
         self.trunk = str(folder / "trunk.pt") if options.trunk else None
 
     def make_procedures(self) -> None:
-        """The tokenizer, and the frames of all training pairs."""
+        """The tokenizer, and the frames of all training pairs; of the test pairs where a row reads them."""
         if not Path(self.tokenizer).is_file():
             seed_everything(0, verbose=False)
             model = NamingTokenizer(**TOKENIZER, **learning(6e-3))
@@ -122,7 +133,8 @@ class Runs:
         similarity = TokenizerSimilarity(self.tokenizer)
         interpolator = FrameInterpolator(self.procedures, 7, DISMidpoint(), similarity)
         run = trainer(1, self.options.device)
-        run.predict(interpolator, EveryPair(self.pairs, ["train", "val"]), return_predictions=False)
+        tested: list[Split] = ["test"] if FRAMES in wanted(self.options, list(ARMS)) else []
+        run.predict(interpolator, EveryPair(self.pairs, ["train", "val", *tested]), return_predictions=False)
 
     def trunk_recall(self) -> float:
         """Train the small CLIP whose blocks all encoders begin with; share of held-out texts that it finds, in %."""
@@ -182,6 +194,7 @@ class Runs:
             self.tokenizer,
             first,
             queries,
+            self.procedures if name == FRAMES else None,
             trunk=self.trunk,
             encoder_schedule=WarmupCosine(0.1),
             **SIZES,
