@@ -112,3 +112,28 @@ def test_all_encoders_of_the_smallest_study_of_procap_begin_with_the_small_clip(
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert set(found["worlds"]["rendered"]["summary"]) == {"none", "IPC"}
     assert 0 <= found["worlds"]["rendered"]["notes"]["1"]["trunk_recall"] <= 100
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_queries_are_compared_with_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 14: both start from one first stage; one of them reads the frames of the test pairs, too."""
+    import procap_learning
+
+    # so small a first stage is not above copying, which would refuse both
+    monkeypatch.setattr(procap_learning.Runs, "start", procap_learning.Runs.first_stage)
+    monkeypatch.setattr(procap_learning, "ROUNDS", 1)
+    started: list[tuple[int, str | None]] = []
+    monkeypatch.setattr(
+        procap_learning.ProCap,
+        "on_fit_start",
+        lambda self: started.append((self.hparams["queries"], self.hparams["explicit"])),
+    )
+    size = ["--pairs", "24", "--test_pairs", "8", "--epochs", "1", "1", "1", "--seeds", "1"]
+    places = ["--work", str(tmp_path / "work"), "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out.json")]
+    monkeypatch.setattr("sys.argv", ["procap_learning.py", *size, *places, "--only", "EPM+frames", "EPM+IPC"])
+    procap_learning.main()
+    (folder,) = (tmp_path / "work").glob("*/procedures")
+    assert started == [(1, str(folder)), (1, None)]
+    assert len(list((tmp_path / "work").glob("*/first-*.ckpt"))) == 1
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["worlds"]["rendered"]["summary"]
+    assert found["EPM+IPC"]["over_before"]["row"] == "EPM+frames"
