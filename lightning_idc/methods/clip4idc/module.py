@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,8 @@ class Clip4IdcRetrieval(PairModule):
         pretrained, tower = self._start
         net = _pair_clip(self.hparams, vocabulary, pretrained)
         if tower is not None:
-            load_tower(net, tower)
-            _refuse_other(tower_computation, self.hparams, tower)
+            theirs = load_tower(net, tower)
+            refuse_other_computation(tower_computation(self.hparams), tower_computation(theirs), tower)
         return net
 
     def group_of(self, path: str) -> str:
@@ -258,11 +258,11 @@ class Clip4Idc(PairCaptioner):
         pretrained, weights, tower = self._start
         encoder = _pair_clip(options, vocabulary, None if weights else pretrained)
         if tower is not None:
-            load_tower(encoder, tower)
-            _refuse_other(tower_computation, options, tower)
+            theirs = load_tower(encoder, tower)
+            refuse_other_computation(tower_computation(options), tower_computation(theirs), tower)
         if weights is not None:
-            load_encoder(encoder, weights)
-            _refuse_other(encoder_computation, options, weights)
+            theirs = load_encoder(encoder, weights)
+            refuse_other_computation(encoder_computation(options), encoder_computation(theirs), weights)
         options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
         # nothing longer can be written, whatever was asked for
         options["max_length"] = min(options["max_length"] or encoder.clip.context_length, encoder.clip.context_length)
@@ -270,22 +270,17 @@ class Clip4Idc(PairCaptioner):
 
 
 @reads_file("checkpoint")
-def _refuse_other(
-    computation: Callable[[Mapping[str, Any]], dict[str, Any]], options: Mapping[str, Any], checkpoint: str
-) -> None:
-    """Refuse a trained part of a checkpoint that would compute something else under these hyper-parameters."""
-    theirs = plain_hparams(read_checkpoint(checkpoint), checkpoint)
-    refuse_other_computation(computation(options), computation(theirs), checkpoint)
-
-
-@reads_file("checkpoint")
-def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
+def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
     """Load the image tower of a checkpoint of PairNaming; the text tower stays as it is.
+
+    Returns:
+        Hyper-parameters of the checkpoint.
 
     Raises:
         PairError: the checkpoint is missing or holds another tower.
     """
-    state = read_checkpoint(checkpoint)["state_dict"]
+    content = read_checkpoint(checkpoint)
+    state = content["state_dict"]
     prefix = "tower." if any(key.startswith("tower.") for key in state) else "net.backbone.tower."
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
@@ -296,16 +291,21 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> None:
         encoder.load_state_dict(seen | text)
     except RuntimeError as error:
         raise PairError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
+    return plain_hparams(content, str(checkpoint))
 
 
 @reads_file("checkpoint")
-def load_encoder(encoder: PairClip, checkpoint: str | Path) -> None:
+def load_encoder(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
     """Load the encoder of a checkpoint of Clip4IdcRetrieval or Clip4Idc, strictly.
+
+    Returns:
+        Hyper-parameters of the checkpoint.
 
     Raises:
         PairError: the checkpoint is missing or holds another encoder.
     """
-    state = read_checkpoint(checkpoint)["state_dict"]
+    content = read_checkpoint(checkpoint)
+    state = content["state_dict"]
     prefix = "net.encoder." if "net.encoder.side" in state else "net."
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if "side" not in own:
@@ -314,3 +314,4 @@ def load_encoder(encoder: PairClip, checkpoint: str | Path) -> None:
         encoder.load_state_dict(own)
     except RuntimeError as error:
         raise PairError(f"{str(checkpoint)!r} holds another encoder: {error}") from error
+    return plain_hparams(content, str(checkpoint))
