@@ -2,11 +2,13 @@
 
     python benchmarks/merge_study.py parts/half-*.json --out results/preference_learning.json
     python benchmarks/merge_study.py parts/mix.json --across SFT+ --out results/combinations.json  # worlds as rows
+    python benchmarks/merge_study.py parts/short.json parts/long.json --by epochs --control "none, epochs 6 4 14"
 
 Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
 ``synthesis_training.py``, ``mdp.py``, ``combinations.py``) keep with ``--part``: every caption that was said. They may
-differ in seeds, worlds and rows, and in nothing else; commit and settings have to be the same, and a row that is in
-two parts (the captioner that others start from) has to say the same in both.
+differ in seeds, worlds and rows, and in one setting that ``--by`` names and that all rows are then named after; in
+nothing else. Commit and other settings have to be the same, and a row that is in two parts (the captioner that others
+start from) has to say the same in both.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ from lightning_idc.report.comparison import Captioned
 SAME = ("question", "commit")
 
 
-def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
+def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
     """Parts of one study.
+
+    Args:
+        paths: of the parts.
+        by: setting in which they may differ.
 
     Raises:
         DataError: they are not of the same question, commit and settings, or one is no part.
@@ -42,7 +48,7 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
                     f"{path.name} is of {name} {part[name]!r} and {paths[0].name} of {parts[0][name]!r}; merge parts "
                     "of one study only"
                 )
-        first, own = fixed(parts[0]), fixed(part)
+        first, own = fixed(parts[0], by), fixed(part, by)
         if first != own:
             odd = sorted(name for name in first.keys() | own.keys() if first.get(name) != own.get(name))
             raise DataError(
@@ -51,9 +57,61 @@ def read(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return parts
 
 
-def fixed(part: dict[str, Any]) -> dict[str, Any]:
+def fixed(part: dict[str, Any], by: str | None = None) -> dict[str, Any]:
     """Settings in which parts may not differ."""
-    return {name: value for name, value in part["settings"].items() if name not in VARIED}
+    return {name: value for name, value in part["settings"].items() if name not in VARIED and name != by}
+
+
+def named_by(parts: Sequence[dict[str, Any]], setting: str, control: str | None) -> list[dict[str, Any]]:
+    """The parts with rows named after the value of a setting.
+
+    Args:
+        parts: which may differ in it.
+        setting: its name.
+        control: row, so named, with which all others are compared; None where there is none.
+
+    Raises:
+        DataError: a part has no such setting, or no row is so named.
+    """
+    if not all(setting in part["settings"] for part in parts):
+        raise DataError(f"--by is {setting!r}; the parts have {', '.join(sorted(fixed(parts[0])))}")
+    ends = [value_of(part["settings"][setting]) for part in parts]
+    order = {
+        world: [f"{row}, {setting} {end}" for end in dict.fromkeys(ends) for row in found["order"]]
+        for part in parts
+        for world, found in part["worlds"].items()
+    }
+    if control is not None and not all(control in rows for rows in order.values()):
+        raise DataError(f"--control is {control!r}; the rows are {', '.join(next(iter(order.values())))}")
+    return [
+        {
+            **part,
+            "worlds": {
+                world: {
+                    **found,
+                    "order": order[world],
+                    "control": control,
+                    "runs": [
+                        {
+                            **run,
+                            **{
+                                kind: {f"{row}, {setting} {end}": value for row, value in run[kind].items()}
+                                for kind in ("said", "figures")
+                            },
+                        }
+                        for run in found["runs"]
+                    ],
+                }
+                for world, found in part["worlds"].items()
+            },
+        }
+        for part, end in zip(parts, ends, strict=True)
+    ]
+
+
+def value_of(setting: Any) -> str:
+    """A setting as it is typed."""
+    return " ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
 
 
 def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
@@ -138,9 +196,14 @@ def main() -> None:
     parser.add_argument("parts", type=Path, nargs="+")
     parser.add_argument("--commit", help="of the parts, where they ran on a machine without git")
     parser.add_argument("--across", nargs="*", default=[], metavar="ROW", help="rows to compare between worlds as well")
+    parser.add_argument("--by", metavar="SETTING", help="in which the parts may differ, and that rows are named after")
+    parser.add_argument("--control", metavar="ROW", help="with which the others are compared, as --by names it")
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
-    parts = read(given.parts)
+    if given.control and not given.by:
+        parser.error("--control is for --by; without it the parts say what their control is")
+    parts = read(given.parts, given.by)
+    parts = named_by(parts, given.by, given.control) if given.by else parts
     studies = merged(parts)
     studies |= {f"across {row}": across(studies, row) for row in given.across}
     environments = [part["environment"] for part in parts]
@@ -149,7 +212,7 @@ def main() -> None:
         "command": [part["command"] for part in parts],
         "commit": given.commit or parts[0]["commit"],
         "environment": environments[0] if all(one == environments[0] for one in environments) else environments,
-        "settings": fixed(parts[0]),
+        "settings": fixed(parts[0], given.by),
         "worlds": {world: study.as_dict() for world, study in studies.items()},
     }
     report(result, given.out, seeds=sorted({seed for study in studies.values() for seed in study.seeds}), quiet=True)

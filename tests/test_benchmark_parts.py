@@ -75,6 +75,32 @@ def test_parts_of_seeds_and_rows_are_the_study_of_one_run(studies: Any, tmp_path
     assert gain["CIDEr-D"]["interval"] is not None and gain["CIDEr-D"]["mean"] > 0
 
 
+def test_rows_of_parts_that_differ_in_one_setting_are_compared(
+    studies: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import merge_study
+
+    short = part(studies, tmp_path / "short.json", 2, ("SFT", "GRPO"), rate=0.1)
+    long = part(studies, tmp_path / "long.json", 2, ("SFT+",), rate=[1, 2])
+    out = tmp_path / "merged.json"
+    given = ["merge_study.py", str(short), str(long), "--by", "rate", "--out", str(out)]
+    monkeypatch.setattr(sys, "argv", [*given, "--control", "SFT+, rate 1 2"])
+    merge_study.main()
+    found = json.loads(out.read_text(encoding="utf-8"))
+    assert list(found["worlds"]["vague"]["summary"]) == ["SFT, rate 0.1", "GRPO, rate 0.1", "SFT+, rate 1 2"]
+    assert found["worlds"]["vague"]["over_control"].keys() == {"SFT, rate 0.1", "GRPO, rate 0.1"}
+    assert found["settings"] == {} and len(found["command"]) == 2
+    monkeypatch.setattr(sys, "argv", [*given, "--control", "SFT+"])
+    with pytest.raises(DataError, match=r"the rows are SFT, rate 0\.1"):
+        merge_study.main()
+    monkeypatch.setattr(sys, "argv", ["merge_study.py", str(short), "--by", "steps"])
+    with pytest.raises(DataError, match="the parts have rate"):
+        merge_study.main()
+    monkeypatch.setattr(sys, "argv", ["merge_study.py", str(short), "--control", "SFT"])
+    with pytest.raises(SystemExit):
+        merge_study.main()
+
+
 def test_parts_that_do_not_belong_together_are_refused(studies: Any, tmp_path: Path) -> None:
     import merge_study
 
