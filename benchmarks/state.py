@@ -112,11 +112,17 @@ def _shifted() -> Iterator[Comparison]:
 
 
 def _procap() -> Iterator[Comparison]:
-    """ProCap's Table 2, with 6,000 pairs, and with four times as many and longer first stages."""
+    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; and Table 14."""
     papers = {"EPM": "108.4 to 112.7", "IPC": "108.4 to 106.2", "EPM+IPC": "108.4 to 128.5"}
-    for file, where in (("procap_learning", ""), ("procap_more_pairs", ": 24,000 pairs")):
+    more = ": 24,000 pairs"
+    studies = {"procap_learning": "", "procap_more_pairs": more, "procap_trunk": ": from CLIP's blocks"}
+    for file, where in studies.items():
         for row, paper in papers.items():
             yield Comparison(f"{row} over none{where}", f"ProCap T2: {paper}", file, "rendered", row, "none")
+    of_blocks = ("procap_blocks", "rendered", "none, trunk 24", "none, trunk 0")
+    yield Comparison(f"CLIP's blocks over none{more}", NO_PAPER, *of_blocks)
+    of_frames = ("procap_frames", "rendered", "EPM+IPC", "EPM+frames")
+    yield Comparison("queries over frames, both with EPM", "ProCap T14: 128.5 to 135.6", *of_frames)
 
 
 NAMC_6 = "NAMC T6: 138.4 to 149.3"
