@@ -39,7 +39,8 @@ from lightning_idc.metrics.grouping import ReferenceRecord  # noqa: E402
 from lightning_idc.metrics.protocols import evaluate, protocol_named  # noqa: E402
 from lightning_idc.metrics.results import Origin, make_result  # noqa: E402
 from lightning_idc.report.html import Entry, write_report  # noqa: E402
-from lightning_idc.report.leaderboard import boards, read_results  # noqa: E402
+from lightning_idc.report.leaderboard import boards  # noqa: E402
+from lightning_idc.report.result_rows import read_results  # noqa: E402
 
 PICTURES, DRAWS = 200, 200
 WORDS = "the small large red blue green metal cube sphere moved left right behind in front of has no".split()  # noqa: SIM905 - more easily read

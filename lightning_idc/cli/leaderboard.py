@@ -41,7 +41,8 @@ def run(given: list[str]) -> int:
     options = arguments.parse_args(given[1:])
     if options.samples < 0:
         arguments.error(f"--samples {options.samples}: expected 0 or more")
-    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, of_data, read_results
+    from lightning_idc.report.leaderboard import as_latex, as_markdown, boards
+    from lightning_idc.report.result_rows import of_data, read_results
 
     folder = Path(options.folder)
     results = read_results(folder)

@@ -98,7 +98,8 @@ def _seeds(overrides: dict[str, Any]) -> list[int]:
 def _compare_seeds(folder: Path, seeds: int) -> int:
     """Show and write what the runs of a folder reached."""
     from lightning_idc.cli.leaderboard import write
-    from lightning_idc.report.leaderboard import as_markdown, boards, read_results
+    from lightning_idc.report.leaderboard import as_markdown, boards
+    from lightning_idc.report.result_rows import read_results
 
     print(f"\n#### {seeds} seeds\n", flush=True)
     try:

@@ -14,7 +14,8 @@ from lightning_idc.cli import main
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.results import SCHEMA, read_result
-from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, read_results, write_html
+from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, write_html
+from lightning_idc.report.result_rows import read_results
 
 FAST = ("--metrics", "BLEU,ROUGE-L,CIDEr-D")
 CAPTIONS = {"a": "the red cube moved", "b": "nothing has changed", "c": "the ball is gone"}

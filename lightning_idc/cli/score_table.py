@@ -1,0 +1,82 @@
+"""What `score` prints: a table of all parts, and what has to be known beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from lightning_idc.metrics.captions import Scores
+
+
+def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
+    """Print a result, whose scores are by part."""
+    from rich.console import Console
+
+    from lightning_idc.core.text import plain
+    from lightning_idc.report.summary import Summary, as_rich
+
+    protocol, headline = result["protocol"], result["counts"][result["headline"]]
+    summary = Summary(
+        {name: dict(scores.values) for name, scores in parts.items()},
+        {name: scores.pairs for name, scores in parts.items()},
+        headline["references"],
+        dict(result["not_computed"]),
+    )
+    width = max(shutil.get_terminal_size().columns, 60)
+    console = Console(width=width, highlight=False, markup=False)
+    counts = ", ".join(f"{count} {name}" for name, count in headline.items())
+    title = f"{protocol['name']} ({protocol['hash']}): {counts}, x100"
+    console.print()
+    console.print(title, style="bold", soft_wrap=True)
+    console.print(as_rich(summary, "", width))
+    for line in _lines(result):
+        console.print(f"  {plain(line)}", soft_wrap=True)
+
+
+def _lines(result: Mapping[str, Any]) -> list[str]:
+    """What stands below the table."""
+    varied = result["diversity"]
+    lines = [
+        f"{varied['distinct']:.0%} of the captions are said once, {varied['words']:.1f} words each, "
+        f"{varied['vocabulary']} distinct words, {varied['no_change']:.1%} say nothing changed",
+        *(f"beware: {remark}" for remark in result["remarks"]),
+    ]
+    empty = result["pairs_without_a_reference_that_says_anything"]
+    if empty:
+        fate = "they count as unchanged" if "floors" in result else "their captions score 0"
+        lines.append(f"{empty} records have no reference that says anything; {fate}")
+    shown = [name for name in result["scores"][result["headline"]] if name not in ("BLEU-1", "BLEU-2", "BLEU-3")]
+    if result["intervals"]:
+        ends = [f"{name} {low:.1f} to {high:.1f}" for name in shown for low, high in [result["intervals"][name]]]
+        lines.append(f"95 % intervals over pairs: {', '.join(ends)}")
+    if result.get("against_unread"):
+        pairs = result["against_pairs"]
+        every = pairs + result["against_unread"]
+        lines.append(f"compared on {pairs} of {every} pairs, those whose answers were read for both files")
+    for name in shown if "against" in result else []:
+        found = result["against"][name]
+        lines.append(
+            f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
+            f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "
+            f"higher on {found['wins']} pairs, lower on {found['losses']}"
+        )
+    if "floors" in result:
+        judged = result["judge"]
+        kappa = (
+            "" if judged["kappa_with_words"] is None else f", kappa with equal words {judged['kappa_with_words']:.2f}"
+        )
+        lines.append(f"which claim states which difference: {judged['judge']}{kappa}")
+        for name, parts in result["floors"].items():
+            scores = ", ".join(f"{m} {v:.1f}" for values in parts.values() for m, v in values.items())
+            lines.append(f"floor, {name}: {scores}")
+    elif "judge" in result:
+        judged = result["judge"]
+        mean = "no score" if judged["mean"] is None else f"{judged['mean']:.1f} of 100"
+        lines.append(
+            f"judge {judged['model']} ({judged['rubric']}): {mean} on {judged['scored']} captions, "
+            f"{judged['unparsed']} answers unparsed"
+        )
+    lines.append(f"data {result['data']['fingerprint']}, captions {result['predictions']['digest']}")
+    return lines

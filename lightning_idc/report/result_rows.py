@@ -1,0 +1,144 @@
+"""Results of a folder: those of one captioner that was trained with different seeds are a row of a leaderboard."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from lightning_idc.errors import DataError
+from lightning_idc.files import fingerprint
+from lightning_idc.metrics.results import SCHEMA, part_of, read_result
+
+_FIRST_BYTES = 4096
+_RECORD, RESULT = "run.json", "result.json"
+_SEED = re.compile(r"seed[_-]?\d+")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d[_T]\d\d-\d\d.*")
+
+
+@dataclass(frozen=True)
+class Row:
+    """Results of one captioner, trained with different seeds.
+
+    Args:
+        name: of the file, below the folder that is looked through; what differs between seeds is ``N``.
+        results: one per seed.
+        files: of the results.
+    """
+
+    name: str
+    results: list[dict[str, Any]]
+    files: list[Path]
+
+    def values(self, metric: str) -> list[float]:
+        """The scores of the part that a metric is of, one per seed that has it."""
+        found = [result["scores"].get(part_of(result, metric), {}).get(metric) for result in self.results]
+        return [value for value in found if value is not None]
+
+    @property
+    def model(self) -> str:
+        return self.results[0]["model"] or Path(self.name).stem
+
+    @property
+    def captions(self) -> set[str]:
+        return {result["predictions"]["digest"] for result in self.results}
+
+
+def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
+    """Results of a folder and of those below it, by file; other JSON files are passed over.
+
+    Raises:
+        PairError: there is none, or one is damaged.
+    """
+    if not folder.is_dir():
+        raise DataError(f"there is no folder {folder}")
+    files = (path for path in sorted(folder.rglob("*.json")) if path.parent == folder or _may_be_result(path))
+    found = {path: result for path in files if (result := read_result(path)) is not None}
+    if not found:
+        raise DataError(
+            f"{folder} holds no results, nor do the folders below it; `lightning-idc score ... --out FILE` and "
+            "ShowResults (result.json) write them"
+        )
+    return found
+
+
+def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str]) -> dict[Path, dict[str, Any]]:
+    """The results of some data alone.
+
+    Args:
+        results: by file.
+        fingerprints: of the data, as a board names them; one for each protocol where several are wanted.
+
+    Raises:
+        DataError: no result is of one of them.
+    """
+    there = {result["data"]["fingerprint"] for result in results.values()}
+    unknown = [name for name in fingerprints if name not in there]
+    if unknown:
+        raise DataError(f"no result is of the data {', '.join(unknown)}; there are {', '.join(sorted(there))}")
+    return {path: result for path, result in results.items() if result["data"]["fingerprint"] in fingerprints}
+
+
+def _may_be_result(path: Path) -> bool:
+    """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes."""
+    if path.name == RESULT:
+        return True
+    with path.open("rb") as file:
+        return SCHEMA.encode() in file.read(_FIRST_BYTES)
+
+
+def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[Row], list[str]]:
+    """Results of runs that differ in nothing but their seed together; and what was left out."""
+    groups: dict[str, dict[str, Path]] = {}
+    notes = []
+    for path, result in members.items():
+        group = groups.setdefault(_identity(path, result), {})
+        seed = str(result.get("seed"))
+        if seed in group:
+            notes.append(f"{named(group[seed], folder)}: run again with the same seed, the later one counts")
+        group[seed] = path  # sorted by date, so that the latest stays
+    rows = []
+    for files in groups.values():
+        paths = list(files.values())
+        rows.append(
+            Row(_common_name([named(path, folder) for path in paths]), [members[path] for path in paths], paths)
+        )
+    return rows, notes
+
+
+def named(path: Path, folder: Path) -> str:
+    """Name of a file below a folder."""
+    return path.relative_to(folder).as_posix() if path.is_relative_to(folder) else path.as_posix()
+
+
+def _common_name(names: Sequence[str]) -> str:
+    parts = [name.split("/") for name in names]
+    if len({len(part) for part in parts}) > 1:
+        return names[0]
+    return "/".join(same[0] if len(set(same)) == 1 else f"{_common_start(same)}N" for same in zip(*parts, strict=True))
+
+
+def _common_start(texts: Sequence[str]) -> str:
+    return "".join(signs[0] for signs in takewhile(lambda signs: len(set(signs)) == 1, zip(*texts, strict=False)))
+
+
+def _identity(path: Path, result: Mapping[str, Any]) -> str:
+    """What runs of one captioner with different seeds share; of a file that no run wrote, the file itself."""
+    record = next((parent / _RECORD for parent in path.parents if (parent / _RECORD).is_file()), None)
+    if record is None or result.get("seed") is None:
+        return str(path)
+    try:
+        run = json.loads(record.read_text(encoding="utf-8"))
+        keys = {key: value for key, value in run["overrides"].items() if not key.endswith("seed_everything")}
+        recipe = [run["recipe"], run.get("digest")]  # earlier versions wrote none
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DataError(
+            f"{record} cannot be read ({error!r}); put back the one that the run wrote, or remove it"
+        ) from None
+    stage = path.relative_to(record.parent).as_posix()
+    where = [part for part in record.parent.parent.parts if not (_SEED.fullmatch(part) or _DATE.fullmatch(part))]
+    return fingerprint([result["model"], result.get("decoding"), result["selection"], *recipe, keys, stage, where])
