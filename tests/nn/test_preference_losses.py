@@ -216,6 +216,12 @@ def test_absent_captions_change_nothing(loss: Any) -> None:
     torch.testing.assert_close(loss(longer, 0.5)[:5], loss(whole, 0.5))
 
 
+@pytest.mark.parametrize("loss", [SimPO(), IPO(), sft, orpo])
+def test_means_per_token_are_not_divided_by_the_lengths_again(loss: Any) -> None:
+    both = drawn()[0]
+    torch.testing.assert_close(loss(both.per_token(), 0.5), loss(both, 0.5))
+
+
 def test_means_per_token_and_over_captions_leave_padding_out() -> None:
     both = Comparison.of(torch.tensor([[-6.0, -5.0]]), torch.tensor([[-3.0, -1.0]]), torch.tensor([[3, 0]]))
     means = both.per_token()

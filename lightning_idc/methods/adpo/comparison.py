@@ -17,7 +17,7 @@ class Comparison:
         rejected: of the rejected captions.
         reference_chosen: of the chosen captions under the reference policy; zeros without one.
         reference_rejected: of the rejected captions under the reference policy.
-        chosen_lengths: tokens that the chosen captions' sums run over, ``(B, K)``.
+        chosen_lengths: tokens that the chosen captions' sums run over, ``(B, K)``; 1 where they are means.
         rejected_lengths: of the rejected captions.
         present: bool ``(B, K)``, False where a pair has fewer than K chosen captions.
         margin: by how much the data says that the chosen caption is better, ``(B, K)``; None where it says nothing.
@@ -77,7 +77,7 @@ class Comparison:
         return self.chosen_ratio - self.rejected_ratio
 
     def per_token(self) -> Comparison:
-        """The same with means over tokens instead of sums."""
+        """The same with means over tokens instead of sums; means of means are themselves."""
         first, second = self.chosen_lengths.clamp(min=1), self.rejected_lengths.clamp(min=1)
         return replace(
             self,
@@ -85,6 +85,9 @@ class Comparison:
             rejected=self.rejected / second,
             reference_chosen=self.reference_chosen / first,
             reference_rejected=self.reference_rejected / second,
+            # or a loss that takes means itself would divide once more
+            chosen_lengths=self.chosen_lengths.clamp(max=1),
+            rejected_lengths=self.rejected_lengths.clamp(max=1),
         )
 
     def mean(self, values: Tensor) -> Tensor:
