@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairFeatures
@@ -46,8 +45,8 @@ class GridCaptionNet(nn.Module):
         Returns:
             ``(2 B, C, h, w)``, before and after of each pair; ``(B, C, h, w)`` by a backbone that reads pairs.
         """
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.frozen):
-            return self.backbone(images if self.backbone.reads_pairs else images.flatten(0, 1))
+        # without no_grad for a frozen one, which makes no graph anyway: an adapter behind it must be able to learn
+        return self.backbone(images if self.backbone.reads_pairs else images.flatten(0, 1))
 
     def grids(self, images: Tensor) -> Tensor:
         """Grid features of uint8 pairs ``(B, 2, 3, H, W)``: ``(B, 2, cells, C)``."""

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import SPECIALS
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.m3diff.mdp import (
     MDP,
     DifferentialLayer,
@@ -177,6 +179,19 @@ def test_a_grid_captioner_takes_it(frozen: bool) -> None:
     model.train()
     model.caption_loss(model.encode(batch), batch).backward()
     assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_it_learns_where_dropout_is_off_as_in_preference_optimisation(frozen: bool) -> None:
+    model = grid_captioner(freeze_backbone=frozen)
+    model.add_adapter("mdp", MDP)
+    nn.init.normal_(model.adapters["mdp"].mdp.out.weight)
+    PreferenceOptimization().on_train_start(Trainer(logger=False, barebones=True), model)
+    batch = model.collate([pair(), pair()])
+    model.caption_loss(model.encode(batch), batch).backward()
+    assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.adapters.parameters())
+    with torch.no_grad():
+        assert not model.encode(batch).memory.requires_grad
 
 
 def test_a_place_that_is_not_there_is_named() -> None:
