@@ -74,6 +74,15 @@ def test_questions_encode_the_images_once(stock: Path, images: tuple[Path, Path]
     assert together == [ask(images, [question])[0] for question in QUESTIONS]
 
 
+def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[Path, Path]) -> None:
+    model = captioner("qwen2_5_vl")
+    model.add_adapter("language", LoraAdapter, rank=4, alpha=8)
+    assert len(QuestionAnswerer(model, 3)(images[:1], ["what is it?"])) == 1
+    model.add_adapter("lora", MDP)
+    with pytest.raises(PairError, match="has the adapter 'lora', which compares two images"):
+        QuestionAnswerer(model, 3)(images[:1], ["what is it?"])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

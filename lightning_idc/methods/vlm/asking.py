@@ -12,6 +12,7 @@ from torch import Tensor
 from lightning_idc.core.images import as_tensor, resize
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES
+from lightning_idc.methods.vlm.lora import LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.sizes import fitting_size
 
@@ -65,7 +66,8 @@ class QuestionAnswerer:
     def _about(self, picture: Tensor, question: str) -> str:
         """Answer about one picture, by the stock model's own ``generate``."""
         captioner = self.captioner.eval()
-        others = [name for name in captioner.adapters if name != "lora"]
+        installed = captioner.adapters.installed()
+        others = [name for name, adapter in installed.items() if not isinstance(adapter, LoraAdapter)]
         if others:
             raise ConfigError(
                 f"the captioner has the adapter {others[0]!r}, which compares two images; a single picture can be "
