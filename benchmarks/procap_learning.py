@@ -13,9 +13,9 @@ of captions that bfloat16 leaves as they are. ``_study.py`` says what else stand
 
 The first stage reconstructs what stands in a cell (``_procap.py``) and must name masked things of pairs it never saw
 better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs; while the
-interval of the difference reaches 0, as many follow, twice at most. Where copying stays better, the rows with EPM are
-refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the layers of all encoders, those
-of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
+interval of the difference reaches 0, as many follow, twice at most, and the best round counts. Where copying stays
+better, the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the
+layers of all encoders, those of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
     python benchmarks/procap_learning.py --work WORK --prepare first --only EPM+IPC
@@ -153,20 +153,23 @@ class Runs:
         return str(target), figures_of(target, partial(self.train_first, keyframes))
 
     def train_first(self, keyframes: int, target: Path) -> dict[str, float]:
-        """Train a procedure encoder until copying is beaten, and figures of it."""
+        """Train a procedure encoder until copying is beaten, and figures of its best round."""
         seed_everything(FIRST_SEED, verbose=False)
         self.pairs.seed = FIRST_SEED
         model = NamedProcedures(self.procedures, self.tokenizer, keyframes, trunk=self.trunk, **SIZES, **learning(3e-3))
+        best: dict[str, float] = {}
         for rounds in range(1, ROUNDS + 1):
             run = trainer(self.options.epochs[1], self.options.device)
             run.fit(model, self.pairs)
             found = against_copying(model, self.pairs.pairs_of("val"))
             epochs = rounds * self.options.epochs[1]
             print(f"first stage, k = {keyframes}, {epochs} epochs: {found}", flush=True)
+            if not best or found.patches > best["patches"]:
+                best = {**asdict(found), "first_epochs": epochs}
+                run.save_checkpoint(target)
             if found.above:
                 break
-        run.save_checkpoint(target)
-        return {**asdict(found), "first_epochs": epochs}
+        return best
 
     def start(self, keyframes: int) -> tuple[str, dict[str, float]]:
         """A first stage that a second one may start from.

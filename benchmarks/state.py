@@ -119,6 +119,8 @@ def _procap() -> Iterator[Comparison]:
     for file, where in studies.items():
         for row, paper in papers.items():
             yield Comparison(f"{row} over none{where}", f"ProCap T2: {paper}", file, "rendered", row, "none")
+    of_longer = ("procap_longer", "rendered", "EPM+IPC, epochs 6 4 2", "none, epochs 6 4 14")
+    yield Comparison("EPM+IPC over none of as many epochs", NO_PAPER, *of_longer)
     of_blocks = ("procap_blocks", "rendered", "none, trunk 24", "none, trunk 0")
     yield Comparison(f"CLIP's blocks over none{more}", NO_PAPER, *of_blocks)
     of_frames = ("procap_frames", "rendered", "EPM+IPC", "EPM+frames")
