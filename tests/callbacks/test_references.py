@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinyPairs, TinySource
 from helpers.training import Losses, assert_same, fit, host_state
+from helpers.vlm_tiny import captioner, samples
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
@@ -19,7 +20,7 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.adpo.cached_scores import CachedScores, checksums
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage
+from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage, ReferencePolicy
 
 
 @pytest.fixture(scope="module")
@@ -202,6 +203,38 @@ def one_brighter(sample: PairSample, generator: torch.Generator) -> PairSample:
     if sample.id == "003":
         sample.after[2, 7, 7] += 1
     return sample
+
+
+def test_scores_of_other_images_of_a_pair_stand_beside_its_own(sft: str, tmp_path: Path) -> None:
+    path = str(tmp_path / "scores.pt")
+    plain, read = Losses(), Losses()
+
+    def run(reference: ReferencePolicy, losses: Losses) -> None:
+        preference = PreferenceOptimization(negatives=FixedTwo(), reference=reference, image_weight=1.0)
+        fit([preference, losses], tmp_path, start(sft))
+
+    run(FrozenCopy(), plain)
+    first, again = CachedScores(FrozenCopy(), path), CachedScores(None, path)
+    run(first, Losses())
+    run(again, read)
+    assert first.stale == 0 and read.values == pytest.approx(plain.values, abs=1e-6)
+
+
+def test_scores_of_another_question_are_computed_anew() -> None:
+    model = captioner("qwen2_5_vl").eval()
+    cached = CachedScores(FrozenCopy())
+    cached.connect(model)
+
+    def found(prompt: str) -> tuple[torch.Tensor, torch.Tensor]:
+        model.hparams["prompt"] = prompt
+        batch = model.collate(samples())
+        step = TrainingStep(model, batch, 0, model.encode(batch))
+        tokens, mask = batch.tokens, batch.caption_mask
+        return cached.score(step, tokens, mask), model.score(step.features, tokens, mask)
+
+    for prompt in ("what changed?", "where is it red?", "where is it red?"):
+        torch.testing.assert_close(*found(prompt))
+    assert cached.stale == cached.computed > 0
 
 
 def test_checksums_notice_every_byte_and_the_shape() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from lightning_idc.files import digest_of_all
 from lightning_idc.methods.adpo.references import MovingAverage, ReferencePolicy
 
 Scores = dict[tuple[str, tuple[int, ...]], tuple[int, float]]
-"""Checksum of the pixels and summed log-probability, by pair and token ids."""
+"""Checksum of what was shown and asked, and summed log-probability, by pair and token ids."""
 Row = tuple[str, list[int], int, float]
 """One entry of :data:`Scores` in plain types: pair, token ids, checksum, log-probability."""
 
@@ -27,9 +28,9 @@ Row = tuple[str, list[int], int, float]
 class CachedScores(ReferencePolicy):
     """Scores of another reference policy, computed once per pair and caption and kept on disk.
 
-    An entry belongs to the reference's weights, the pair's id, its pixels and the caption's tokens. Scores of other
-    weights are refused; other pixels (a transform, another size, an edited file) make an entry stale: it is computed
-    anew. ``stale`` and ``computed`` count what was.
+    An entry belongs to the reference's weights, the pair's id, its pixels, what is asked about it and the caption's
+    tokens. Scores of other weights are refused; other pixels (a transform, another size, an edited file) or another
+    question make an entry stale: it is computed anew. ``stale`` and ``computed`` count what was.
 
     Args:
         reference: computes what is missing; None to refuse instead, which saves its memory.
@@ -74,7 +75,11 @@ class CachedScores(ReferencePolicy):
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
         self._start()
         batch: PairBatch = step.batch
-        sums = checksums(batch.images)
+        asked = [question for _, question in step.host.asked(batch)]  # type: ignore[operator]
+        sums = [
+            pixels ^ zlib.crc32(question.encode())
+            for pixels, question in zip(checksums(batch.images), asked, strict=True)
+        ]
         keys = [
             [(id, tuple(row[: 1 + int(kept.sum())])) for row, kept in zip(rows, of_pair, strict=True)]
             for id, rows, of_pair in zip(batch.ids, tokens.tolist(), mask.cpu(), strict=True)
@@ -88,7 +93,7 @@ class CachedScores(ReferencePolicy):
             if self.reference is None:
                 raise DataError(
                     f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
-                    f"{str(self.path)!r} for these captions and pixels; give CachedScores a reference to compute them"
+                    f"{str(self.path)!r} for these captions, pixels and questions; give CachedScores a reference to compute them"
                 )
             found = self.reference.score(step, tokens, mask).tolist()
             for row in missing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -122,6 +123,8 @@ class Preference(Addon):
         """Loss of preferring a pair to another pair of images for which its captions are wrong."""
         batch, host, count = step.batch, cast(Any, step.host), step.batch.tokens.shape[1]
         other = host.with_images(batch, OTHER_IMAGES[self.other_images](batch.images).contiguous())
+        # by another name, or kept scores of the one would take the place of the other's
+        other = replace(other, ids=[f"{id} {self.other_images}" for id in batch.ids])
         look = TrainingStep(host, other, step.index, host.encode(other), name=step.name)
         # nothing changed in an unchanged pair the other way round either
         changed = torch.tensor([kind != NO_CHANGE for kind in batch.change_types], device=batch.images.device)
