@@ -93,7 +93,8 @@ class CachedScores(ReferencePolicy):
             if self.reference is None:
                 raise DataError(
                     f"{len(missing)} pairs of the batch, such as {batch.ids[missing[0]]!r}, have no score in "
-                    f"{str(self.path)!r} for these captions, pixels and questions; give CachedScores a reference to compute them"
+                    f"{str(self.path)!r} for these captions, pixels and questions; give CachedScores a reference to "
+                    "compute them"
                 )
             found = self.reference.score(step, tokens, mask).tolist()
             for row in missing:
