@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -55,6 +55,25 @@ def check_number(name: str, value: float, minimum: float, below: float = math.in
     if not minimum <= value < below:
         upper = "" if math.isinf(below) else f" and less than {below}"
         raise ConfigError(f"{name} is {value!r}; expected at least {minimum}{upper}")
+
+
+def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+    """Refuse a name that is none of those that there are.
+
+    Args:
+        name: of the argument, for the message.
+        value: that was given.
+        choices: names that are accepted, two or more.
+
+    Raises:
+        ConfigError: the name is unknown.
+
+    Example:
+        >>> check_choice("level", "token", ("token", "sequence"))
+    """
+    *others, last = known = list(choices)
+    if value not in known:
+        raise ConfigError(f"{name} is {value!r}; expected {', '.join(others)} or {last}")
 
 
 @contextmanager

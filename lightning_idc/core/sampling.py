@@ -53,11 +53,7 @@ def sample(
     Raises:
         ConfigError: temperature, ``top_p`` or the number of samples is out of range.
     """
-    if temperature <= 0 or not 0 < top_p <= 1 or samples < 1:
-        raise ConfigError(
-            f"sampling needs temperature > 0, 0 < top_p <= 1 and at least one sample; found {temperature}, {top_p} and "
-            f"{samples}"
-        )
+    check_sampling(temperature, top_p, samples)
     device, count = features.memory.device, len(features) * samples
     if uniforms is None:
         device_of_chance = generator.device if generator else None
@@ -127,3 +123,21 @@ def _drawn(chances: Tensor, uniforms: Tensor) -> Tensor:
     below = torch.nextafter(sums[:, -1:], torch.zeros_like(sums[:, -1:]))
     goals = torch.minimum(uniforms[:, None].to(sums) * sums[:, -1:], below)
     return torch.searchsorted(sums, goals, right=True)[:, 0]
+
+
+def check_sampling(temperature: float, top_p: float, samples: int = 1) -> None:
+    """Refuse numbers that nothing can be sampled by.
+
+    Args:
+        temperature: as of :func:`sample`.
+        top_p: as of :func:`sample`.
+        samples: as of :func:`sample`.
+
+    Raises:
+        ConfigError: one of them is out of range.
+    """
+    if not temperature > 0 or not 0 < top_p <= 1 or samples < 1:
+        raise ConfigError(
+            f"sampling needs temperature > 0, 0 < top_p <= 1 and at least one sample; found {temperature}, {top_p} and "
+            f"{samples}"
+        )

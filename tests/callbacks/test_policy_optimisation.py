@@ -23,7 +23,7 @@ from lightning_idc.methods.rl.advantages import leave_one_out
 from lightning_idc.methods.rl.mining import RewardMined
 from lightning_idc.methods.rl.policy import GroupRelative, SelfCritical
 from lightning_idc.methods.rl.policy_addon import PolicyGradient
-from lightning_idc.methods.rl.rewards import FactsReward, LengthReward, Reward, Texts
+from lightning_idc.methods.rl.rewards import FactsReward, LengthReward, Reward, Texts, WeightedRewards
 from lightning_idc.methods.rl.rollout import uniforms_of
 
 
@@ -237,7 +237,14 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         ({"samples": 1}, "at least two captions"),
         ({"iterations": 0}, "iterations is 0"),
         ({"temperature": 0.0}, "temperature 0"),
+        ({"temperature": float("nan")}, "temperature nan"),
         ({"beta": -1.0}, "beta -1"),
+        ({"clip": -0.2}, "clip is -0.2"),
+        ({"clip_high": -0.1}, "clip_high is -0.1"),
+        ({"caption_weight": -1.0}, "caption_weight is -1"),
+        ({"scale": "grup"}, "scale is 'grup'; expected group, batch, none or leave_one_out"),
+        ({"level": "caption"}, "level is 'caption'; expected token or sequence"),
+        ({"averaging": "tokens"}, "averaging is 'tokens'; expected sample, token or constant"),
         ({"beside": True, "caption_weight": 1.0}, "leave caption_weight at 0"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -251,6 +258,8 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         fit([GroupRelative(Broken())], tmp_path, TinyCaptioner(init_from=sft))
     with pytest.raises(ConfigError, match="at least one caption"):
         RewardMined(LengthReward(1, 2), samples=0)
+    with pytest.raises(ConfigError, match="normalise is 'grup'; expected group, batch or none"):
+        WeightedRewards([ColourReward()], normalise="grup")  # type: ignore[arg-type]
 
 
 def test_an_anchor_is_the_caption_loss(sft: str, tmp_path: Path) -> None:

@@ -291,8 +291,13 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="beta is 0"):
-        PreferenceOptimization(beta=0)
+    for options in ({"beta": 0}, {"beta": math.nan}, {"caption_weight": -1.0}, {"image_weight": -1.0}):
+        ((name, value),) = options.items()
+        with pytest.raises(PairError, match=f"{name} is {value}"):
+            PreferenceOptimization(**options)
+    for sampling in ({"temperature": 0.0}, {"top_p": 1.5}):
+        with pytest.raises(PairError, match=r"sampling needs temperature > 0, 0 < top_p <= 1"):
+            SelfSampled(**sampling)
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
     loader = torch.utils.data.DataLoader([0])
     with pytest.raises(PairError, match="the trainer has none"):

@@ -216,6 +216,18 @@ def test_absent_captions_change_nothing(loss: Any) -> None:
     torch.testing.assert_close(loss(longer, 0.5)[:5], loss(whole, 0.5))
 
 
+@pytest.mark.parametrize("kind", [SmoothedDPO, AOT, SimPO, CPO])
+@pytest.mark.parametrize("share", [-0.1, 1.1, math.nan])
+def test_label_smoothing_is_a_share(kind: Any, share: float) -> None:
+    with pytest.raises(ConfigError, match="label_smoothing is"):
+        kind(label_smoothing=share)
+
+
+def test_a_blend_without_a_width_is_refused() -> None:
+    with pytest.raises(ConfigError, match="temperature is 0"):
+        DiscoPOP(0.0)
+
+
 @pytest.mark.parametrize("loss", [SimPO(), IPO(), sft, orpo])
 def test_means_per_token_are_not_divided_by_the_lengths_again(loss: Any) -> None:
     both = drawn()[0]

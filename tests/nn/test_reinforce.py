@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.pool import CaptionPool, choose
 from lightning_idc.methods.adpo.reinforce import Baseline, LeaveOneOut, NoBaseline, RunningMean, entropy, reinforce
 
@@ -86,6 +87,12 @@ def test_running_mean_never_sees_the_reward_it_is_for() -> None:
     assert baseline(torch.tensor([4.0, 6.0])).tolist() == [6.0, 4.0], "of the first step only the other one is known"
     assert baseline(torch.tensor([1.0])).tolist() == [5.0]
     assert baseline(torch.tensor([0.0])).item() == pytest.approx((0.25 * 5 + 0.5 * 1) / 0.75)
+
+
+@pytest.mark.parametrize("momentum", [-0.1, 1.0, 1.5])
+def test_a_mean_that_never_moves_or_runs_away_is_refused(momentum: float) -> None:
+    with pytest.raises(ConfigError, match="momentum is"):
+        RunningMean(momentum)
 
 
 def test_leave_one_out_is_the_mean_of_the_others() -> None:

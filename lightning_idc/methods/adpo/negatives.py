@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.sampling import check_sampling
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
@@ -248,9 +249,13 @@ class SelfSampled(NegativeSource):
         temperature: of the sampling.
         top_p: mass of the most likely tokens that are sampled from.
         verify: also ask the ground truth of rendered pairs whether a sample is false.
+
+    Raises:
+        ConfigError: temperature or ``top_p`` is out of range.
     """
 
     def __init__(self, temperature: float = 1.0, top_p: float = 1.0, verify: bool = False) -> None:
+        check_sampling(temperature, top_p)
         self.temperature, self.top_p, self.verify = temperature, top_p, verify
         self.elsewhere = RandomCaption()
 

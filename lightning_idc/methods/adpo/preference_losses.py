@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.adpo.comparison import Comparison
 from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo, margin
 
@@ -61,6 +61,9 @@ class SmoothedDPO:
     """
 
     label_smoothing: float = 0.1
+
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         return dpo(comparison, beta, self.label_smoothing)
@@ -115,6 +118,10 @@ class DiscoPOP:
 
     temperature: float = 0.05
 
+    def __post_init__(self) -> None:
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature is {self.temperature}; expected a positive number, such as 0.05")
+
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value = margin(comparison, beta)
         blend = torch.sigmoid(value / self.temperature)
@@ -161,6 +168,9 @@ class AOT:
     paired: bool = True
     label_smoothing: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         there = comparison.present
         if self.paired:
@@ -188,6 +198,9 @@ class SimPO:
     gamma: float = 0.5
     label_smoothing: float = 0.0
 
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         means = comparison.per_token()
         value, share = beta * (means.chosen - means.rejected) - self.gamma, self.label_smoothing
@@ -205,6 +218,9 @@ class CPO:
 
     alpha: float = 1.0
     label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value, share = beta * (comparison.chosen - comparison.rejected), self.label_smoothing

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.distributed import mean_over_processes
+from lightning_idc.errors import check_number
 
 
 def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
@@ -45,7 +46,10 @@ class RunningMean(Baseline):
     """Exponential mean of the rewards of earlier steps; in the first step the other rewards of the batch.
 
     Args:
-        momentum: share that a step leaves as it was.
+        momentum: share that a step leaves as it was, less than 1.
+
+    Raises:
+        ConfigError: it is out of range.
     """
 
     mean: Tensor
@@ -53,6 +57,7 @@ class RunningMean(Baseline):
 
     def __init__(self, momentum: float = 0.9) -> None:
         super().__init__()
+        check_number("momentum", momentum, minimum=0, below=1)
         self.momentum = momentum
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("weight", torch.zeros(()))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from lightning_idc.core.addon import TrainingStep
+from lightning_idc.core.sampling import check_sampling
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.pool import same_words
@@ -31,7 +32,7 @@ class RewardMined(NegativeSource):
         top_p: of the sampling.
 
     Raises:
-        ConfigError: no caption is drawn.
+        ConfigError: no caption is drawn, or temperature or ``top_p`` is out of range.
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class RewardMined(NegativeSource):
     ) -> None:
         if samples < 1:
             raise ConfigError(f"samples is {samples}; expected at least one caption to choose from")
+        check_sampling(temperature, top_p)
         self.reward, self.samples, self.best = reward, samples, best
         self.temperature, self.top_p = temperature, top_p
         self.elsewhere = RandomCaption()

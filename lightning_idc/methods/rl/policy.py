@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_idc.core.addon import Addon, addons_of
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, check_choice, check_number
 from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.adpo.references import FrozenCopy, ReferencePolicy
+from lightning_idc.methods.rl.advantages import ADVANTAGES
 from lightning_idc.methods.rl.losses import Average, Level
 from lightning_idc.methods.rl.policy_addon import PolicyGradient, Surrogate
 from lightning_idc.methods.rl.rewards import CiderReward, Reward
@@ -54,11 +55,12 @@ class RewardOptimization(PolicyCallback):
         weight: float = 1.0,
     ) -> None:
         super().__init__(self._reference(reference, surrogate.beta), dropout, name, weight)
-        if iterations < 1 or samples < 1 or surrogate.beta < 0 or temperature <= 0 or not 0 < top_p <= 1:
+        if iterations < 1 or samples < 1 or surrogate.beta < 0 or not temperature > 0 or not 0 < top_p <= 1:
             raise ConfigError(
                 f"iterations is {iterations}, samples {samples}, beta {surrogate.beta}, temperature {temperature} and "
                 f"top_p {top_p}; expected at least 1 step and sample, beta >= 0, temperature > 0 and 0 < top_p <= 1"
             )
+        check_number("caption_weight", caption_weight, minimum=0)
         if beside and (caption_weight or iterations > 1):
             raise ConfigError(
                 "beside adds to a loss that has its own captions and batches; leave caption_weight at 0 and iterations "
@@ -193,5 +195,11 @@ class GroupRelative(RewardOptimization):
     ) -> None:
         if samples < 2:
             raise ConfigError(f"samples is {samples}; expected at least two captions of a pair to compare")
+        check_choice("scale", scale, ADVANTAGES)
+        check_choice("level", level, get_args(Level))
+        check_choice("averaging", averaging, get_args(Average))
+        check_number("clip", clip, minimum=0)
+        if clip_high is not None:
+            check_number("clip_high", clip_high, minimum=0)
         surrogate = Surrogate(scale, clip, clip_high, level, averaging, filter_groups, beta)
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)

@@ -13,7 +13,7 @@ from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairBatch
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.transforms.sides import swap_sides
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError, check_choice
 from lightning_idc.methods.rl.advantages import EPSILON, group_relative, spread
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ class WeightedRewards(Reward):
             ``batch``: over the standard deviation of the step; ``none``: as it is.
 
     Raises:
-        ConfigError: there are not as many weights as rewards.
+        ConfigError: there are not as many weights as rewards, or ``normalise`` is unknown.
     """
 
     def __init__(
@@ -222,6 +222,7 @@ class WeightedRewards(Reward):
         normalise: Literal["group", "batch", "none"] = "none",
     ) -> None:
         super().__init__()
+        check_choice("normalise", normalise, ("group", "batch", "none"))
         self.rewards, self.weights = list(rewards), [1.0] * len(rewards) if weights is None else list(weights)
         if len(self.weights) != len(self.rewards) or not any(self.weights):
             raise ConfigError(
