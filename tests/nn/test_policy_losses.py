@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lightning_idc.methods.rl import losses as losses_of_policies
 from lightning_idc.methods.rl.advantages import (
     EPSILON,
     dr_grpo,
@@ -155,6 +156,16 @@ def test_losses_are_their_formulas() -> None:
     for kind in AVERAGING.values():
         assert float(average(losses, mask, kind, kept, 10)) == pytest.approx(float(average(*both, kind, length=10)))
         assert float(average(losses, mask, kind, torch.zeros(3, dtype=torch.bool), 10)) == 0.0
+
+
+@pytest.mark.parametrize("kind", ["sample", "token", "constant"])
+def test_one_pair_kept_among_many_processes_counts_as_in_one(kind: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    mask, ranks = torch.ones(1, 2, 1, dtype=torch.bool), 8
+    monkeypatch.setattr(losses_of_policies, "mean_over_processes", lambda mine: torch.tensor(2.0 / ranks))
+    parts = [average(mask.double(), mask, kind, torch.tensor([rank == 3]), 1) for rank in range(ranks)]
+    assert float(torch.stack(parts).mean()) == pytest.approx(1.0), "gradients are averaged over processes"
+    monkeypatch.setattr(losses_of_policies, "mean_over_processes", lambda mine: torch.zeros(()))
+    assert float(average(mask.double(), mask, kind, torch.tensor([False]), 1)) == 0.0
 
 
 def test_the_clipped_gradient_is_zero_where_it_says_so_and_the_divergence_is_unbiased() -> None:

@@ -11,6 +11,8 @@ from lightning_idc.core.distributed import mean_over_processes
 
 Level = Literal["token", "sequence"]
 Average = Literal["sample", "token", "constant"]
+FEWEST = 1e-6
+"""In place of no samples or tokens, whose losses sum to 0."""
 
 
 def importance_ratio(policy: Tensor, old: Tensor, mask: Tensor, level: Level = "token") -> Tensor:
@@ -88,10 +90,11 @@ def average(
     """
     kept = mask.new_ones(len(mask)) if kept is None else kept
     counted = losses * (mask & kept[:, None, None])
-    samples = mean_over_processes(kept.sum() * float(mask.shape[1])).clamp(min=1)
+    # means over processes, which are below 1 where few of many have something that counts
+    samples = mean_over_processes(kept.sum() * float(mask.shape[1])).clamp(min=FEWEST)
     if kind == "sample":
         return (counted.sum(-1) / mask.sum(-1).clamp(min=1)).sum() / samples
     if kind == "token":
-        return counted.sum() / mean_over_processes((mask & kept[:, None, None]).sum().float()).clamp(min=1)
+        return counted.sum() / mean_over_processes((mask & kept[:, None, None]).sum().float()).clamp(min=FEWEST)
     assert length is not None
     return counted.sum() / (samples * length)
