@@ -20,6 +20,7 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.adpo.cached_scores import CachedScores, checksums
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.methods.adpo.preference_addon import beside
 from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage, ReferencePolicy
 
 
@@ -235,6 +236,21 @@ def test_scores_of_another_question_are_computed_anew() -> None:
     for prompt in ("what changed?", "where is it red?", "where is it red?"):
         torch.testing.assert_close(*found(prompt))
     assert cached.stale == cached.computed > 0
+
+
+@pytest.mark.parametrize("kind", [FrozenCopy, AdaptersOff])
+def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type[ReferencePolicy]) -> None:
+    model = captioner("qwen2_5_vl", scoring="packed").eval()
+    model.requires_grad_(kind is FrozenCopy)
+    reference = kind()
+    reference.connect(model)
+    batch = model.collate(samples())
+    rejected = ["red", "no", "it is a blue thing that moved far away from here"] * batch.tokens.shape[1]
+    count = batch.tokens.shape[0] * batch.tokens.shape[1]
+    tokens, mask = beside(batch, model.tokenize(rejected[:count]))
+    step = TrainingStep(model, batch, 0, model.encode(batch))
+    with torch.no_grad():
+        assert torch.equal(reference.score(step, tokens, mask), model.score(step.features, tokens, mask))
 
 
 def test_checksums_notice_every_byte_and_the_shape() -> None:

@@ -40,8 +40,13 @@ class ReferencePolicy(nn.Module):
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability ``(B, K)`` of ``tokens (B, K, T)`` without a gradient."""
 
-    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
+    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probability of every token, ``(B, K, T)``, without a gradient.
+
+        Args:
+            step: with batch and features.
+            tokens: ``(B, K, T)``.
+            mask: as of :meth:`~lightning_idc.core.captioner.PairCaptioner.log_probs`.
 
         Raises:
             ConfigError: this reference knows sums only.
@@ -55,10 +60,11 @@ class PolicyReference(ReferencePolicy):
     """A reference that is a captioner itself, and so scores any caption token by token."""
 
     @abstractmethod
-    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor: ...
+    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
-        return (self.log_probs(step, tokens) * mask).sum(-1)
+        # read as the policy reads them, or the two would differ by rounding where they are the same
+        return (self.log_probs(step, tokens, mask) * mask).sum(-1)
 
 
 def encoding_is_trained(features: PairFeatures) -> bool:
@@ -86,13 +92,13 @@ class AdaptersOff(PolicyReference):
         super().__init__()
         self._checked = False
 
-    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
+    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         host: Any = step.host
         if not self._checked:
             self._check(host)
         with torch.no_grad(), self.switched(host):
             features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
-            found: Tensor = host.log_probs(features, tokens)
+            found: Tensor = host.log_probs(features, tokens, mask)
             return found
 
     def switched(self, host: Any) -> AbstractContextManager[None]:
@@ -157,10 +163,10 @@ class FrozenCopy(PolicyReference):
         self.twin.requires_grad_(False)
 
     @torch.no_grad()
-    def log_probs(self, step: TrainingStep, tokens: Tensor) -> Tensor:
+    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         self.twin.eval()  # Lightning sets everything to training
         features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
-        return self.twin.log_probs(features, tokens)
+        return self.twin.log_probs(features, tokens, mask)
 
 
 class MovingAverage(FrozenCopy):
