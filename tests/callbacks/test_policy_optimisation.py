@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 
 from lightning_idc.core.addon import TrainingStep, addons_of
-from lightning_idc.core.types import PairBatch
+from lightning_idc.core.types import PairBatch, PairFeatures
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
 from lightning_idc.methods.adpo.negatives import Draw
@@ -271,6 +271,27 @@ def test_an_anchor_is_the_caption_loss(sft: str, tmp_path: Path) -> None:
     alone = addon.objective(step)
     addon.caption_weight = 0.25
     torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
+
+
+class Sparing(TinyCaptioner):
+    """Leaves out tokens that are not asked for, as VLMCaptioner does, and counts the others."""
+
+    read: ClassVar[list[int]] = []
+
+    def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        found = super().log_probs(features, tokens, mask)
+        self.read.append(tokens.numel() if mask is None else int(mask.sum()))
+        return found if mask is None else found * mask
+
+
+def test_neither_policy_nor_reference_reads_padding(sft: str, tmp_path: Path) -> None:
+    model = Sparing(init_from=sft)
+    callback = GroupRelative(ColourReward(), samples=4, beta=0.1, iterations=2)
+    Sparing.read.clear()
+    fit([callback], tmp_path, model, max_steps=1)
+    rollout = addons_of(model)["policy"].rollout
+    assert rollout is not None and not bool(rollout.mask[..., 1:].all())
+    assert Sparing.read == [int(rollout.mask.sum())] * 2
 
 
 def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> None:

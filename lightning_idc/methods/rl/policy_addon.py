@@ -119,7 +119,7 @@ class PolicyGradient(Addon):
         host = step.host
         assert isinstance(host, PairCaptioner)
         rollout = self.rollout or self._drawn(step)
-        log_probs = host.log_probs(step.features, rollout.tokens)
+        log_probs = host.log_probs(step.features, rollout.tokens, rollout.mask)
         setting, mask = self.surrogate, rollout.mask
         figures: dict[str, Tensor] = {}
         now = log_probs.detach()
@@ -132,7 +132,7 @@ class PolicyGradient(Addon):
         clipped = is_clipped(ratio, rollout.advantages, setting.low, setting.high)
         figures["clip_ratio/region_mean"] = average(clipped.float(), mask, "sample")
         if self.reference is not None:
-            divergence = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens))
+            divergence = kl_k3(log_probs, self.reference.log_probs(step, rollout.tokens, rollout.mask))
             losses = losses + setting.beta * divergence
             figures["kl"] = average(divergence.detach(), mask, "token")
         kept = has_spread(rollout.rewards) if setting.filter_groups else None
