@@ -393,3 +393,19 @@ def test_a_web_page_instead_of_annotations(tmp_path: Path) -> None:
     (tmp_path / "annotations/train.json").write_text("\n <!DOCTYPE html><html>Sign in</html>")
     with pytest.raises(PairError, match="it is a web page"):
         SpotTheDiff(tmp_path, official=False).pairs_of("train")
+
+
+def test_all_objects_removed_from_one_pair_are_in_one_split(tmp_path: Path) -> None:
+    """The release names a removal by its pair, the picture, the object and the part of the run that made it."""
+    turns = [{"from": "human", "value": "which?"}, {"from": "gpt", "value": "A"}]
+    names = [f"{pair}_img{side}_{k}_2" for pair in range(40) for side in (0, 1) for k in range(3)]
+    records = [
+        {"path": f"./inpaint/2_{name}", "bbox": [0.5, 0.25, 1.0, 0.75], "conversations": turns} for name in names
+    ]
+    write(tmp_path / "img_diff_object_removal.json", records)
+    data = ImgDiff(tmp_path, part="removal", official=False, shares=(0.4, 0.3, 0.3))
+    homes: dict[str, set[str]] = {}
+    for split in ("train", "val", "test"):
+        for record in data.read(split):  # type: ignore[arg-type]
+            homes.setdefault(record.id.rpartition("_img")[0], set()).add(split)
+    assert len(homes) == 40 and all(len(splits) == 1 for splits in homes.values())

@@ -142,11 +142,13 @@ class BoxedSource(FileSource):
 def image_of(id: str) -> str:
     """Name of the pair of images that a record's pictures were made from.
 
+    Removals are named ``IMAGE_img0_k_PART``, after the picture of the pair and the object in it.
+
     Example:
-        >>> image_of("edit/17_3"), image_of("edit/17#2"), image_of("17")
-        ('edit/17', 'edit/17', '17')
+        >>> image_of("edit/17_3"), image_of("edit/17#2"), image_of("17"), image_of("inpaint/2_17_img0_0_2")
+        ('edit/17', 'edit/17', '17', 'inpaint/2_17')
     """
-    return re.sub(r"(?<=[^/])_\d+$", "", id.partition("#")[0])
+    return re.sub(r"(?<=[^/])(_img[01]_\d+(_[^/_]+)?|_\d+)$", "", id.partition("#")[0])
 
 
 def box_of(row: Row) -> list[float]:
