@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 from lightning_idc.methods.img_diff.areas import DifferenceAreas
 from lightning_idc.synthesis.slots.contours import DifferenceContours
+from lightning_idc.synthesis.slots.details import region_of
+from lightning_idc.synthesis.slots.ground import resized
 from lightning_idc.synthesis.slots.things import ChangedThings
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
@@ -89,3 +92,10 @@ def test_other_pictures_are_left_to_contours() -> None:
         assert [region.box for region in own] == [region.box for region in contours]
     assert ChangedThings().settings()["otherwise"]["model"] == "DifferenceContours"
     assert isinstance(DifferenceAreas().segmenter, ChangedThings)
+
+
+@pytest.mark.parametrize("size", [(427, 640), (34, 1000), (1000, 34)])
+def test_boxes_of_a_reduced_picture_end_where_the_picture_ends(size: tuple[int, int]) -> None:
+    """The sides of a reduced picture are rounded to whole pixels, each for itself."""
+    mask = resized(np.ones(size, np.float32), 128) > 0
+    assert region_of(mask, size, 1.0).box == (0, 0, size[1], size[0])

@@ -120,8 +120,10 @@ def region_of(mask: np.ndarray, size: Sequence[int], confidence: float, side: in
 
     full = cv2.resize(mask.astype(np.uint8), (size[1], size[0]), interpolation=cv2.INTER_AREA) > 0
     rows, columns = np.flatnonzero(mask.any(1)), np.flatnonzero(mask.any(0))
-    scale = mask.shape[0] / size[0]
-    box = [round(value / scale) for value in (columns[0], rows[0], columns[-1] + 1, rows[-1] + 1)]
+    # the sides of a reduced picture are rounded, each for itself
+    across, down = size[1] / mask.shape[1], size[0] / mask.shape[0]
+    box = [round(columns[0] * across), round(rows[0] * down)]
+    box += [round((columns[-1] + 1) * across), round((rows[-1] + 1) * down)]
     picture: Literal[0, 1] | None = None if side is None else 1 if side else 0
     return Region((box[0], box[1], box[2], box[3]), min(confidence, 1.0), torch.from_numpy(full), picture)
 
