@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import tarfile
 from pathlib import Path
 
 import pytest
 import torch
 from helpers.toy_stages import Numbers, Shade, pair_of
+from torch import Tensor
 
 from lightning_idc.cli import main
 from lightning_idc.errors import ConfigError, DataError
@@ -21,6 +23,14 @@ from lightning_idc.synthesis.duplicates import Deduplicate, ImageHashes, differe
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.records import Record, decode_image, encode_image
+from lightning_idc.synthesis.slots.base import (
+    DifferenceTeller,
+    ImageCaptioner,
+    ImageEncoder,
+    ImageTextMatcher,
+    Region,
+    Segmenter,
+)
 from lightning_idc.synthesis.sources import SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
@@ -76,6 +86,48 @@ def test_presets_differ_on_these_pairs(scored: RecordStore, tmp_path: Path) -> N
         for preset in ("embedded", "paper")
     }
     assert kept["paper"] < kept["embedded"], kept
+
+
+@pytest.mark.parametrize("empty", ["caption", "answer"])
+def test_a_region_without_words_hides_what_it_overlaps_as_in_a_run_with_the_preset(empty: str) -> None:
+    class Boxes(Segmenter):
+        def regions(self, before: list[Tensor], after: list[Tensor], masks: bool = False) -> list[list[Region]]:  # type: ignore[override]
+            return [[Region((0, 0, 40, 40), 1.0), Region((0, 0, 40, 32), 1.0)] for _ in before]
+
+    class Halves(ImageEncoder):
+        def encode(self, images: list[Tensor]) -> Tensor:  # type: ignore[override]
+            """The larger box differs more, and whole pictures are not compared."""
+            way = [0.0 if image.float().mean() > 150 else 2.0 if image.shape[1] == 40 else 1.0 for image in images]
+            return torch.tensor([[math.cos(angle), math.sin(angle)] for angle in way])
+
+    class Words(ImageCaptioner):
+        def caption(self, images: list[Tensor]) -> list[str]:  # type: ignore[override]
+            none = empty == "caption"
+            return ["" if none and image.shape[1] == 40 else f"thing {int(image[0, 0, 0])}" for image in images]
+
+    class Sure(ImageTextMatcher):
+        def match(self, images: list[Tensor], texts: list[str]) -> Tensor:  # type: ignore[override]
+            return torch.ones(len(texts))
+
+    class Tells(DifferenceTeller):
+        def tell(self, before: list[Tensor], after: list[Tensor], captions: list[tuple[str, str]]) -> list[str]:  # type: ignore[override]
+            # of two boxes it is asked about the larger one first
+            return ["", "it grew"][: len(captions)] if empty == "answer" else ["it grew"] * len(captions)
+
+    def passed(filters: str) -> Record:
+        record = pair_of(100, 200)
+        for stage in (
+            DifferenceAreas(Boxes(), Halves(), Sure(), filters=filters),
+            RegionCaptions(Words(), Sure(), filters=filters),
+            DifferenceCaptions(Tells()),
+        ):
+            (record,) = stage.transform([record])
+        return record
+
+    direct, again = passed("paper"), passed("scores")
+    (again,) = Refilter("paper").transform([again])
+    assert direct.dropped is not None
+    assert outcome(again) == outcome(direct)
 
 
 @pytest.mark.slow

@@ -107,6 +107,13 @@ def filter_captions(areas: Sequence[Area], filters: Filters) -> None:
             reject(area, "captions too similar", alike, f"below {filters.caption_similarity:g}")
 
 
+def filter_answers(areas: Sequence[Area]) -> None:
+    """Leave out regions of whose difference nothing is said, where it was asked for."""
+    for area in kept(areas):
+        if area.get("difference") == "":
+            reject(area, "empty answer", "", "some words")
+
+
 def drop_without_areas(record: Record, reason: str) -> None:
     """Drop a record of whose regions none is left."""
     if not kept(record.facts["areas"]):
@@ -150,6 +157,8 @@ class Refilter(PipelineStage):
         if "pair_similarity" in scores:
             filter_pair(record, scores["pair_similarity"], filters)
         if record.dropped is None:
+            for area in areas:
+                area["dropped"] = None  # one without words hides what it overlaps: words are asked for last
             filter_shapes(areas, record.facts["size"], filters)
             filter_differences(areas, filters)
             filter_names(areas, filters)
@@ -158,6 +167,7 @@ class Refilter(PipelineStage):
         if record.dropped is None:
             filter_described(areas, filters)
             filter_captions(areas, filters)
+            filter_answers(areas)
             drop_without_areas(record, "no area described")
         if record.dropped is None and "summary" in record.facts:
             summarise(record)

@@ -7,10 +7,10 @@ from typing import Any
 
 from lightning_idc.methods.img_diff.filtering import (
     drop_without_areas,
+    filter_answers,
     filter_captions,
     filter_described,
     kept,
-    reject,
     summarise,
 )
 from lightning_idc.methods.img_diff.presets import check_matcher, filters_named
@@ -114,9 +114,8 @@ class DifferenceCaptions(PipelineStage):
         texts = self.teller.tell(boxed[0], boxed[1], [tuple(area["captions"]) for _, area in todo])
         for (_, area), text in zip(todo, texts, strict=True):
             area["difference"] = " ".join(text.split())
-            if not area["difference"]:
-                reject(area, "empty answer", "", "some words")
         for record in records:
+            filter_answers(record.facts["areas"])
             summarise(record)
             drop_without_areas(record, "no area described")
         return records
