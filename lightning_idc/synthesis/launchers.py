@@ -81,7 +81,9 @@ class ArrayTask(Launcher):
         self.task, self.tasks, self.device = task, tasks, device
 
     def launch(self, stage: BasePipelineStage, job: ShardJob) -> None:
-        task, tasks = (self.task, self.tasks) if None not in (self.task, self.tasks) else array_task()
+        given = self.task, self.tasks
+        found = array_task() if None in given else given
+        task, tasks = (told if own is None else own for own, told in zip(given, found, strict=True))
         if task is None or tasks is None or not 0 <= task < tasks:
             raise ConfigError(f"task is {task} of {tasks}; expected 0 to {(tasks or 1) - 1}")
         job.begin(stage)

@@ -122,6 +122,17 @@ def test_tasks_of_an_array_share_the_shards_and_one_completes(tmp_path: Path) ->
     assert digests(tmp_path / "a") == digests(tmp_path / "b")
 
 
+def test_a_task_or_a_number_of_tasks_that_is_named_goes_before_that_of_slurm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in (("ID", "5"), ("MIN", "3"), ("COUNT", "4")):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    for options, made in (({"task": 1}, {1, 5}), ({"tasks": 3}, {2, 5}), ({}, {2, 6})):
+        target = tmp_path / str(options)
+        run_share(Shade(), Numbers(40), target, **options, **SIZES)
+        assert {int(path.stem[6:]) for path in target.glob("shard-*.json")} == made
+
+
 class Fragile(PipelineStage):
     """Adds 1, and raises an error where it meets a number."""
 
