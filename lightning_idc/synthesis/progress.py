@@ -6,7 +6,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 PROGRESS = "progress.jsonl"
 _EVERY = 30
@@ -69,7 +69,16 @@ def rate(folder: Path) -> str:
         lines = (folder / PROGRESS).read_text(encoding="utf-8").splitlines()
     except OSError:
         return "time unknown"
-    made = [json.loads(line) for line in lines]
+    made = [entry for line in lines if (entry := _entry(line)) is not None]
     seconds = sum(entry["seconds"] for entry in made)
     records = sum(entry["records"] for entry in made)
     return f"{seconds:.0f} s of work, {records / max(seconds, 1e-9):.3g} records per second"
+
+
+def _entry(line: str) -> dict[str, Any] | None:
+    """What a line says of a shard; None where a crash left a part of it."""
+    try:
+        entry = json.loads(line)
+    except ValueError:
+        return None
+    return entry if isinstance(entry, dict) else None

@@ -286,6 +286,14 @@ def test_time_and_progress_of_every_shard_are_kept(tmp_path: Path) -> None:
     assert "records per second" in rate(tmp_path / "a") and rate(tmp_path) == "time unknown"
 
 
+def test_a_line_of_progress_that_was_torn_does_not_stop_the_run(tmp_path: Path) -> None:
+    """A machine that loses power, or a disk that is full, leaves a part of the last line."""
+    ShardJob(Numbers(20), tmp_path / "a", shard_size=8).begin(MapStage(_as_it_is))
+    (tmp_path / "a" / PROGRESS).write_text('{"shard": 0, "rec')
+    run_in_process(MapStage(_as_it_is), Numbers(20), tmp_path / "a", shard_size=8)
+    assert "records per second" in rate(tmp_path / "a")
+
+
 def test_progress_names_what_is_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
