@@ -107,6 +107,24 @@ def test_sam2_is_read_by_name_and_finds_regions_of_both_pictures(tmp_path: Path)
     assert slot.provenance()["weights"] and slot.provenance()["dtype"] == "torch.float32"
 
 
+def test_fastsam_finds_nothing_in_an_empty_picture() -> None:
+    """Ultralytics gives None in the place of no masks."""
+
+    class NoBoxes:
+        xyxy, conf = torch.zeros(0, 4), torch.zeros(0)
+
+        def __len__(self) -> int:
+            return 0
+
+    class Nothing:
+        boxes, masks = NoBoxes(), None
+
+    slot = FastSamSegmenter()
+    slot._net = lambda picture, **options: [Nothing()]
+    picture = torch.zeros(3, 8, 8, dtype=torch.uint8)
+    assert slot.regions([picture], [picture], masks=True) == [[]]
+
+
 def test_fastsam_says_that_it_is_installed_by_hand() -> None:
     with pytest.raises(PairError, match="ultralytics"):
         FastSamSegmenter().load()

@@ -169,7 +169,9 @@ class FastSamSegmenter(Segmenter):
         (result,) = self._net(
             picture, retina_masks=True, imgsz=self.size, conf=self.confidence, iou=self.overlap, verbose=False
         )
-        inside = [None] * len(result.boxes) if not masks else list(result.masks.data.bool().cpu())
+        # where nothing is found there are no masks either
+        some = masks and result.masks is not None
+        inside = list(result.masks.data.bool().cpu()) if some else [None] * len(result.boxes)
         return [
             Region(_box(box.round().long()), float(score), mask)
             for box, score, mask in zip(result.boxes.xyxy.cpu(), result.boxes.conf.cpu(), inside, strict=True)
