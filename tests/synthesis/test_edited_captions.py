@@ -50,6 +50,15 @@ def test_the_lexicon_replaces_a_noun_by_one_of_its_kind(tmp_path: Path) -> None:
     assert store.counts() == (1, {"no known noun": 1})
 
 
+def test_letters_with_accents_are_parts_of_words() -> None:
+    lexicon = Lexicon.own()
+    assert replace_noun("A bowl of maní", Lexicon({"a": ["man", "dog"]}), np.random.default_rng(0)) is None
+    assert changed_words("a jalapeño on a plate", "a tomato on a plate") == ("jalapeño", "tomato")
+    assert changed_words("une chaise brûlée", "une étagère brûlée") == ("chaise", "étagère")
+    edit = replace_noun("A café chair", lexicon, np.random.default_rng(0))
+    assert edit is not None and edit[0][1].startswith("A café ")
+
+
 def test_wordnets_files_are_read_by_class(tmp_path: Path) -> None:
     # the format of wndb(5WN): offset lex_filenum ss_type w_cnt word lex_id p_cnt [symbol offset pos source/target]
     names = list(CATEGORIES)

@@ -15,7 +15,7 @@ from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import PipelineStage
 
-_WORD = re.compile(r"[a-z]+(?:-[a-z]+)*", re.IGNORECASE)
+_WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _TALK = ("replac", "modified", "become")
 """Signs of an answer that talks about the edit instead of making it (ImgDiff scripts)."""
 
