@@ -8,8 +8,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from lightning_idc.core.renamed import renamed_arguments
+from lightning_idc.core.shards import StoreError
 from lightning_idc.core.text import plain
+from lightning_idc.errors import DataError
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.synthesis.progress import rate
@@ -81,8 +85,16 @@ class Audit(PipelineStage):
         shown = [name for name in self.images if _has(record, name)]
         return shown or ["image"] * _has(record, "image")
 
+    def _pictures(self, record: Record) -> list[Tensor]:
+        try:
+            return [record.image(name) for name in self._shown(record)]
+        except StoreError:
+            raise  # no picture is the cause
+        except DataError:
+            return []
+
     def _entry(self, record: Record) -> AuditEntry:
-        images = [] if _unreadable(record) else [record.image(name) for name in self._shown(record)]
+        images = self._pictures(record)
         height, width = record.facts.get("size") or (images[0].shape[1:] if images else (1, 1))
         entry = AuditEntry(record.id, images, kind=record.facts.get("edit"))
         entry.texts = [line for name in self.texts for line in _lines(record.facts.get(name))]
@@ -131,10 +143,6 @@ def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:
 
 def _has(record: Record, name: str) -> bool:
     return name in record.images or (record.inherit is not None and record.inherit(name) is not None)
-
-
-def _unreadable(record: Record) -> bool:
-    return record.dropped is not None and record.dropped["reason"] == "unreadable image"
 
 
 def _lines(value: Any) -> list[str]:

@@ -104,6 +104,16 @@ def test_a_record_that_made_no_pair_is_shown_with_its_own_picture(tmp_path: Path
     assert list(map(len, pictures_of(html))) == [1, 1, 1]
 
 
+def test_a_picture_that_no_stage_read_and_none_can_read_leaves_the_page_whole(tmp_path: Path) -> None:
+    def gone(record: Record) -> Record:
+        record.images = {"before": b"", "after": b"not an image"}
+        return record
+
+    run(Sequential([MapStage(gone), Audit(str(tmp_path / "audit.html"))]), Numbers(3), tmp_path / "a")
+    html = (tmp_path / "audit.html").read_text(encoding="utf-8")
+    assert [pair["pictures"] for pair in data_of(html)["pairs"]] == [0, 0, 0]
+
+
 def test_failures_and_the_time_of_each_stage_are_shown(tmp_path: Path) -> None:
     def fails(record: Record) -> Record:
         if record.facts["number"] == 2:
