@@ -43,7 +43,11 @@ class JsonLines(AppendableSource):
         try:
             with self._files.open(self._path, "rb") as file:
                 for line in file:
-                    self._starts.append(self._starts[-1] + len(line))
+                    end = self._starts[-1] + len(line)
+                    if line.strip():
+                        self._starts.append(end)
+                    else:
+                        self._starts[-1] = end  # an empty line belongs to the sample before it
         except OSError as error:
             raise DatasetNotFoundError(f"{path!r} cannot be read ({error}); expected a file of JSON lines") from error
         if len(self._starts) < 2:
@@ -66,7 +70,7 @@ class JsonLines(AppendableSource):
             if len(images) > 2:
                 raise ValueError(f"it has {len(images)} pictures, which are not a pair")
             facts = _facts(sample)
-        except (ValueError, TypeError, AttributeError, KeyError) as error:
+        except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise DataError(
                 f"{self._path}, line {index + 1} is not a sample of data-juicer ({error}); expected an object with "
                 "text, images or caption1 and caption2"

@@ -106,8 +106,8 @@ class Sentences(AppendableSource):
             import fsspec
 
             try:
-                with fsspec.open(texts, encoding="utf-8", mode="r") as file:
-                    texts = file.read().splitlines()
+                with fsspec.open(texts, encoding="utf-8-sig", mode="r") as file:
+                    texts = file.read().split("\n")  # str.splitlines would cut captions at U+2028
             except (OSError, ValueError, ImportError) as error:
                 raise PairError(f"the captions {texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]

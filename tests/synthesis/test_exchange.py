@@ -136,10 +136,26 @@ def test_what_is_pushed_is_read_by_its_card(
     assert rows[0]["before"].size == (40, 40)
 
 
+def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text('\n{"text": "A bus."}\n\n{"text": "A car."}\n\n')
+    source = JsonLines(str(file))
+    assert [source.record(index).facts["caption"] for index in range(len(source))] == ["A bus.", "A car."]
+    meta = {"bbox_tag": [[5, 5, 2, 2], [8, 8, 2, 2]], "region_caption1": ["a"], "region_caption2": ["b", "c"]}
+    file.write_text(json.dumps({"text": "A bus.", "__dj__meta__": meta}))
+    with pytest.raises(DataError, match="line 1 is not a sample"):
+        JsonLines(str(file)).record(0)
+
+
 def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:
     with fsspec.open("memory://captions.txt", "w") as file:
         file.write("a dog\n\na cat\n")
     assert Sentences("memory://captions.txt").texts == ["a dog", "a cat"]
+    with fsspec.open("memory://odd.txt", "wb") as binary:
+        binary.write("\ufeffa dog\r\na cat\u2028on\x85a\x0cmat\n".encode())
+    assert Sentences("memory://odd.txt").texts == ["a dog", "a cat\u2028on\x85a\x0cmat"], (
+        "only a line break ends a caption"
+    )
     for missing in ("memory://none.txt", str(tmp_path / "none.txt"), "nowhere://x"):
         with pytest.raises(PairError, match="cannot be read"):
             Sentences(missing)
