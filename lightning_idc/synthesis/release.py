@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -22,6 +23,9 @@ class ReleasePairs(PipelineStage):
         together: what stays in one split: pairs made of one ``file``, or each pair for itself by its ``id``. Few files
             may leave a split empty.
         seed: of the split.
+
+    Raises:
+        ConfigError: a record has no such fact.
     """
 
     def __init__(
@@ -41,6 +45,12 @@ class ReleasePairs(PipelineStage):
         return {"caption": self.caption, "shares": list(self.shares), "together": self.together}
 
     def process(self, records: list[Record]) -> list[Record]:
+        for record in records:
+            if self.caption not in record.facts:
+                raise ConfigError(
+                    f"record {record.id} has no fact {self.caption!r} for its caption; it has "
+                    f"{', '.join(record.facts) or 'none'}"
+                )
         return records
 
     def finish(self, store: RecordStore) -> None:

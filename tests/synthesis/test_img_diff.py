@@ -6,9 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers.toy_stages import pair_of
+from PIL import Image
 from synthesis import scenes
 
 from lightning_idc.core.types import PairError
@@ -31,7 +33,7 @@ from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionC
 from lightning_idc.synthesis.drawing import draw_box, side_by_side
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.release import file_name
+from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
@@ -297,6 +299,24 @@ class TestWholePipeline:
             present, absent = (record.history[-2]["scores"][name] for name in ("present", "absent"))
             assert present > 0.35 and absent < 0.2
             assert entry["path"].startswith("./inpaint/") and isinstance(entry["bbox"], list)
+
+
+def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
+    for name, value in (("cup", 40), ("cat", 200)):
+        cut = np.full((20, 20, 4), value, np.uint8)
+        cut[..., 3] = 0
+        cut[4:16, 4:16, 3] = 255
+        Image.fromarray(cut).save(tmp_path / f"{name}.png")
+    with pytest.raises(PairError, match=r"2 cut-outs.*needs 3.*things"):
+        PasteEdits(size=96, library=str(tmp_path), things=(1, 2)).setup("predict")
+    store = run(PasteEdits(size=96, library=str(tmp_path), things=(1, 1)), SamplePhotos(copies=2), tmp_path / "a")
+    assert store.counts()[0] > 0
+
+
+def test_a_caption_that_is_named_and_not_there_ends_the_run_at_once(tmp_path: Path) -> None:
+    stages = Sequential([PasteEdits(size=64), ReleasePairs(str(tmp_path / "out"), caption="sumary")])
+    with pytest.raises(PairError, match=r"no fact 'sumary'.*captions"):
+        run(stages, SamplePhotos(), tmp_path / "a")
 
 
 def test_edits_change_one_place_and_say_which(shared: Path, tmp_path: Path) -> None:

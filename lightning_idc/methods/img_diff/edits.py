@@ -13,6 +13,7 @@ from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
@@ -83,6 +84,12 @@ class PasteEdits(PipelineStage):
     def setup(self, stage: str) -> None:
         super().setup(stage)
         self._cutouts, self._identity = cutouts(self.library), library_identity(self.library)
+        needed = self.things[1] + 1  # one for each place, and one that comes instead
+        if len(self._cutouts) < needed:
+            raise ConfigError(
+                f"{self.library} holds {len(self._cutouts)} cut-outs, and a pair needs {needed}; add some, or let "
+                f"things end at {len(self._cutouts) - 1}"
+            )
 
     def pixels_per_record(self) -> int:
         return 2 * self.size**2
