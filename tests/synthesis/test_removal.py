@@ -15,6 +15,7 @@ from lightning_idc.methods.img_diff.questions import PromptedRegions
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, ask
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.release import ReleasePairs
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter, VisionLanguageModel
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
@@ -88,6 +89,18 @@ def test_of_overlapping_objects_of_a_picture_one_is_erased() -> None:
 
     made = EraseObjects(Twice(), inpainter=Paints()).transform([pair()])
     assert len(made) == 1, "one of two that overlap by more than half, and none with a confidence of 0.1 or less"
+
+
+def test_pairs_made_of_one_pair_are_in_one_split(tmp_path: Path) -> None:
+    names = {}
+    for number in range(12):
+        record = pair()
+        record.id = f"p{number}"
+        release = ReleasePairs(str(tmp_path), "answer", (0.4, 0.3, 0.3))
+        for child in EraseObjects(Own(), inpainter=Paints()).transform([record]):
+            names.setdefault(record.id, set()).add(release._split(child))
+    assert {len(splits) for splits in names.values()} == {1}
+    assert len(set.union(*names.values())) == 3
 
 
 def test_pictures_are_resized_first(tmp_path: Path) -> None:

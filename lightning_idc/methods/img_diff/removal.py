@@ -44,8 +44,8 @@ class EraseObjects(PipelineStage):
 
     Regions whose crops are alike in both pictures of the pair hold no object (section 19.2.2); of the others, those
     found in a picture are erased from that picture, with that picture's own masks. Each pair becomes several records,
-    one per erased object, with the pictures ``with`` and ``without``, one entry in the fact ``areas`` and the fact
-    ``erased_from``.
+    one per erased object, with the pictures ``with`` and ``without``, one entry in the fact ``areas``, the fact
+    ``erased_from``, and the pair's name as ``file`` where it was not made of one.
 
     Args:
         segmenter: finds regions and their masks.
@@ -96,6 +96,7 @@ class EraseObjects(PipelineStage):
                     child.facts["size"] = list(picture.shape[1:])
                     child.facts["areas"] = [{"box": list(region.box), "similarity": similarity, "dropped": None}]
                     child.facts["erased_from"] = SIDES[side]
+                    child.facts.setdefault("file", record.id)  # what is made of one pair stays in one split
                     child.put("with", picture)
                     own.append(child)
                     assert region.mask is not None  # they were asked for
