@@ -10,7 +10,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
@@ -76,6 +76,7 @@ class Deduplicate(PipelineStage):
 
     Raises:
         ConfigError: a record lacks one of the facts, or ``distance`` is out of range.
+        DataError: two records have one name.
     """
 
     def __init__(
@@ -103,8 +104,12 @@ class Deduplicate(PipelineStage):
         for record in RecordStore(self.against) if self.against is not None else ():
             if record.dropped is None:
                 elsewhere.find_or_add(*self._key(record), record.id)
+        names: set[str] = set()
         for record in (source.record(index) for index in range(len(source))):
             if record.dropped is None:
+                if record.id in names:
+                    raise DataError(f"two records are called {record.id!r}, so that both would be dropped; rename one")
+                names.add(record.id)
                 key = self._key(record)
                 first, other = seen.find_or_add(*key, record.id), elsewhere.find(*key)
                 if other is not None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -54,6 +54,7 @@ class ReleasePairs(PipelineStage):
         return records
 
     def finish(self, store: RecordStore) -> None:
+        _check_names(store)
         (self.folder / "images").mkdir(parents=True, exist_ok=True)
         lines: list[str] = []
         for record in store:
@@ -80,6 +81,19 @@ class ReleasePairs(PipelineStage):
         group = record.facts.get("file") if self.together == "file" else None
         point = record_seed(self.seed, group or record.id).random()
         return "train" if point < self.shares[0] else "val" if point < self.shares[0] + self.shares[1] else "test"
+
+
+def _check_names(store: RecordStore) -> None:
+    """Refuse records whose pictures would have the names of another one's."""
+    names: set[str] = set()
+    ids, dropped = store.column("id"), store.column("dropped")
+    for index in range(len(store)):
+        if dropped[index] is None:
+            id = ids[index]
+            name = file_name(id)
+            if name in names:
+                raise DataError(f"two records would have the pictures {name!r}, the second being {id!r}; rename one")
+            names.add(name)
 
 
 def file_name(id: str) -> str:

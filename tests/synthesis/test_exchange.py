@@ -9,6 +9,7 @@ from typing import Any
 
 import fsspec
 import pytest
+import torch
 from helpers.toy_stages import pair_of
 
 from lightning_idc.cli import main
@@ -18,7 +19,9 @@ from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.juicer import JsonLines
 from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.release import ReleasePairs
 from lightning_idc.synthesis.sources import Sentences
+from lightning_idc.synthesis.stages import MapStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
 
 AREAS = [
@@ -145,6 +148,23 @@ def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) ->
     file.write_text(json.dumps({"text": "A bus.", "__dj__meta__": meta}))
     with pytest.raises(DataError, match="line 1 is not a sample"):
         JsonLines(str(file)).record(0)
+
+
+def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: Path) -> None:
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(f'{{"id": "{name}", "text": "A bus."}}\n' for name in ("a", "b", "b")))
+    with pytest.raises(DataError, match="two records are called 'b'"):
+        run_in_process(Deduplicate(("caption",)), JsonLines(str(file)), tmp_path / "dedup")
+
+    def pair(record: Record) -> Record:
+        record.put("before", torch.zeros(3, 8, 8, dtype=torch.uint8))
+        record.put("after", torch.zeros(3, 8, 8, dtype=torch.uint8))
+        return record
+
+    stages = Sequential([MapStage(pair), ReleasePairs(str(tmp_path / "out"), "caption")])
+    with pytest.raises(DataError, match=r"two records.*'b'"):
+        run_in_process(stages, JsonLines(str(file)), tmp_path / "release")
+    assert not (tmp_path / "out" / "pairs.jsonl").exists()
 
 
 def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:
