@@ -5,7 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from synthesis import own_cutouts, pasted_and_described, rightly_named
+from torch import Tensor
 
 from lightning_idc.core.images import resize
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
@@ -14,6 +16,9 @@ from lightning_idc.methods.namc.descriptions import Descriptions
 from lightning_idc.synthesis.library import library_identity
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.slots.base import VisionLanguageModel
+from lightning_idc.synthesis.slots.chat import PromptedCaptioner
+from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 
@@ -81,3 +86,20 @@ def test_unequal_pictures_are_compared_in_the_size_of_the_first(tmp_path: Path) 
     chain = [Unequal(), PairSimilarity(filters="embedded"), DifferenceAreas(filters="embedded")]
     made = run(Sequential(chain), str(tmp_path / "pairs"), tmp_path / "a", shard_size=16)
     assert "error" not in made.counts()[1] and made.counts()[0] > 0, made.counts()
+
+
+def test_what_is_said_of_the_ground_is_a_setting() -> None:
+    usual = NearestPrototype().settings()
+    assert NearestPrototype(background="nothing").settings() != usual
+    assert "background" not in usual, "stores that were made before go on"
+
+
+def test_the_least_side_of_a_picture_that_is_asked_about_is_a_setting() -> None:
+    class Says(VisionLanguageModel):
+        def answer(self, images: list[list[Tensor]], prompts: list[str]) -> list[str]:  # type: ignore[override]
+            return [str(tuple(shown[0].shape[1:])) for shown in images]
+
+    picture = torch.zeros(3, 20, 60, dtype=torch.uint8)
+    usual, large = PromptedCaptioner(Says()), PromptedCaptioner(Says(), least_side=224)
+    assert usual.caption([picture]) != large.caption([picture]) and usual.settings() != large.settings()
+    assert "least_side" not in usual.settings(), "stores that were made before go on"

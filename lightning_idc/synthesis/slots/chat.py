@@ -19,6 +19,8 @@ VICUNA = (
     "and polite answers to the user's questions. USER: {prompt} ASSISTANT:"
 )
 """Version 1.1 of Vicuna's template, for checkpoints that bring none; the tokenizer adds the first token."""
+LEAST_SIDE = 56
+"""Of the pictures that a model is asked about, pixels."""
 
 
 class ChatModel(Pretrained, TextModel):
@@ -256,13 +258,18 @@ class PromptedCaptioner(ImageCaptioner):
     """
 
     def __init__(
-        self, model: VisionLanguageModel, prompt: str = "Describe this image in one sentence.", least_side: int = 56
+        self,
+        model: VisionLanguageModel,
+        prompt: str = "Describe this image in one sentence.",
+        least_side: int = LEAST_SIDE,
     ) -> None:
         super().__init__()
         self.model, self.prompt, self.least_side = model, prompt, least_side
 
     def settings(self) -> dict[str, Any]:
-        return {**self.model.settings(), "prompt": self.prompt}
+        # where it is not the default, so that stores of before go on
+        least = {} if self.least_side == LEAST_SIDE else {"least_side": self.least_side}
+        return {**self.model.settings(), "prompt": self.prompt, **least}
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         return self.model.answer([[_enlarged(image, self.least_side)] for image in images], [self.prompt] * len(images))

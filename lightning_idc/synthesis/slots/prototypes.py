@@ -16,6 +16,7 @@ from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent
 
+BACKGROUND = "plain background"
 _SCALES = (1.0, 0.94, 0.88, 0.82)
 """Size of a thing in its box, whose border may be loose or belong to a larger thing of the other picture."""
 _SPOTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -65,7 +66,7 @@ class NearestPrototype(ImageCaptioner):
         library: str | None = None,
         side: int = 20,
         min_similarity: float = 0.92,
-        background: str = "plain background",
+        background: str = BACKGROUND,
     ) -> None:
         super().__init__()
         self.library, self.identity = library, library_identity(library)
@@ -83,7 +84,9 @@ class NearestPrototype(ImageCaptioner):
         ]
 
     def settings(self) -> dict[str, Any]:
-        return {"model": "NearestPrototype", "library": self.identity, "side": self.side, "least": self.min_similarity}
+        said = {} if self.background == BACKGROUND else {"background": self.background}
+        own = {"library": self.identity, "side": self.side, "least": self.min_similarity}
+        return {"model": "NearestPrototype", **own, **said}
 
     def refusal(self, facts: Mapping[str, Any]) -> str | None:
         if facts.get("library") == self.identity:
