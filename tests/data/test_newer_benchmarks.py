@@ -36,12 +36,12 @@ def lines(path: Path, rows: list[dict[str, Any]]) -> None:
 # ---- HQ-Edit -----------------------------------------------------------------------------------------------------
 
 
-def hq_edit(root: Path, count: int = 40) -> None:
+def hq_edit(root: Path, count: int = 40, silent: int | None = None) -> None:
     root.mkdir(parents=True, exist_ok=True)
     rows = {
         "input_image": [png(n) for n in range(count)],
         "output_image": [png(100 + n) for n in range(count)],
-        "edit": [f"add {n}" for n in range(count)],
+        "edit": ["" if n == silent else f"add {n}" for n in range(count)],
         "inverse_edit": [f"remove {n}" for n in range(count)],
     }
     features = datasets.Features(
@@ -60,6 +60,15 @@ def test_hq_edit_both_ways(tmp_path: Path) -> None:
     assert pair.captions == ["add 19"] and (pair.before == 19).all() and (pair.after == 119).all()
     pair = HQEdit(tmp_path, inverse=True).dataset("test")[0]
     assert pair.captions == ["remove 19"] and (pair.before == 119).all() and (pair.after == 19).all()
+
+
+def test_hq_edit_has_the_same_splits_both_ways_and_to_predict_where_an_instruction_is_empty(tmp_path: Path) -> None:
+    hq_edit(tmp_path, silent=3)
+    data, back = HQEdit(tmp_path), HQEdit(tmp_path, inverse=True)
+    for split in ("val", "test"):
+        assert list(data.pairs_of(split).ids) == list(back.pairs_of(split).ids)  # type: ignore[arg-type]
+    assert list(data.pairs_of("predict").ids) == list(data.pairs_of("test").ids) == ["000019", "000039"]
+    assert len(data.pairs_of("train")) == 35 and len(back.pairs_of("train")) == 36
 
 
 # ---- VLM-SubtleBench --------------------------------------------------------------------------------------------

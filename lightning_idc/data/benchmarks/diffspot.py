@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 
-from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable, TableSource, load_tables
+from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, TableSource, load_tables
 from lightning_idc.data.core.benchmark import one_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
@@ -169,7 +169,9 @@ class HQEdit(HuggingFaceTable):
         super().__init__(path, *sides, splits=self._SPLITS, **options)
 
     def source(self, split: Split) -> PairSource:
-        whole = super().source(split)
+        # by place in the release, whether a pair has an instruction this way or not
+        whole = super().source("predict")
         places = np.arange(len(whole)) % 20
         chosen = places == 18 if split == "val" else places == 19 if split != "train" else places < 18
-        return View(whole, np.flatnonzero(chosen).tolist())
+        part = View(whole, np.flatnonzero(chosen).tolist())
+        return part if split == "predict" else Captioned(part)
