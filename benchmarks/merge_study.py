@@ -26,6 +26,8 @@ from lightning_idc.errors import DataError
 from lightning_idc.report.comparison import Captioned
 
 SAME = ("question", "commit")
+NAMED = ("said", "figures")
+"""What a run keeps by row."""
 
 
 def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
@@ -83,30 +85,17 @@ def named_by(parts: Sequence[dict[str, Any]], setting: str, control: str | None)
     }
     if control is not None and not all(control in rows for rows in order.values()):
         raise DataError(f"--control is {control!r}; the rows are {', '.join(next(iter(order.values())))}")
-    return [
-        {
-            **part,
-            "worlds": {
-                world: {
-                    **found,
-                    "order": order[world],
-                    "control": control,
-                    "runs": [
-                        {
-                            **run,
-                            **{
-                                kind: {f"{row}, {setting} {end}": value for row, value in run[kind].items()}
-                                for kind in ("said", "figures")
-                            },
-                        }
-                        for run in found["runs"]
-                    ],
-                }
-                for world, found in part["worlds"].items()
-            },
-        }
-        for part, end in zip(parts, ends, strict=True)
-    ]
+    named = []
+    for part, end in zip(parts, ends, strict=True):
+        worlds = {}
+        for world, found in part["worlds"].items():
+            runs = [
+                run | {kind: {f"{row}, {setting} {end}": run[kind][row] for row in run[kind]} for kind in NAMED}
+                for run in found["runs"]
+            ]
+            worlds[world] = found | {"order": order[world], "control": control, "runs": runs}
+        named.append(part | {"worlds": worlds})
+    return named
 
 
 def value_of(setting: Any) -> str:

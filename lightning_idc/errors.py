@@ -6,7 +6,7 @@ import functools
 import inspect
 import math
 import pickle
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
@@ -57,13 +57,13 @@ def check_number(name: str, value: float, minimum: float, below: float = math.in
         raise ConfigError(f"{name} is {value!r}; expected at least {minimum}{upper}")
 
 
-def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Refuse a name that is none of those that there are.
 
     Args:
         name: of the argument, for the message.
         value: that was given.
-        choices: names that are accepted, two or more.
+        choices: names that are accepted.
 
     Raises:
         ConfigError: the name is unknown.
@@ -71,9 +71,8 @@ def check_choice(name: str, value: str, choices: Iterable[str]) -> None:
     Example:
         >>> check_choice("level", "token", ("token", "sequence"))
     """
-    *others, last = known = list(choices)
-    if value not in known:
-        raise ConfigError(f"{name} is {value!r}; expected {', '.join(others)} or {last}")
+    if value not in choices:
+        raise ConfigError(f"{name} is {value!r}; expected one of {', '.join(choices)}")
 
 
 @contextmanager

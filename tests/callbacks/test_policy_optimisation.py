@@ -242,9 +242,9 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         ({"clip": -0.2}, "clip is -0.2"),
         ({"clip_high": -0.1}, "clip_high is -0.1"),
         ({"caption_weight": -1.0}, "caption_weight is -1"),
-        ({"scale": "grup"}, "scale is 'grup'; expected group, batch, none or leave_one_out"),
-        ({"level": "caption"}, "level is 'caption'; expected token or sequence"),
-        ({"averaging": "tokens"}, "averaging is 'tokens'; expected sample, token or constant"),
+        ({"scale": "grup"}, "scale is 'grup'; expected one of group, batch, none, leave_one_out"),
+        ({"level": "caption"}, "level is 'caption'; expected one of token, sequence"),
+        ({"averaging": "tokens"}, "averaging is 'tokens'; expected one of sample, token, constant"),
         ({"beside": True, "caption_weight": 1.0}, "leave caption_weight at 0"),
     ):
         with pytest.raises(ConfigError, match=match):
@@ -258,7 +258,7 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
         fit([GroupRelative(Broken())], tmp_path, TinyCaptioner(init_from=sft))
     with pytest.raises(ConfigError, match="at least one caption"):
         RewardMined(LengthReward(1, 2), samples=0)
-    with pytest.raises(ConfigError, match="normalise is 'grup'; expected group, batch or none"):
+    with pytest.raises(ConfigError, match="normalise is 'grup'; expected one of group, batch, none"):
         WeightedRewards([ColourReward()], normalise="grup")  # type: ignore[arg-type]
 
 

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_json, sentences
 from lightning_idc.data.io.tables import short
+from lightning_idc.errors import check_choice
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 Pairs = Literal["all", "change", "no_change"]
@@ -75,7 +76,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         self, root: str | Path | None = None, pairs: Pairs = "all", scenes_together: bool = False, **options: Any
     ) -> None:
         super().__init__(root, **options)
-        one_of("pairs", pairs, get_args(Pairs))
+        check_choice("pairs", pairs, get_args(Pairs))
         self.pairs: Pairs = pairs
         if scenes_together and (pairs != "all" or self.batch_size % 2):
             raise PairError(

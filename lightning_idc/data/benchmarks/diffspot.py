@@ -10,11 +10,10 @@ from typing import Any, Literal, get_args
 import numpy as np
 
 from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, TableSource, load_tables
-from lightning_idc.data.core.benchmark import one_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.tables import short
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError, check_choice
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
@@ -52,7 +51,7 @@ class DiffSpot(PairDataModule):
 
     def __init__(self, root: str | Path = "data/diffspot", difficulty: Difficulty = "all", **options: Any) -> None:
         super().__init__(**options)
-        one_of("difficulty", difficulty, get_args(Difficulty))
+        check_choice("difficulty", difficulty, get_args(Difficulty))
         self.root, self.difficulty = Path(root).expanduser(), difficulty
 
     def source(self, split: Split) -> PairSource:

@@ -10,11 +10,12 @@ from typing import Any, Literal, get_args
 import torch
 
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, split_by_hash
 from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
 from lightning_idc.data.io.tables import Row, short
+from lightning_idc.errors import check_choice
 
 Part = Literal["replacement", "removal"]
 REMOVAL = 5_773
@@ -76,7 +77,7 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        one_of("part", part, get_args(Part))
+        check_choice("part", part, get_args(Part))
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
         self.part: Part = part

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import read_json, read_text, sentences
 from lightning_idc.data.io.tables import parse_json, short
+from lightning_idc.errors import check_choice
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
@@ -62,7 +63,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
 
     def __init__(self, root: str | Path | None = None, seeds: Seeds = "first", **options: Any) -> None:
         super().__init__(root, **options)
-        one_of("seeds", seeds, get_args(Seeds))
+        check_choice("seeds", seeds, get_args(Seeds))
         self.seeds: Seeds = seeds
         self._listed: list[tuple[str, list[str]]] | None = None
 

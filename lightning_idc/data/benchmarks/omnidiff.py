@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import read_objects, sentences
 from lightning_idc.data.io.tables import Row, short
+from lightning_idc.errors import check_choice
 
 Subset = Literal["real", "render"]
 PAIRS = {
@@ -78,9 +79,9 @@ real/val.json, real/test.json, render/train.json, ...
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        one_of("subset", subset, get_args(Subset))
+        check_choice("subset", subset, get_args(Subset))
         for key in fields or {}:
-            one_of("a key of fields", key, FIELDS)
+            check_choice("a key of fields", key, FIELDS)
         self.subset: Subset = subset
         self.fields = {**FIELDS, **(fields or {})}
         self.annotations_file = annotations_file

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record, split_by_hash
 from lightning_idc.data.io.jsonfiles import find, needed, read_objects, read_text, sentences
 from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError, check_choice
 
 Turn = Literal["first", "last"]
 INSTRUCTIONS = {"train": 87_935, "test": 17_172}
@@ -50,7 +50,7 @@ images/*                                      images, as the records name them, 
 
     def __init__(self, root: str | Path | None = None, turn: Turn = "last", **options: Any) -> None:
         super().__init__(root, **options)
-        one_of("turn", turn, get_args(Turn))
+        check_choice("turn", turn, get_args(Turn))
         self.turn: Turn = turn
 
     def annotations(self, split: Split) -> list[list[str]]:

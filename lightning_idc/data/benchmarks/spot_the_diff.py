@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.renamed import renamed_arguments
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count, one_of
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+from lightning_idc.errors import check_choice
 
 Grouping = Literal["grouped", "entry", "multi"]
 EmptyReferences = Literal["leave_out", "keep"]
@@ -100,8 +101,8 @@ annotations/val.json, test.json"""
         **options: Any,
     ) -> None:
         super().__init__(root, **options)
-        one_of("grouping", grouping, get_args(Grouping))
-        one_of("empty_references", empty_references, get_args(EmptyReferences))
+        check_choice("grouping", grouping, get_args(Grouping))
+        check_choice("empty_references", empty_references, get_args(EmptyReferences))
         self.grouping: Grouping = grouping
         self.empty_references: EmptyReferences = empty_references
         self.max_words = max_words

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -15,6 +15,7 @@ from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import find
+from lightning_idc.errors import check_choice
 
 _SHOWN = 5
 
@@ -112,7 +113,7 @@ class Benchmark(PairDataModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        one_of("on_missing", on_missing, ("raise", "skip"))
+        check_choice("on_missing", on_missing, ("raise", "skip"))
         self.files = Root(Path("data") / self.folder if root is None else root, follow_links)
         self.root, self.official, self.on_missing = self.files.path, official, on_missing
         self.domain = self.title
@@ -263,13 +264,3 @@ def count(records: Sequence[Record], entries: int | None = None) -> Counts:
     texts = [caption for record in records for caption in record.captions]
     silent = sum(not any(record.captions) for record in records)
     return Counts(len(records), len(texts), sum(not text for text in texts), silent, entries)
-
-
-def one_of(name: str, value: str, options: Sequence[str] | Mapping[str, Any]) -> None:
-    """Refuse an argument that is not one of its choices.
-
-    Raises:
-        PairError: it is not.
-    """
-    if value not in options:
-        raise PairError(f"{name} is {value!r}; expected one of {', '.join(options)}")
