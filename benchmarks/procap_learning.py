@@ -1,12 +1,13 @@
 """Do explicit procedure modelling (EPM) and implicit procedure captioning (IPC) help, alone and together (Table 2)?
-And what do queries say that frames do not (Table 14)?
+And what do queries say that frames do not (Table 14), and what do the losses of the first stage bring (Table 4)?
 
     python benchmarks/procap_learning.py [--pairs 6000] [--epochs 24 8 8] [--seeds 1 2 3] [--work FOLDER] [--out FILE]
 
 For all seeds one tokenizer, which also learned to name objects, one set of procedures (DIS flow, l = 7), a first stage
 with k = 0 and one with k = 1; per seed four captioners that share everything but what is asked about: none (k = 0,
 fresh), EPM (k = 0, from the first stage of k = 0, as in the code), IPC (k queries, fresh), and both, with k = 1 as in
-the table. A fifth one, from the first stage of the fourth, reads k evenly spaced frames in the place of the queries.
+the table. Another one, from the first stage of the fourth, reads k evenly spaced frames in the place of the queries;
+three more start from first stages without alignment (align), consistency (CSY) or both, with queries as the fourth.
 The same number of steps, batches and pairs for each; as in the paper, the arms with EPM have seen the pairs and
 captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands the share
 of captions that bfloat16 leaves as they are. ``_study.py`` says what else stands beside it.
@@ -18,7 +19,7 @@ better, the rows with EPM are refused. The authors' code begins each arm with CL
 layers of all encoders, those of the first stages too, begin with the image blocks of one small CLIP (``_clip.py``).
 
     python benchmarks/procap_learning.py --work WORK --prepare tokenizer                  # one for all seeds, once
-    python benchmarks/procap_learning.py --work WORK --prepare first --only EPM+IPC
+    python benchmarks/procap_learning.py --work WORK --prepare first --only MSM+IPC EPM+IPC
     python benchmarks/procap_learning.py --work WORK --seeds 3 --only none IPC --part FILE         # and merge_study.py
     python benchmarks/procap_learning.py --pairs 24 --test_pairs 8 --epochs 1 1 1 --only none IPC       # tries it
 """
@@ -30,7 +31,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,35 @@ from lightning_idc.methods.procap.keyframes import TokenizerSimilarity
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer
 
+ALL_LOSSES = (1.0, 1.0, 1.0)
+"""Weights of masked sequence modelling, alignment and consistency in a first stage."""
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is asked about in one row.
+
+    Args:
+        losses: weights in the first stage that it starts from; None where it starts from none.
+        queried: whether it has queries, or frames in their place.
+    """
+
+    losses: tuple[float, float, float] | None = None
+    queried: bool = False
+
+
 FRAMES = "EPM+frames"
 ARMS = {
-    "none": (False, False),
-    "EPM": (True, False),
-    "IPC": (False, True),
-    FRAMES: (True, True),
-    "EPM+IPC": (True, True),
+    "none": Arm(),
+    "EPM": Arm(ALL_LOSSES),
+    "IPC": Arm(None, True),
+    FRAMES: Arm(ALL_LOSSES, True),
+    "MSM+IPC": Arm((1.0, 0.0, 0.0), True),
+    "MSM+CSY+IPC": Arm((1.0, 0.0, 1.0), True),
+    "MSM+align+IPC": Arm((1.0, 1.0, 0.0), True),
+    "EPM+IPC": Arm(ALL_LOSSES, True),
 }
-"""Whether an arm starts from a first stage, and whether it has queries, or frames in their place."""
+"""By row; where rows follow each other in Table 4 they do here, as each is compared with the one before it."""
 CONTROL = "none"
 SIZES: dict[str, Any] = {"width": 64, "layers": 3, "heads": 4, "image_size": (64, 64), "relative_places": True}
 DECODER: dict[str, Any] = {"decoder_width": 96, "decoder_heads": 4, "dropout": 0.0, "captions_per_pair": 3}
@@ -147,23 +168,37 @@ class Runs:
         sizes = {"size": SIZES["image_size"], **{name: SIZES[name] for name in ("width", "layers", "heads")}}
         return {"recall": _clip.train(target, train, held_out, self.options.trunk, **sizes)}
 
-    def first_stage(self, keyframes: int) -> tuple[str, dict[str, float]]:
-        """Checkpoint of a procedure encoder, and how it compares with copying."""
-        target = self.folder / f"first-{keyframes}.ckpt"
-        return str(target), figures_of(target, partial(self.train_first, keyframes))
+    def first_stage(self, arm: Arm) -> tuple[str, dict[str, float]]:
+        """Checkpoint of the procedure encoder that an arm starts from, and how it compares with copying."""
+        weights = "-".join(f"{weight:g}" for weight in arm.losses or ())
+        target = self.folder / f"first-{self.queries(arm)}-losses-{weights}.ckpt"
+        return str(target), figures_of(target, partial(self.train_first, arm))
 
-    def train_first(self, keyframes: int, target: Path) -> dict[str, float]:
+    def queries(self, arm: Arm) -> int:
+        """k of an arm, and of its first stage."""
+        return int(self.options.queries) if arm.queried else 0
+
+    def train_first(self, arm: Arm, target: Path) -> dict[str, float]:
         """Train a procedure encoder until copying is beaten, and figures of its best round."""
         seed_everything(FIRST_SEED, verbose=False)
         self.pairs.seed = FIRST_SEED
-        model = NamedProcedures(self.procedures, self.tokenizer, keyframes, trunk=self.trunk, **SIZES, **learning(3e-3))
+        keyframes = self.queries(arm)
+        model = NamedProcedures(
+            self.procedures,
+            self.tokenizer,
+            keyframes,
+            loss_weights=arm.losses,
+            trunk=self.trunk,
+            **SIZES,
+            **learning(3e-3),
+        )
         best: dict[str, float] = {}
         for rounds in range(1, ROUNDS + 1):
             run = trainer(self.options.epochs[1], self.options.device)
             run.fit(model, self.pairs)
             found = against_copying(model, self.pairs.pairs_of("val"))
             epochs = rounds * self.options.epochs[1]
-            print(f"first stage, k = {keyframes}, {epochs} epochs: {found}", flush=True)
+            print(f"first stage, k = {keyframes}, losses {arm.losses}, {epochs} epochs: {found}", flush=True)
             if not best or found.patches > best["patches"]:
                 best = {**asdict(found), "first_epochs": epochs}
                 run.save_checkpoint(target)
@@ -171,32 +206,31 @@ class Runs:
                 break
         return best
 
-    def start(self, keyframes: int) -> tuple[str, dict[str, float]]:
+    def start(self, arm: Arm) -> tuple[str, dict[str, float]]:
         """A first stage that a second one may start from.
 
         Raises:
             SystemExit: it is no better than copying after all rounds.
         """
-        target, found = self.first_stage(keyframes)
+        target, found = self.first_stage(arm)
         if found["patches"] <= found["copied"]:
             raise SystemExit(
-                f"the first stage with k = {keyframes} names {found['patches']:.1f} % of the masked "
-                f"things after {found['first_epochs']} epochs, copying {found['copied']:.1f} %: no second stage "
-                "starts from it; give it more epochs"
+                f"the first stage with k = {self.queries(arm)} and losses {arm.losses} names {found['patches']:.1f} % "
+                f"of the masked things after {found['first_epochs']} epochs, copying {found['copied']:.1f} %: no "
+                "second stage starts from it; give it more epochs"
             )
         return target, found
 
     def arm(self, seed: int, name: str) -> Said:
         """What one captioner says, and its scores."""
-        modelled, queried = ARMS[name]
-        queries = self.options.queries if queried else 0
-        first, compared = self.start(queries) if modelled else (None, {})
+        arm = ARMS[name]
+        first, compared = self.start(arm) if arm.losses else (None, {})
         seed_everything(seed, verbose=False)
         self.pairs.seed = seed
         captioner = ProCap(
             self.tokenizer,
             first,
-            queries,
+            self.queries(arm),
             self.procedures if name == FRAMES else None,
             trunk=self.trunk,
             encoder_schedule=WarmupCosine(0.1),
@@ -253,8 +287,8 @@ def main() -> None:
         notes = {"trunk_recall": runs.trunk_recall()} if options.trunk else {}
         if options.prepare:
             for row in wanted(options, list(ARMS)):
-                if ARMS[row][0] and options.prepare == "first":
-                    runs.first_stage(options.queries if ARMS[row][1] else 0)
+                if ARMS[row].losses and options.prepare == "first":
+                    runs.first_stage(ARMS[row])
             return
         worlds = {"rendered": Study.of(runs.pairs, list(ARMS), CONTROL)}
         for seed in options.seeds:

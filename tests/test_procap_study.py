@@ -137,3 +137,32 @@ def test_queries_are_compared_with_frames(tmp_path: Path, monkeypatch: pytest.Mo
     assert len(list((tmp_path / "work").glob("*/first-*.ckpt"))) == 1
     found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["worlds"]["rendered"]["summary"]
     assert found["EPM+IPC"]["over_before"]["row"] == "EPM+frames"
+
+
+@pytest.mark.usefixtures("benchmarks")
+def test_first_stages_of_fewer_losses_are_each_trained_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Table 4: a row starts from the first stage of its own losses."""
+    import procap_learning
+
+    trained: list[list[float]] = []
+    started: list[str] = []
+
+    def start(runs: Any, arm: Any) -> Any:
+        first, found = runs.first_stage(arm)  # so small a one is not above copying, which would refuse all
+        started.append(Path(first).name)
+        return first, found
+
+    monkeypatch.setattr(procap_learning.Runs, "start", start)
+    monkeypatch.setattr(procap_learning, "ROUNDS", 1)
+    monkeypatch.setattr(
+        procap_learning.NamedProcedures, "on_fit_start", lambda self: trained.append(self.hparams["loss_weights"])
+    )
+    size = ["--pairs", "24", "--test_pairs", "8", "--epochs", "1", "1", "1", "--seeds", "1", "2"]
+    places = ["--work", str(tmp_path / "work"), "--cache", str(tmp_path / "cache"), "--out", str(tmp_path / "out.json")]
+    rows = ["MSM+IPC", "MSM+align+IPC", "EPM+IPC"]
+    monkeypatch.setattr("sys.argv", ["procap_learning.py", *size, *places, "--only", *rows])
+    procap_learning.main()
+    assert trained == [[1, 0, 0], [1, 1, 0], [1, 1, 1]]
+    assert started == ["first-1-losses-1-0-0.ckpt", "first-1-losses-1-1-0.ckpt", "first-1-losses-1-1-1.ckpt"] * 2
+    found = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))["worlds"]["rendered"]["summary"]
+    assert [found[row]["over_before"]["row"] for row in rows[1:]] == rows[:2]
