@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import SPECIALS
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.m3diff.mdp import (
     MDP,
@@ -147,6 +148,16 @@ def test_layers_match_the_paper_s_depths() -> None:
 def test_heads_must_divide_the_width() -> None:
     with pytest.raises(PairError, match="choose a divisor"):
         MultiScaleDifferentialPerception(12, 1, heads=5)
+
+
+def test_there_are_depths_and_layers_and_a_choice_among_depths() -> None:
+    for odd, said in (
+        (dict(scales=0), "scales is 0"),
+        (dict(scales=2, stacked=-1), "stacked is -1"),
+        (dict(scales=1, softmax=True), "softmax over one depth is always 1"),
+    ):
+        with pytest.raises(ConfigError, match=said):
+            MultiScaleDifferentialPerception(12, **odd)  # type: ignore[arg-type]
 
 
 # ---- on a grid captioner ---------------------------------------------------------------------------------

@@ -164,6 +164,16 @@ def test_a_margin_of_the_data_asks_for_more_distance() -> None:
     both = of_ratio(torch.tensor([4.0], dtype=torch.float64))
     asked = replace(both, margin=torch.tensor([[1.5]], dtype=torch.float64))
     assert dpo(asked, 0.5).item() == pytest.approx(math.log1p(math.exp(-(0.5 * 4.0 - 1.5))))
+    # what looks at M alone sees it that much smaller, as if the log-ratio were 4 - 1.5 / 0.5
+    nearer = of_ratio(torch.tensor([1.0], dtype=torch.float64))
+    for loss in (dpo, hinge, SmoothedDPO(0.1), RobustDPO(0.1), EXO(0.1), DiscoPOP()):
+        torch.testing.assert_close(loss(asked, 0.5), loss(nearer, 0.5))
+    # and what looks at each caption alone would drop it
+    for other in (ipo, IPO(), nca, sppo, apo_zero, apo_down, bco, AOT(), SimPO(), CPO(), orpo):
+        with pytest.raises(ConfigError, match="has no place for a margin of the data"):
+            other(asked, 0.5)
+    both_ways = WeightedSum([dpo, sft], [1.0, 0.5])
+    torch.testing.assert_close(both_ways(asked, 0.5), dpo(asked, 0.5) + 0.5 * sft(asked))
 
 
 def test_ipo_is_least_where_the_log_ratio_is_half_the_inverse_of_beta() -> None:

@@ -241,6 +241,9 @@ def test_a_judge_gives_shares_of_its_highest_score(judge: Judge, two: PairBatch)
     assert [part["type"] for part in parts] == ["image_url", "image_url", "text"]
     with pytest.raises(ConfigError, match=r"there is no rubric 'best'"):
         JudgeReward(judge.endpoint(), rubric="best")
+    for odd, said in ((dict(tries=0), "tries is 0"), (dict(max_score=0.0), "max_score is 0")):
+        with pytest.raises(ConfigError, match=said):
+            JudgeReward(judge.endpoint(), **odd)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"has no \{said\}"):
         JudgeReward(judge.endpoint(), prompt="Rate it")
 

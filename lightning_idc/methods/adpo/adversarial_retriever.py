@@ -17,7 +17,7 @@ from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_module
 from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import CheckpointError, ConfigError, reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, check_number, reads_file
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
 from lightning_idc.methods.adpo.policy_callback import train_data
@@ -203,6 +203,9 @@ class AdversarialRetriever(AddonCallback):
             raise ConfigError(f"candidates is {candidates}; expected at least two captions to choose from")
         if temperature <= 0:
             raise ConfigError(f"temperature is {temperature}; expected a positive number, such as 2")
+        for key, value in (("scale", scale), ("alignment", alignment)):
+            if value is not None:
+                check_number(key, value, minimum=0)
         if not 0 < share <= 1:
             raise ConfigError(f"share is {share}; expected a number above 0 and at most 1")
         self.encoder, self.train_encoder = encoder, train_encoder

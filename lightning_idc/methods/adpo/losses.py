@@ -54,6 +54,22 @@ def margin(comparison: Comparison, beta: float) -> Tensor:
     return beta * comparison.log_ratio
 
 
+def beyond(comparison: Comparison, beta: float) -> Tensor:
+    """M minus what the data says that it should be at least (HAE-DPO), ``(B, K)``; M where the data says nothing.
+
+    Args:
+        comparison: chosen and rejected captions.
+        beta: inverse temperature of the implied reward.
+
+    Example:
+        >>> both = Comparison.of(torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), margin=torch.tensor([[0.5]]))
+        >>> beyond(both, 0.1)
+        tensor([[-0.5000]])
+    """
+    value = margin(comparison, beta)
+    return value if comparison.margin is None else value - comparison.margin
+
+
 def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Tensor:
     """Minus the log-probability that the chosen caption wins, ``(B, K)``.
 
@@ -61,7 +77,7 @@ def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Te
 
     ADPO Eq. 5
 
-    A margin of the data (HAE-DPO) is subtracted from M, so that a worse mistake must be farther away.
+    A margin of the data is subtracted from M (:func:`beyond`), so that a worse mistake must be farther away.
 
     Args:
         comparison: chosen and rejected captions.
@@ -73,9 +89,7 @@ def dpo(comparison: Comparison, beta: float, label_smoothing: float = 0.0) -> Te
         >>> dpo(both, 0.1)
         tensor([[0.6931]])
     """
-    value = margin(comparison, beta)
-    if comparison.margin is not None:
-        value = value - comparison.margin
+    value = beyond(comparison, beta)
     return -(1 - label_smoothing) * F.logsigmoid(value) - label_smoothing * F.logsigmoid(-value)
 
 

@@ -1,7 +1,8 @@
 """Preference losses by the names and with the numbers of TRL: functions of a :class:`Comparison` and beta.
 
 Those with an option of their own are frozen dataclasses, so that recipes can write them as ``class_path`` and
-``init_args``. Each gives one loss per comparison, ``(B, K)``.
+``init_args``. Each gives one loss per comparison, ``(B, K)``. A margin of the data is subtracted from M by those that
+look at nothing else (``dpo``, ``hinge``, ``SmoothedDPO``, ``RobustDPO``, ``EXO``, ``DiscoPOP``); the others refuse it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.nn import functional as F
 
 from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.adpo.comparison import Comparison
-from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo, margin
+from lightning_idc.methods.adpo.losses import PreferenceLoss, beyond, dpo, margin
 
 
 def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:
@@ -26,7 +27,7 @@ def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:
 
 def hinge(comparison: Comparison, beta: float) -> Tensor:
     """How far M stays below 1 (SLiC; Zhao et al. 2023)."""
-    return torch.relu(1 - margin(comparison, beta))
+    return torch.relu(1 - beyond(comparison, beta))
 
 
 def ipo(comparison: Comparison, beta: float) -> Tensor:
@@ -35,6 +36,7 @@ def ipo(comparison: Comparison, beta: float) -> Tensor:
     It has a finite optimum, so a preference that is already certain pushes no further. TRL's ``ipo`` compares means
     per token: :class:`IPO`.
     """
+    _refuse_margin(comparison, "ipo")
     return (comparison.log_ratio - 1 / (2 * beta)).square()
 
 
@@ -84,7 +86,7 @@ class RobustDPO:
             raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected at least 0 and less than 0.5")
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value, share = margin(comparison, beta), self.label_smoothing
+        value, share = beyond(comparison, beta), self.label_smoothing
         return (share * F.logsigmoid(-value) - (1 - share) * F.logsigmoid(value)) / (1 - 2 * share)
 
 
@@ -103,7 +105,7 @@ class EXO:
             raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected a number between 0 and 1")
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value, share = margin(comparison, beta), self.label_smoothing
+        value, share = beyond(comparison, beta), self.label_smoothing
         won = value.sigmoid() * (F.logsigmoid(value) - math.log(1 - share))
         return won + (-value).sigmoid() * (F.logsigmoid(-value) - math.log(share))
 
@@ -123,35 +125,40 @@ class DiscoPOP:
             raise ConfigError(f"temperature is {self.temperature}; expected a positive number, such as 0.05")
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
-        value = margin(comparison, beta)
+        value = beyond(comparison, beta)
         blend = torch.sigmoid(value / self.temperature)
         return -F.logsigmoid(value) * (1 - blend) + torch.exp(-value) * blend
 
 
 def nca(comparison: Comparison, beta: float) -> Tensor:
     """Noise-contrastive alignment of each caption's own reward (NCA, Chen et al. 2024)."""
+    _refuse_margin(comparison, "nca")
     chosen, rejected = beta * comparison.chosen_ratio, beta * comparison.rejected_ratio
     return -F.logsigmoid(chosen) - (F.logsigmoid(-chosen) + F.logsigmoid(-rejected)) / 2
 
 
 def sppo(comparison: Comparison, beta: float) -> Tensor:
     """Log-ratios towards plus and minus 1 / (2 beta) (SPPO with hard labels, Wu et al. 2024)."""
+    _refuse_margin(comparison, "sppo")
     goal = 0.5 / beta
     return (comparison.chosen_ratio - goal).square() + (comparison.rejected_ratio + goal).square()
 
 
 def apo_zero(comparison: Comparison, beta: float) -> Tensor:
     """Chosen up, rejected down; for chosen captions better than the policy's (APO, D'Oosterlinck et al. 2024)."""
+    _refuse_margin(comparison, "apo_zero")
     return torch.sigmoid(-beta * comparison.chosen_ratio) + torch.sigmoid(beta * comparison.rejected_ratio)
 
 
 def apo_down(comparison: Comparison, beta: float) -> Tensor:
     """Both down, rejected more; for chosen captions worse than the policy's (APO, D'Oosterlinck et al. 2024)."""
+    _refuse_margin(comparison, "apo_down")
     return torch.sigmoid(beta * comparison.chosen_ratio) + torch.sigmoid(-margin(comparison, beta))
 
 
 def bco(comparison: Comparison, beta: float) -> Tensor:
     """A classifier of chosen against rejected captions by their own rewards (TRL's ``bco_pair``; Jung et al. 2024)."""
+    _refuse_margin(comparison, "bco")
     return -F.logsigmoid(beta * comparison.chosen_ratio) - F.logsigmoid(-beta * comparison.rejected_ratio)
 
 
@@ -172,6 +179,7 @@ class AOT:
         check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        _refuse_margin(comparison, "AOT")
         there = comparison.present
         if self.paired:
             first = comparison.chosen - comparison.rejected
@@ -202,6 +210,7 @@ class SimPO:
         check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        _refuse_margin(comparison, "SimPO")
         means = comparison.per_token()
         value, share = beta * (means.chosen - means.rejected) - self.gamma, self.label_smoothing
         return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value)
@@ -223,12 +232,14 @@ class CPO:
         check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
+        _refuse_margin(comparison, "CPO")
         value, share = beta * (comparison.chosen - comparison.rejected), self.label_smoothing
         return -(1 - share) * F.logsigmoid(value) - share * F.logsigmoid(-value) + self.alpha * sft(comparison)
 
 
 def odds_ratio(comparison: Comparison, beta: float) -> Tensor:
     """Beta times minus the log-sigmoid of the log odds ratio of the means per token (the ratio term of ORPO)."""
+    _refuse_margin(comparison, "odds_ratio")
     means = comparison.per_token()
     log_odds = (means.chosen - _log1mexp(means.chosen)) - (means.rejected - _log1mexp(means.rejected))
     return -beta * F.logsigmoid(log_odds)
@@ -237,6 +248,15 @@ def odds_ratio(comparison: Comparison, beta: float) -> Tensor:
 def orpo(comparison: Comparison, beta: float) -> Tensor:
     """The caption loss and the odds ratio, without a reference policy (ORPO, Hong et al. 2024)."""
     return sft(comparison) + odds_ratio(comparison, beta)
+
+
+def _refuse_margin(comparison: Comparison, name: str) -> None:
+    """Refuse a margin of the data, which a loss would drop."""
+    if comparison.margin is not None:
+        raise ConfigError(
+            f"the loss {name} has no place for a margin of the data; take dpo, hinge, SmoothedDPO, RobustDPO, EXO or "
+            "DiscoPOP, or leave out `margin` and `error_margins` of the negatives"
+        )
 
 
 def _log1mexp(log_prob: Tensor) -> Tensor:

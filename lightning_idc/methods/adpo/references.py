@@ -208,6 +208,10 @@ class MovingAverage(FrozenCopy):
                         "rounded away; train with precision bf16-mixed, or use another reference"
                     )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
+        # running statistics are averages already
+        statistics = dict(host.named_buffers())
+        for path, buffer in self.twin.named_buffers():
+            buffer.copy_(statistics[path])
 
 
 class NoReference(ReferencePolicy):
