@@ -192,6 +192,10 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         AdversarialRetriever(candidates=1)
     with pytest.raises(PairError, match="temperature is 0"):
         AdversarialRetriever(temperature=0)
+    with pytest.raises(PairError, match="scale is -1"):
+        AdversarialRetriever(scale=-1)
+    with pytest.raises(PairError, match="alignment is -1"):
+        AdversarialRetriever(alignment=-1)
 
 
 class FakeEncoder(nn.Module):

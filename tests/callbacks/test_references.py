@@ -124,6 +124,25 @@ def test_a_moving_average_follows_by_its_formula(sft: str, tmp_path: Path) -> No
         MovingAverage(2.0)
 
 
+class Counting(TinyCaptioner):
+    """A captioner whose network keeps a running statistic, as a batch norm does."""
+
+    def build(self) -> None:
+        fresh = self.net is None
+        super().build()
+        if fresh and self.net is not None:
+            self.net.register_buffer("running", torch.zeros(()))
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.net.running.add_(1)  # type: ignore[union-attr]
+
+
+def test_a_moving_average_has_the_running_statistics_of_the_policy(tmp_path: Path) -> None:
+    average = MovingAverage(0.5)
+    model = fit([PreferenceOptimization(reference=average)], tmp_path, Counting(), max_steps=3)
+    assert float(model.net.running) == 3 and torch.equal(average.twin.net.running, model.net.running)
+
+
 def test_cached_scores_train_as_a_copy_does_and_are_computed_once(sft: str, tmp_path: Path) -> None:
     plain, cached, read = Losses(), Losses(), Losses()
     path = str(tmp_path / "scores.pt")

@@ -166,6 +166,9 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
     [
         ({"freeze": ["model.brain"]}, "finds no module 'model.brain'"),
         ({"targets": "nothing"}, "cannot be put into"),
+        ({"rank": 0}, "rank is 0"),
+        ({"alpha": 0}, "alpha is 0"),
+        ({"dropout": 1.0}, "dropout is 1.0"),
         ({"modules_to_save": ["model.nose"]}, "finds no module 'model.nose'"),
     ],
 )

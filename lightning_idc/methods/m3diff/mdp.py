@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 
 # of SigLIP's 26 used layers, those that the paper reads (section 5.2)
@@ -157,6 +158,10 @@ class MultiScaleDifferentialPerception(nn.Module):
         softmax: reads sigma of Eq. 7 as a softmax over the depths; the sigmoid of Eq. 1 otherwise.
         as_printed: Eq. 4 to 8 and nothing else: no residuals, no norms, no layer behind Eq. 8. Untrained, it then
             replaces the features of a trained model by others.
+
+    Raises:
+        IDCError: ``width`` cannot be split among ``heads``.
+        ConfigError: no depths, a negative number of layers, or a softmax over one depth.
     """
 
     def __init__(
@@ -171,6 +176,10 @@ class MultiScaleDifferentialPerception(nn.Module):
         as_printed: bool = False,
     ) -> None:
         super().__init__()
+        check_number("scales", scales, minimum=1)
+        check_number("stacked", stacked, minimum=0)
+        if softmax and scales == 1:
+            raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
         heads = heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
             raise PairError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ from torch import nn
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, check_number
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
@@ -53,7 +54,8 @@ class LoraAdapter(Adapter):
         use_rslora: scale by ``alpha / sqrt(rank)`` (rsLoRA, Kalajdzievski 2023).
 
     Raises:
-        ConfigError: on installation, if a path is missing, nothing is targeted or the network has a LoRA already.
+        ConfigError: rank, alpha or dropout is out of range; on installation, if a path is missing, nothing is targeted
+            or the network has a LoRA already.
     """
 
     def __init__(
@@ -68,6 +70,12 @@ class LoraAdapter(Adapter):
         use_rslora: bool = False,
     ) -> None:
         super().__init__()
+        check_number("rank", rank, minimum=1)
+        check_number("dropout", dropout, minimum=0, below=1)
+        if not 0 < alpha < math.inf:
+            raise ConfigError(
+                f"alpha is {alpha}; expected a positive number, as the updates are scaled by alpha / rank"
+            )
         self.targets, self.freeze, self.modules_to_save = targets, freeze, list(modules_to_save)
         self.options: dict[str, Any] = {
             "r": rank,
