@@ -72,7 +72,7 @@ class JsonLines(AppendableSource):
             facts = _facts(sample)
         except (ValueError, TypeError, AttributeError, LookupError) as error:
             raise DataError(
-                f"{self._path}, line {index + 1} is not a sample of data-juicer ({error}); expected an object with "
+                f"{self._path}, sample {index + 1} is none of data-juicer ({error}); expected an object with "
                 "text, images or caption1 and caption2"
             ) from error
         names = ["image"] if len(images) == 1 else ["before", "after"]

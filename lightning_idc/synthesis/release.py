@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import json
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +13,9 @@ from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+
+LONGEST_NAME = 200
+"""Signs of a name; file systems allow 255 bytes, suffix included."""
 
 
 class ReleasePairs(PipelineStage):
@@ -59,19 +64,20 @@ class ReleasePairs(PipelineStage):
         lines: list[str] = []
         for record in store:
             if record.dropped is None:
+                paths = []
                 for number, side in enumerate(("before", "after")):
-                    path = self.folder / "images" / f"{file_name(record.id)}_{number}.png"
-                    path.write_bytes(record.encoded(side))
-                lines.append(json.dumps(self._row(record), ensure_ascii=False))
+                    data = record.encoded(side)
+                    paths.append(f"images/{file_name(record.id)}_{number}.{suffix(data)}")
+                    (self.folder / paths[-1]).write_bytes(data)
+                lines.append(json.dumps(self._row(record, *paths), ensure_ascii=False))
         (self.folder / "pairs.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
         print(f"{len(lines)} pairs to train on: {self.folder}", flush=True)
 
-    def _row(self, record: Record) -> dict[str, Any]:
-        name = file_name(record.id)
+    def _row(self, record: Record, before: str, after: str) -> dict[str, Any]:
         return {
             "id": record.id,
-            "before": f"images/{name}_0.png",
-            "after": f"images/{name}_1.png",
+            "before": before,
+            "after": after,
             "captions": [record.facts[self.caption]],
             "change_type": record.facts.get("edit"),
             "split": self._split(record),
@@ -96,7 +102,20 @@ def _check_names(store: RecordStore) -> None:
             names.add(name)
 
 
+def suffix(data: bytes) -> str:
+    """Suffix of the file of an encoded image, by its content."""
+    from PIL import Image
+
+    with Image.open(io.BytesIO(data)) as image:
+        format = str(image.format)
+    return {"JPEG": "jpg", "MPO": "jpg"}.get(format, format.lower())
+
+
 def file_name(id: str) -> str:
-    """Name of a file for a record, one for each id."""
+    """Name of a file for a record, one for each id; the end of one that file systems refuse is a digest."""
     signs = (sign if sign.isascii() and (sign.isalnum() or sign in "._-") else f"%{ord(sign):x}" for sign in id)
-    return "".join(signs).lstrip(".") or "record"
+    name = "".join(signs).lstrip(".") or "record"
+    if len(name) <= LONGEST_NAME:
+        return name
+    digest = hashlib.sha256(id.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{name[: LONGEST_NAME - 17]}-{digest}"

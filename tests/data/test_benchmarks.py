@@ -322,6 +322,20 @@ def test_instructions_split_by_their_place(tmp_path: Path) -> None:
     ]
 
 
+def test_pairs_without_an_instruction_are_left_out_as_those_without_an_image(tmp_path: Path) -> None:
+    instructpix2pix(tmp_path)
+    (tmp_path / "0000003/prompt.json").unlink()
+    (tmp_path / "0000005/11_1.jpg").unlink()
+    data = InstructPix2Pix(tmp_path, official=False, on_missing="skip")
+    with pytest.warns(UserWarning, match="left out 2 of 18 pairs whose files are missing"):
+        source = data.pairs_of("train")
+    assert len(source) == 16 and all(source.load(index).captions for index in range(16))
+    for number in range(20):
+        (tmp_path / f"{number:07d}/prompt.json").unlink(missing_ok=True)
+    with pytest.raises(LayoutError, match="are missing"):
+        InstructPix2Pix(tmp_path, official=False, on_missing="skip").pairs_of("train")
+
+
 def test_boxes_of_img_diff_are_in_pixels_and_pairs_stay_in_one_split(tmp_path: Path) -> None:
     data = img_diff(tmp_path)
     sample = data.pairs_of("train").load(1)

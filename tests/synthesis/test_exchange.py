@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from pathlib import Path
@@ -11,8 +12,10 @@ import fsspec
 import pytest
 import torch
 from helpers.toy_stages import pair_of
+from PIL import Image
 
 from lightning_idc.cli import main
+from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.errors import DataError, DatasetNotFoundError, PairError
 from lightning_idc.synthesis.duplicates import Deduplicate
 from lightning_idc.synthesis.export import export_records
@@ -93,8 +96,8 @@ def test_lines_of_data_juicer_alone_are_read(tmp_path: Path) -> None:
     grown = JsonLines(str(file))
     assert grown.prefix_fingerprint(2) == known != grown.fingerprint and grown.prefix_fingerprint(1) == before
     file.write_text('{"images": 3}\nnothing\n')
-    for index, line in enumerate(("line 1", "line 2")):
-        with pytest.raises(DataError, match=f"{line} is not a sample"):
+    for index, line in enumerate(("sample 1", "sample 2")):
+        with pytest.raises(DataError, match=f"{line} is none of data-juicer"):
             JsonLines(str(file)).record(index)
     with pytest.raises(DatasetNotFoundError, match="cannot be read"):
         JsonLines(str(tmp_path / "none.jsonl"))
@@ -146,7 +149,7 @@ def test_an_empty_line_is_no_sample_and_a_short_list_is_named(tmp_path: Path) ->
     assert [source.record(index).facts["caption"] for index in range(len(source))] == ["A bus.", "A car."]
     meta = {"bbox_tag": [[5, 5, 2, 2], [8, 8, 2, 2]], "region_caption1": ["a"], "region_caption2": ["b", "c"]}
     file.write_text(json.dumps({"text": "A bus.", "__dj__meta__": meta}))
-    with pytest.raises(DataError, match="line 1 is not a sample"):
+    with pytest.raises(DataError, match="sample 1 is none of data-juicer"):
         JsonLines(str(file)).record(0)
 
 
@@ -165,6 +168,32 @@ def test_two_records_of_one_name_are_refused_where_one_would_be_lost(tmp_path: P
     with pytest.raises(DataError, match=r"two records.*'b'"):
         run_in_process(stages, JsonLines(str(file)), tmp_path / "release")
     assert not (tmp_path / "out" / "pairs.jsonl").exists()
+
+
+def test_released_pictures_are_named_after_their_format_and_any_id(tmp_path: Path) -> None:
+    ids = ["\u4e00" * 80, "\u4e00" * 79 + "b", "c"]  # of 400 signs as they are
+    file = tmp_path / "in.jsonl"
+    file.write_text("".join(json.dumps({"id": id, "text": "A bus."}) + "\n" for id in ids))
+    photo = io.BytesIO()
+    Image.new("RGB", (8, 8), "red").save(photo, "JPEG")
+
+    def pair(record: Record) -> Record:
+        record.images["before"] = photo.getvalue()
+        record.put("after", torch.zeros(3, 8, 8, dtype=torch.uint8))
+        return record
+
+    stages = Sequential([MapStage(pair), ReleasePairs(str(tmp_path / "out"), "caption", (1.0, 0.0, 0.0))])
+    run_in_process(stages, JsonLines(str(file)), tmp_path / "release")
+    data = FolderPairs(str(tmp_path / "out"))
+    source = data.pairs_of("train")
+    assert sorted(source.ids) == sorted(ids) and all(source.load(index).before[0].min() > 200 for index in range(3))
+    rows = [json.loads(line) for line in (tmp_path / "out" / "pairs.jsonl").read_text().splitlines()]
+    assert len({row["before"] for row in rows}) == 3
+    for row in rows:
+        for side, kind in (("before", "JPEG"), ("after", "PNG")):
+            assert Path(row[side]).suffix == {"JPEG": ".jpg", "PNG": ".png"}[kind]
+            with Image.open(tmp_path / "out" / row[side]) as image:
+                assert image.format == kind
 
 
 def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:

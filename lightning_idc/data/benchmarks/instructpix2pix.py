@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -20,6 +21,8 @@ PROMPTS = 313_010
 """Folders of the clip-filtered release."""
 SHARES = (0.9, 0.95)
 """Where the reference loader cuts the list of folders: train, then val, then test."""
+PROMPT = "prompt.json"
+"""File of a folder's instruction."""
 _LOOKED_AT = 32
 
 
@@ -100,9 +103,23 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         if absent and self.on_missing == "raise":
             raise self.images_error(split, set(absent))
         if self.on_missing == "skip":
-            gone = set(self.files.absent(path for record in records for path in (record.before, record.after)))
-            records = [record for record in records if gone.isdisjoint((record.before, record.after))]
+            records = self._complete(split, records)
         return PromptSource(records, self.files, self.image_size, self.interpolation, self.image_options)
+
+    def _complete(self, split: Split, records: list[Record]) -> list[Record]:
+        """Records whose images and instruction are there."""
+        needed = [(record.before, record.after, record.before.parent / PROMPT) for record in records]
+        absent = set(self.files.absent(path for paths in needed for path in paths))
+        present = [record for record, paths in zip(records, needed, strict=True) if absent.isdisjoint(paths)]
+        if absent and not present:
+            raise self.images_error(split, absent)
+        if absent:
+            left = len(records) - len(present)
+            warnings.warn(
+                f"{self.title} {split}: left out {left} of {len(records)} pairs whose files are missing",
+                stacklevel=3,
+            )
+        return present
 
     def _prompts(self) -> list[tuple[str, list[str]]]:
         """Folders with their seeds, in the order of ``seeds.json``."""
@@ -136,7 +153,7 @@ class PromptSource(FileSource):
     def captions(self, index: int) -> list[str]:
         record = self.records[index]
         if not record.captions:
-            path = self._files.file(f"{record.id.rpartition('/')[0]}/prompt.json", record.where)
+            path = self._files.file(f"{record.id.rpartition('/')[0]}/{PROMPT}", record.where)
             try:
                 prompt = parse_json(read_text(path))
             except (ValueError, RecursionError) as error:
