@@ -78,7 +78,10 @@ def kl_k3(policy: Tensor, reference: Tensor) -> Tensor:
 def average(
     losses: Tensor, mask: Tensor, kind: Average, kept: Tensor | None = None, length: int | None = None
 ) -> Tensor:
-    """Mean loss of a step, such that the mean over processes is that of one process with all pairs.
+    """Mean loss of a batch, such that the mean over processes is that of one process with all pairs.
+
+    Batches whose gradients are accumulated weigh the same, however many tokens or kept pairs each has; ``token`` and
+    ``kept`` then differ from one large batch.
 
     Args:
         losses: of each token, ``(B, K, T)``, or ``(B, K, 1)``.
