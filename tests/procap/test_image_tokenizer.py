@@ -166,6 +166,22 @@ def test_unused_entries_move_in_any_precision(precision: str, tmp_path: Path) ->
         assert torch.isfinite(trainer.callback_metrics["val/psnr"]) and 0 < trainer.callback_metrics["val/ssim"] <= 1
 
 
+def test_unused_entries_move_once_per_step_that_accumulates(tmp_path: Path) -> None:
+    class Watched(TokenizerTraining):
+        def _revive(self, z: torch.Tensor) -> None:
+            self.moved = [*getattr(self, "moved", []), (self.global_step, int(self.chosen.sum()))]
+            super()._revive(z)
+
+    torch.manual_seed(0)
+    settings = {"train_pairs": 24, "val_pairs": 2, "test_pairs": 1, "render_size": 32, "cache_dir": tmp_path}
+    data = SyntheticPairs(**settings, batch_size=2, progress=False)
+    model = Watched(**SMALL, revive_every=2)
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "limit_val_batches": 0}
+    pl.Trainer(max_epochs=1, accelerator="cpu", accumulate_grad_batches=3, **quiet).fit(model, data)
+    # 2 pairs of 16 cells an image are 64 choices: those of four batches, then of all six since
+    assert model.moved == [(1, 4 * 64), (3, 6 * 64)]
+
+
 def test_the_squared_error_is_added_with_its_weight() -> None:
     model = TokenizerTraining(**SMALL)
     plain, _ = model.reconstruct(images())

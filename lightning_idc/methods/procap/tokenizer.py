@@ -70,10 +70,15 @@ class TokenizerTraining(PairModule):
         self._start: str | None = self.hparams.pop("start")
         self.build()
         self.commitment, self.squared, self.revive_every = commitment, squared, revive_every
+        self._revived_in = -1
         self.register_buffer("chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long))
         self.register_buffer(
             "val_chosen", torch.zeros(self.tokenizer.codebook_size, dtype=torch.long), persistent=False
         )
+
+    def on_train_start(self) -> None:
+        super().on_train_start()
+        self._revived_in = -1  # steps of an earlier run have the same numbers
 
     def make_net(self) -> TokenizerNet:
         if self._start is not None:
@@ -102,7 +107,9 @@ class TokenizerTraining(PairModule):
         reconstruction = F.l1_loss(given, pixels) + self.squared * F.mse_loss(given, pixels)
         loss = reconstruction + coded.codebook_loss + self.commitment * coded.commitment_loss
         self._count(coded.ids, self.chosen)
-        if self.revive_every and (self.global_step + 1) % self.revive_every == 0:
+        # once in a step: of the batches that it may accumulate each is too few to say what nothing chooses
+        if self.revive_every and (step := self.global_step + 1) % self.revive_every == 0 and step != self._revived_in:
+            self._revived_in = step
             self._revive(self.tokenizer.to_code(features.detach()).detach())
         return loss, features
 
