@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, PairError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -30,6 +30,19 @@ class Constant(Schedule):
         return 1.0
 
 
+def check_warmup(warmup: float) -> None:
+    """Refuse a rise that is no share of the run, such as a number of steps, by which nearly no rate would be left.
+
+    Raises:
+        ConfigError: it is below 0, above 1, or not a number.
+    """
+    if not 0 <= warmup <= 1:
+        raise ConfigError(
+            f"warmup is {warmup}; expected a share of the run, from 0 to 1: divide a number of steps by those of the "
+            "whole run"
+        )
+
+
 def _rise(progress: float, warmup: float) -> float:
     """Linear; the first step must not be wasted on a rate of exactly zero."""
     return max(progress / warmup, 1e-3)
@@ -46,6 +59,9 @@ class WarmupCosine(Schedule):
 
     warmup: float = 0.05
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
@@ -66,6 +82,9 @@ class BertWarmupCosine(Schedule):
 
     warmup: float = 0.1
 
+    def __post_init__(self) -> None:
+        check_warmup(self.warmup)
+
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return _rise(progress, self.warmup)
@@ -83,6 +102,9 @@ class WarmupLinear(Schedule):
 
     warmup: float = 0.1
     floor: float = 0.0
+
+    def __post_init__(self) -> None:
+        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:

@@ -6,7 +6,10 @@ import math
 
 import pytest
 
-from lightning_idc.core.schedules import BertWarmupCosine, WarmupCosine
+from lightning_idc.core.schedules import BertWarmupCosine, Schedule, WarmupCosine, WarmupLinear
+from lightning_idc.errors import ConfigError
+from lightning_idc.methods.procap.official.procedure import LogarithmicWarmup
+from lightning_idc.methods.procap.procedure import WarmupHold
 
 
 def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
@@ -18,3 +21,13 @@ def test_the_cosine_of_bert_adam_begins_with_the_run() -> None:
     assert schedule(0.0) == WarmupCosine(0.1)(0.0) > 0, "the first step is not wasted"
     # where the warm-up ends, a fortieth of the way down is gone
     assert schedule(0.1) == pytest.approx(0.9755, abs=1e-4) and WarmupCosine(0.1)(0.1) == 1.0
+
+
+@pytest.mark.parametrize("kind", [WarmupCosine, BertWarmupCosine, WarmupLinear, WarmupHold, LogarithmicWarmup])
+def test_a_number_of_steps_is_refused_where_a_share_of_the_run_is_asked_for(kind: type[Schedule]) -> None:
+    # 500 would be taken for 500 runs: no step would have more than a five-hundredth of the rate
+    for warmup in (500, 1.5, -0.1, math.nan):
+        with pytest.raises(ConfigError, match="share of the run"):
+            kind(warmup=warmup)  # type: ignore[call-arg]
+    for warmup in (0.0, 1.0):
+        assert 0 <= kind(warmup=warmup)(0.5) <= 1  # type: ignore[call-arg]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.schedules import Schedule
+from lightning_idc.core.schedules import Schedule, check_warmup
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
@@ -46,6 +46,9 @@ class WarmupHold(Schedule):
 
     warmup: float = 0.025
     start: float = 0.01
+
+    def __post_init__(self) -> None:
+        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         return self.start + (1 - self.start) * min(1.0, progress / max(self.warmup, 1e-12))
