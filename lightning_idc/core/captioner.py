@@ -240,6 +240,11 @@ class PairCaptioner(PairModule):
         """Summed log-probability of K captions per pair, ``(B, K)``."""
         return (self.log_probs(features, tokens, mask) * mask).sum(-1)
 
+    def no_change_tokens(self) -> list[list[int]]:
+        """Token ids of the known no-change sentences, each once: other capitals or unknown words make no other one."""
+        rows = self.tokenize(self.hparams["no_change_captions"] or [])
+        return [list(row) for row in dict.fromkeys(map(tuple, rows))]
+
     @torch.no_grad()
     def change_scores(self, features: PairFeatures) -> list[float | None]:
         """1 minus the probability mass of the known no-change sentences, per pair."""
@@ -265,10 +270,10 @@ class PairCaptioner(PairModule):
 
     def _no_change(self, pairs: int) -> tuple[Tensor, Tensor] | None:
         """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
-        sentences = self.hparams["no_change_captions"]
-        if not sentences:
+        rows = self.no_change_tokens()
+        if not rows:
             return None
-        tokens, mask = pad_captions([self.tokenize(sentences)], captions=len(sentences))
+        tokens, mask = pad_captions([rows], captions=len(rows))
         shape = (pairs, *tokens.shape[1:])
         return tokens.expand(shape).to(self.device), mask.expand(shape).to(self.device)
 

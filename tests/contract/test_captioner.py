@@ -94,6 +94,25 @@ def test_a_test_encodes_and_scores_a_pair_once(trained: TinyCaptioner, monkeypat
     assert all(0 <= record["change_score"] <= 1 for record in trained.predictions)
 
 
+def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() -> None:
+    batch_of = [TinySource(2, 760).load(i) for i in range(2)]
+    words = ["<pad>", "<bos>", "<eos>", "<unk>", "same"]
+    found = []
+    for sentences in (["same", "same thing"], ["same", "Same", "same thing", "same object", "SAME"]):
+        torch.manual_seed(0)
+        model = TinyCaptioner(dropout=0.0, vocabulary=words, max_length=4, no_change_captions=sentences).eval()
+        model.build()
+        batch = model.collate(batch_of)
+        features = model.encode(batch)
+        # of both sentences together, which are five once case and unknown words are left out of sight
+        tokens, mask = pad_captions([[[1, 4, 2], [1, 4, 3, 2]]] * 2, captions=2)
+        wanted = (1 - model.score(features, tokens, mask).exp().sum(-1)).tolist()
+        assert model.change_scores(features) == pytest.approx(wanted, abs=1e-6)
+        assert model.losses_and_change_scores(features, batch)[1] == pytest.approx(wanted, abs=1e-6)
+        found.append(wanted)
+    assert found[0] == found[1] and max(found[0]) < 0.99
+
+
 def test_log_prob_of_a_generated_caption_is_its_teacher_forced_one(trained: TinyCaptioner) -> None:
     batch = trained.collate([TinySource(4, 800).load(i) for i in range(4)])
     features = trained.encode(batch)
