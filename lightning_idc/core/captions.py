@@ -28,6 +28,8 @@ def learned_vocabulary(options: MutableMapping[str, Any], data: Any, fitting: bo
     vocabulary = None if words is None else load_vocabulary(words)
     # fitting learns what was not given; a test needs the words alone, and its data may have no captions for it
     unknown = None in (options["max_length"], options["no_change_captions"])
+    if fitting and isinstance(data, ProvidesCaptions):
+        options["image_size"] = options["image_size"] or data.image_size  # which needs no captions
     if (words is None or (fitting and unknown)) and isinstance(data, ProvidesCaptions):
         captions = data.train_captions()
         if not captions and vocabulary is None:

@@ -113,6 +113,17 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
     assert found[0] == found[1] and max(found[0]) < 0.99
 
 
+def test_image_size_comes_from_the_data_whatever_else_is_given() -> None:
+    data = TinyPairs(image_size=(16, 24))
+    for given in ({}, {"vocabulary": ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]}):
+        model = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"])
+        Trainer(**QUIET, fast_dev_run=1).fit(model, data)
+        assert tuple(model.hparams["image_size"]) == (16, 24), given
+    kept = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
+    Trainer(**QUIET, fast_dev_run=1).fit(kept, data)
+    assert tuple(kept.hparams["image_size"]) == (8, 8)
+
+
 def test_log_prob_of_a_generated_caption_is_its_teacher_forced_one(trained: TinyCaptioner) -> None:
     batch = trained.collate([TinySource(4, 800).load(i) for i in range(4)])
     features = trained.encode(batch)
