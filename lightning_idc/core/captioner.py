@@ -16,6 +16,7 @@ from lightning_idc.core.decoding import Decoded, greedy
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
 from lightning_idc.core.input_spec import InputSpec, noted
+from lightning_idc.core.io import plain_hparams
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.sampling import sample
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
     from lightning_idc.metrics.captions import Scores
+
+
+AS_TRAINED = ("no_change_captions", "image_size", "input_spec", "max_length")
+"""Hyper-parameters that a checkpoint brings along with the weights, where nobody asks for others."""
 
 
 class PairCaptioner(PairModule):
@@ -81,6 +86,7 @@ class PairCaptioner(PairModule):
         self.vocabulary: Vocabulary | None = None
         self.evaluation = CorpusEvaluation()
         self._noted_input = False
+        self._unasked = [name for name in AS_TRAINED if self.hparams.get(name) is None]
 
     # ---- what a subclass writes -------------------------------------------------------------------------
 
@@ -436,6 +442,13 @@ class PairCaptioner(PairModule):
 
     def adopt(self, hparams: dict[str, Any]) -> None:
         super().adopt(hparams)
-        for name in ("no_change_captions", "image_size", "input_spec", "max_length"):
+        for name in AS_TRAINED:
             if hparams.get(name) is not None:
                 self.hparams[name] = hparams[name]
+
+    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        super().on_load_checkpoint(checkpoint)
+        if self.fitting:
+            return  # a run that goes on has them of its data
+        found = plain_hparams(checkpoint, "the checkpoint")
+        self.hparams.update({name: found[name] for name in self._unasked if found.get(name) is not None})

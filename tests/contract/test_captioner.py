@@ -13,6 +13,7 @@ from helpers.tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import Trainer
 
+from lightning_idc.core.captioner import AS_TRAINED
 from lightning_idc.core.captions import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
@@ -122,6 +123,30 @@ def test_image_size_comes_from_the_data_whatever_else_is_given() -> None:
     kept = TinyCaptioner(**given, max_length=6, no_change_captions=["nothing"], image_size=(8, 8))
     Trainer(**QUIET, fast_dev_run=1).fit(kept, data)
     assert tuple(kept.hparams["image_size"]) == (8, 8)
+
+
+@pytest.mark.parametrize("words", [None, ["<pad>", "<bos>", "<eos>", "<unk>", "it", "turned", "red"]])
+def test_a_checkpoint_is_tested_as_it_was_trained_whoever_made_the_network(
+    words: list[str] | None, tmp_path: Path
+) -> None:
+    trained = TinyCaptioner(vocabulary=words, dropout=0.0, max_length=3, no_change_captions=["red"])
+    trainer = Trainer(**QUIET, max_steps=1, enable_checkpointing=False)
+    trainer.fit(trained, TinyPairs(image_size=(4, 4)))
+    trainer.save_checkpoint(tmp_path / "short.ckpt")
+
+    # its words are those of the checkpoint, so the network stays
+    def tested(**asked: Any) -> TinyCaptioner:
+        model = TinyCaptioner(vocabulary=words, dropout=0.0, **asked)
+        files = {"ckpt_path": tmp_path / "short.ckpt", "weights_only": True}
+        Trainer(**QUIET).test(model, TinyPairs(), verbose=False, **files)  # type: ignore[arg-type]
+        return model
+
+    model = tested()
+    assert {name: model.hparams[name] for name in AS_TRAINED} == {name: trained.hparams[name] for name in AS_TRAINED}
+    Trainer(**QUIET).test(trained, TinyPairs(image_size=(4, 4)), verbose=False)
+    assert model.predictions == trained.predictions, "images have the size of the training"
+    longer = tested(max_length=5)
+    assert longer.hparams["max_length"] == 5
 
 
 def test_log_prob_of_a_generated_caption_is_its_teacher_forced_one(trained: TinyCaptioner) -> None:
