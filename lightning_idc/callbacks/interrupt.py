@@ -48,7 +48,10 @@ class StopCleanly(Callback):
         if not self._asked or not whole:
             return
         every = trainer.val_check_batch
-        self._waits = trainer.is_last_batch or (isinstance(every, int) and (batch_idx + 1) % every == 0)
+        # as Lightning counts them: within the epoch, or over all of them where no epoch is named
+        over_epochs = trainer.check_val_every_n_epoch is None
+        done = 1 + (trainer.fit_loop.epoch_loop.total_batch_idx if over_epochs else batch_idx)
+        self._waits = trainer.is_last_batch or (isinstance(every, int) and done % every == 0)
         if self._waits:
             return
         folder = Path(trainer.default_root_dir) / "checkpoints" if self.folder is None else Path(self.folder)
