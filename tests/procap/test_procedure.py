@@ -15,6 +15,7 @@ from torch.nn import functional as F
 from lightning_idc.core.types import PairBatch, PairError, PairSample
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
 from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
+from lightning_idc.nn.image_tokenizer import as_pixels
 
 
 @pytest.fixture(scope="module")
@@ -83,6 +84,22 @@ def words_of(batch: PairBatch, row: int) -> Tensor:
 
 def bce(logit: Tensor, target: float) -> Tensor:
     return F.binary_cross_entropy_with_logits(logit[0, 0], torch.tensor(target).to(logit))
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+@pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])
+def test_targets_are_the_ids_of_float32_under_autocast(kind: torch.dtype, variant: str, folder: Path) -> None:
+    model = built(folder, variant=variant)
+    frames = model.collate(samples(folder, 8, [["the cube moved"]] * 8)).model_inputs["frames"]
+    net, tokenizer = model.built_net, model.built_net.tokenizer
+    # many entries near the cells, so that rounding decides
+    cells = tokenizer.to_code(tokenizer.features(as_pixels(frames.flatten(0, 1)))).movedim(1, -1).flatten(0, 2)
+    near = cells[torch.randperm(len(cells))[:512]] + 0.02 * torch.randn(512, cells.shape[1])
+    tokenizer.codebook.weight = torch.nn.Parameter(near.detach(), requires_grad=False)
+    expected = tokenizer.encode(frames.flatten(0, 1)).view(len(frames), -1)
+    assert len(expected.unique()) > 50
+    with torch.autocast("cpu", kind):
+        assert torch.equal(net.targets(frames, net.tokenizer_features(frames)), expected)
 
 
 def test_losses_without_anything_that_counts_are_zero_with_a_gradient() -> None:

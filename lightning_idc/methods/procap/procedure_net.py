@@ -59,9 +59,13 @@ class ProcedureReader(nn.Module, ABC):
 
     @torch.no_grad()
     def tokenizer_features(self, frames: Tensor) -> Tensor:
-        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``."""
+        """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.
+
+        Autocast has no say: the ids that are to be learned are read of them, and rounded features give others.
+        """
         pixels = as_pixels(frames.flatten(0, 1), self.encoder.mask_embedding.dtype)
-        return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
+        with torch.autocast(frames.device.type, enabled=False):
+            return self.tokenizer.features(pixels).unflatten(0, frames.shape[:2])
 
     @torch.no_grad()
     def targets(self, frames: Tensor, features: Tensor) -> Tensor:
