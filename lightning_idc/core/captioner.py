@@ -11,7 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.beam_search import beam_search
-from lightning_idc.core.captions import chosen_captions, learned_vocabulary, mass_missing, pad_captions, pair_losses
+from lightning_idc.core.captions import (
+    chosen_captions,
+    learned_vocabulary,
+    mass_missing,
+    pad_captions,
+    pair_losses,
+    refuse_without_caption,
+)
 from lightning_idc.core.decoding import Decoded, greedy
 from lightning_idc.core.distributed import gathered
 from lightning_idc.core.evaluation import CorpusEvaluation
@@ -21,7 +28,7 @@ from lightning_idc.core.module import PairModule
 from lightning_idc.core.sampling import sample
 from lightning_idc.core.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.errors import ConfigError, check_number
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -301,10 +308,7 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: a pair has no caption.
         """
-        known = batch.caption_mask.flatten(1).any(-1).tolist()
-        empty = [name for name, any_ in zip(batch.ids, known, strict=True) if not any_]
-        if empty:
-            raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
+        refuse_without_caption(batch)
         return self.caption_losses(features, batch).mean()
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:

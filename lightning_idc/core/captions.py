@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairSample, ProvidesCaptions
+from lightning_idc.core.types import PairBatch, PairSample, ProvidesCaptions
 from lightning_idc.core.vocabulary import Vocabulary, load_vocabulary
 from lightning_idc.errors import DataError
 
@@ -68,6 +68,18 @@ def pad_captions(rows: Iterable[Sequence[Sequence[int]]], captions: int, pad: in
             tokens[b, k, : len(ids)] = torch.tensor(ids)
             mask[b, k, 1 : len(ids)] = True
     return tokens, mask
+
+
+def refuse_without_caption(batch: PairBatch) -> None:
+    """Refuse to train on pairs that have nothing to say.
+
+    Raises:
+        DataError: a pair has no caption.
+    """
+    known = batch.caption_mask.flatten(1).any(-1).tolist()
+    empty = [name for name, any_ in zip(batch.ids, known, strict=True) if not any_]
+    if empty:
+        raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
 
 
 def pair_losses(sums: Tensor, mask: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary, words_of
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.noise_masking import NoiseMasking
 from lightning_idc.methods.procap.module import ProCap
@@ -241,6 +241,16 @@ def test_rare_words_stay_out_and_biases_do_not_decay(folder: Path) -> None:
     spared = [p for group in trainer.optimizers[0].param_groups if not group["weight_decay"] for p in group["params"]]
     biases = [p for name, p in model.named_parameters() if name.endswith("bias") and p.requires_grad]
     assert biases and set(map(id, spared)) == set(map(id, biases))
+
+
+@pytest.mark.parametrize("variant", ["paper", "official"])
+def test_a_pair_without_a_caption_is_refused_in_training(folder: Path, variant: str) -> None:
+    model = built(folder, variant=variant)
+    samples = [data(folder).pairs_of("train").load(index) for index in range(2)]
+    samples[1].captions = []
+    batch = model.collate(samples)
+    with pytest.raises(DataError, match=f"no caption to train on for {samples[1].id}"):
+        model.caption_loss(model.encode(batch), batch)
 
 
 def test_the_official_captioner_learns_no_more_than_24_tokens(folder: Path) -> None:

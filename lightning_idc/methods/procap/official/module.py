@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
+from lightning_idc.core.captions import refuse_without_caption
 from lightning_idc.core.types import PairBatch, PairFeatures
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
@@ -66,6 +67,7 @@ class OfficialProCap(ProCap):
         return [ids if len(ids) <= TEXT_SLOTS else [*ids[: TEXT_SLOTS - 1], ids[-1]] for ids in rows]
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
+        refuse_without_caption(batch)
         logits = self.built_net.logits(features, batch.tokens[..., :-1])
         return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
 
