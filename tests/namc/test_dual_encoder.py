@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.errors import DataError
 from lightning_idc.methods.namc.dual_encoder import (
     MASK_WORD,
     ClipDualEncoder,
@@ -143,6 +144,12 @@ def test_a_short_training_saves_encoders_that_load(tmp_path: Path) -> None:
     assert [len(row) for row in word_relevance(loaded, images, texts)] == [3, 2]
     again = RelevancePretraining.load_from_checkpoint(tmp_path / "relevance.ckpt")
     assert again.encoder is not None and again.encoder.grid == (4, 4)
+
+
+def test_pairs_without_a_description_are_named() -> None:
+    model = RelevancePretraining(width=16, heads=2)
+    with pytest.raises(DataError, match="pair 'second' has no caption"):
+        model._texts([[]], ["second"])
 
 
 def test_another_checkpoint_is_refused(tmp_path: Path) -> None:

@@ -109,6 +109,8 @@ class RelevancePretraining(PairModule):
         """Object descriptions of both sides, as words."""
         sides: list[list[list[str]]] = [[], []]
         for name, texts in zip(ids, captions, strict=True):
+            if not texts:
+                raise DataError(f"pair {name!r} has no caption; expected a description: add one or leave the pair out")
             words = words_of(texts[0])
             spans = component_spans(words)
             if spans is None:
