@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -305,3 +306,24 @@ def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place(beta: float, s
     assert bool(matrix.isfinite().all())
     with pytest.raises(PairError, match="not a group"):
         BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])
+
+
+def test_half_precision_goes_on_from_a_checkpoint_as_if_it_had_not_stopped() -> None:
+    gradients = 1e-3 * torch.randn(6, 4, 4, generator=dice(5))
+    start = (0.02 * torch.randn(4, 4, generator=dice(6))).half().float()
+
+    def stepped(matrix: torch.Tensor, saved: dict[str, Any] | None, part: slice) -> BertAdam:
+        optimizer = BertAdam([{"name": "vision", "params": [matrix]}], lr=1e-4, half_precision=["vision"])
+        if saved is not None:
+            optimizer.load_state_dict(saved)
+        for gradient in gradients[part]:
+            matrix.grad = gradient.clone()
+            optimizer.step()
+        return optimizer
+
+    whole, parts = start.clone().requires_grad_(), start.clone().requires_grad_()
+    expected = stepped(whole, None, slice(None)).state[whole]
+    found = stepped(parts, stepped(parts, None, slice(0, 3)).state_dict(), slice(3, None)).state[parts]
+    assert torch.equal(whole, parts) and not torch.equal(whole, start)
+    for name in ("mean", "mean_square"):
+        assert found[name].dtype == torch.float16 and torch.equal(found[name], expected[name])

@@ -81,6 +81,8 @@ class BertAdam(Optimizer):
                 state, gradient, value = self.state[parameter], gradient.to(dtype), parameter.to(dtype)
                 if not state:
                     state["mean"], state["mean_square"] = torch.zeros_like(value), torch.zeros_like(value)
+                # torch loads the states of a checkpoint in the type of the parameter, which changes no 16-bit number
+                state.update({name: state[name].to(dtype) for name in ("mean", "mean_square")})
                 state["mean"].lerp_(gradient, 1 - kept)
                 state["mean_square"].mul_(kept_squares).addcmul_(gradient, gradient, value=1 - kept_squares)
                 # kept in 16 bits, computed in 32: processors that flush small numbers to 0 would divide by eps = 0
