@@ -152,6 +152,30 @@ def test_pairs_without_a_description_are_named() -> None:
         model._texts([[]], ["second"])
 
 
+def test_noise_is_measured_over_all_processes_and_each_pair_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options: dict[str, Any] = dict(train_pairs=8, val_pairs=12, test_pairs=4, render_size=16, image_size=32)
+    data = SyntheticDescriptions(**options, batch_size=4, cache_dir=tmp_path, progress=False)
+    model = RelevancePretraining(width=16, heads=2)
+    Trainer(max_steps=1, enable_checkpointing=False, limit_val_batches=0, **QUIET).fit(model, data)
+    gathered: list[Any] = []
+
+    def measured(batches: int, others: list[Any]) -> float:
+        def gather(own: Any) -> list[Any]:
+            gathered.append(own)
+            return [own, *others]
+
+        monkeypatch.setattr("lightning_idc.methods.namc.relevance.all_gather_object", gather, raising=False)
+        trainer = Trainer(limit_val_batches=batches, enable_checkpointing=False, **QUIET)
+        return trainer.validate(model, data, verbose=False)[0]["val/noise_auc_all"]
+
+    whole, part = measured(3, []), measured(1, [])
+    assert whole != part
+    # a process that saw a third of the pairs, beside one that was dealt all of them
+    assert measured(1, gathered[:1]) == pytest.approx(whole, abs=1e-4)
+
+
 def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(PairError, match="holds no dual encoder"):

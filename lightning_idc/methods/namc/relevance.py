@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.schedules import Schedule, WarmupCosine
 from lightning_idc.core.types import ProvidesCaptions
@@ -66,7 +67,7 @@ class RelevancePretraining(PairModule):
         # a checkpoint brings all weights, so it must not ask for the file again
         self._weights: str | None = self.hparams.pop("backbone_weights")
         self._options: dict[str, Any] = {}
-        self._judged: list[tuple[float, bool, bool]] = []
+        self._judged: dict[tuple[str, int], list[tuple[float, bool, bool]]] = {}
 
     def make_net(self) -> SmallDualEncoder | None:
         if not self._options and self.data is None:
@@ -147,13 +148,18 @@ class RelevancePretraining(PairModule):
                     planted = data.planted("val", name)
                     spans = component_spans(words_of(planted.text))
                     assert spans is not None
-                    self._judged += [
+                    self._judged[name, side] = [
                         (score, planted.wrong[at], planted.attribute[at])
                         for at, score in zip(spans[side], row, strict=True)
                     ]
 
+    def on_validation_epoch_start(self) -> None:
+        self._judged = {}
+
     def on_validation_epoch_end(self) -> None:
-        judged, self._judged = self._judged, []
+        # of all processes, which then log alike; a pair that a sampler dealt twice counts once
+        whole = {place: words for part in all_gather_object(self._judged) for place, words in part.items()}
+        judged = [word for words in whole.values() for word in words]
         for name, kept in (("noise_auc", [j for j in judged if j[2]]), ("noise_auc_all", judged)):
             if any(wrong for _, wrong, _ in kept) and not all(wrong for _, wrong, _ in kept):
                 auc = 100 * noise_auc([score for score, _, _ in kept], [wrong for _, wrong, _ in kept])
