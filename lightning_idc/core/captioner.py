@@ -183,9 +183,19 @@ class PairCaptioner(PairModule):
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
 
+    def _most_tokens(self, asked: int | None) -> int:
+        """Most tokens of a caption: those asked for, or those of the captioner."""
+        found: int | None = asked or self.hparams["max_length"]
+        if found is None:
+            raise ConfigError(
+                f"max_length is not known: this {type(self).__name__} has seen no training captions of a data module; "
+                "set max_length, such as 32"
+            )
+        return found
+
     def _searched(self, features: PairFeatures, max_length: int | None, beams: int) -> Decoded:
         net, special = self.built_net, self.built_vocabulary.special
-        length = max_length or self.hparams["max_length"]
+        length = self._most_tokens(max_length)
         with gathered(net):  # captions of different length would make processes wait for each other
             if beams == 1:
                 return greedy(net, features, length, special)
@@ -212,7 +222,7 @@ class PairCaptioner(PairModule):
             max_length: most tokens, the end token included.
             uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
         """
-        length = max_length or self.hparams["max_length"]
+        length = self._most_tokens(max_length)
         net, special = self.built_net, self.built_vocabulary.special
         with gathered(net):  # captions of different length would make processes wait for each other
             return sample(net, features, length, samples, temperature, top_p, generator, special, uniforms)

@@ -17,7 +17,7 @@ from lightning_idc.core.captioner import AS_TRAINED
 from lightning_idc.core.captions import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.metrics.metric import CaptionScores
 
 
@@ -112,6 +112,22 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
         assert model.losses_and_change_scores(features, batch)[1] == pytest.approx(wanted, abs=1e-6)
         found.append(wanted)
     assert found[0] == found[1] and max(found[0]) < 0.99
+
+
+def test_a_length_that_nobody_knows_is_asked_for() -> None:
+    model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "same"]).eval()
+    model.build()
+    sample = TinySource(1, 770).load(0)
+    batch = model.collate([sample])
+    features = model.encode(batch)
+    for ask in (
+        lambda: model.describe(sample.before, sample.after),
+        lambda: model.generate(features, num_beams=2),
+        lambda: model.sample(features, samples=2),
+    ):
+        with pytest.raises(ConfigError, match="max_length is not known"):
+            ask()
+    assert len(model.generate(features, max_length=2)) == 1
 
 
 def test_image_size_comes_from_the_data_whatever_else_is_given() -> None:
