@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
+from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError, DataError, IDCError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
@@ -31,7 +32,7 @@ def run(given: list[str]) -> int:
     except IDCError as error:
         if verb != "compare":
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {printable(str(error))}", file=sys.stderr)
         return FAILED  # 1 says that something changed
 
 
@@ -81,7 +82,8 @@ def compare(
         finish(out)
     for record in records:
         if record["status"] != "unchanged":
-            print(f"{record['status']:<9} {record['id']}: {record['caption'] or record['error'] or ''}".rstrip(": "))
+            line = f"{record['status']:<9} {record['id']}: {record['caption'] or record['error'] or ''}"
+            print(printable(line.rstrip(": ")))
     print(f"{formats.counts(records)}: {out}")
     states = {record["status"] for record in records}
     if "failed" in states:
@@ -119,7 +121,7 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
         finish(out)
     failed = [record for record in records if record["status"] == "failed"]
     for record in failed:
-        print(f"failed {record['id']}: {record['error']}", file=sys.stderr)
+        print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
     print(f"{formats.counts(records)}: {out}")
     return FAILED if failed else 0
 
@@ -162,7 +164,7 @@ def caption_pairs(
             for record in records:
                 if record["status"] == "failed":
                     failed += 1
-                    print(f"failed {record['id']}: {record['error']}", file=sys.stderr)
+                    print(printable(f"failed {record['id']}: {record['error']}"), file=sys.stderr)
                 else:
                     atomic_write(files[record["id"]], record["caption"] + "\n")
     print(f"{len(lacking) - failed} captions written, {len(pairs) - len(lacking)} were there, {failed} failed")

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from lightning_idc.core.text import printable
+
 MOST = 20
 """Notes that are printed: thousands of pairs may be of thousands of sizes."""
 
@@ -22,7 +24,7 @@ def noted() -> Iterator[list[str]]:
             return
         notes.append(str(message))
         if len(notes) <= MOST:
-            print(f"note: {message}", file=sys.stderr)
+            print(f"note: {printable(str(message))}", file=sys.stderr)
         elif len(notes) == MOST + 1:
             print("note: further notes are left out", file=sys.stderr)
 

@@ -242,3 +242,24 @@ def test_captions_are_written_beside_the_second_images_and_kept(
     assert (tmp_path / "after/1.txt").read_text() == "by hand\n" and (tmp_path / "after/2.txt").read_text().strip()
     assert main(["caption-pairs", str(tmp_path), "--model", str(model), "--style", "instruction"]) == 1
     assert "is not asked in words and says statements" in capsys.readouterr().err
+
+
+def test_names_of_files_cannot_steer_the_terminal(
+    model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for side in ("old", "now"):
+        draw(f"{side}/a.png", seed=ord(side[0])).rename(tmp_path / side / "\x1b[2Jone.png")
+        (tmp_path / side / "\x1b[2Jtwo.png").write_text("no picture")
+    folders = [str(tmp_path / side) for side in ("old", "now")]
+    given = ["--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main(["compare", *folders, *given]) == 2 and main(["predict", *folders, *given]) == 2
+    (tmp_path / "now/\x1b[2Jtwo.png").unlink()
+    assert main(["predict", *folders, *given]) == 1  # one has no partner
+    said = capsys.readouterr()
+    assert "\\x1b[2Jone" in said.out and "\\x1b[2Jtwo" in said.err
+    assert "\x1b" not in said.out + said.err
+    for side in ("old", "now"):
+        (tmp_path / side).rename(tmp_path / ("before" if side == "old" else "after"))
+    (tmp_path / "after/\x1b[2Jtwo.png").write_text("no picture")
+    assert main(["caption-pairs", str(tmp_path), "--model", str(model)]) == 2
+    assert "\x1b" not in capsys.readouterr().err
