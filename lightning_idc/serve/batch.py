@@ -81,7 +81,9 @@ def run_batch(
     captioner = model.open()
     part = out.with_name(f"{out.name}.part")
     ids = [pair.id for pair in pairs]
-    key = prediction_key(captioner, [*ids, str((gate, options.where, list(options.ignore)))])
+    # pictures of other folders often have the same names
+    files = [str(path.absolute()) for pair in pairs for path in (pair.before, pair.after) if path is not None]
+    key = prediction_key(captioner, [*ids, *files, str((gate, options.where, list(options.ignore)))])
     done = _taken_over(part, key)
     if done:
         print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
@@ -164,9 +166,13 @@ def finish(out: Path) -> None:
 
 
 def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
-    """Answers of a run that was stopped; a line that was cut off is taken away, what failed is tried again."""
+    """Answers of a run that was stopped; a line that was cut off is taken away, what failed is tried again.
+
+    So are pairs of which a picture was written since.
+    """
     if not part.is_file():
         return {}
+    since = part.stat().st_mtime_ns
     found = list(records_of(part))
     if not any("id" in record for record in found):
         part.unlink()  # it was stopped before its first answer
@@ -176,9 +182,17 @@ def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
             f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "
             "pairs; finish that one, remove the file, or name another --out"
         )
-    kept = [record for record in found if "id" not in record or record["status"] != "failed"]
+    kept = [
+        record for record in found if "id" not in record or (record["status"] != "failed" and _is_of(since, record))
+    ]
     atomic_write(part, "".join(map(line_of, kept)))
     return {record["id"]: record for record in kept if "id" in record}
+
+
+def _is_of(since: int, record: dict[str, Any]) -> bool:
+    """Whether the pictures of an answer are there, and were not written after a time."""
+    paths = [Path(record[side]) for side in ("before", "after") if record[side] is not None]
+    return all(path.is_file() and path.stat().st_mtime_ns <= since for path in paths)
 
 
 def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:

@@ -263,3 +263,33 @@ def test_names_of_files_cannot_steer_the_terminal(
     (tmp_path / "after/\x1b[2Jtwo.png").write_text("no picture")
     assert main(["caption-pairs", str(tmp_path), "--model", str(model)]) == 2
     assert "\x1b" not in capsys.readouterr().err
+
+
+def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_same_names(
+    model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for folder in ("old", "monday", "tuesday"):
+        for name in ("a", "b"):
+            os.utime(draw(f"{folder}/{name}.png", seed=len(folder)), (0, 0))
+    compared = ["--model", str(model), "--out", str(tmp_path / "out.jsonl"), "--batch-size", "1"]
+    monday, tuesday = ([str(tmp_path / "old"), str(tmp_path / day)] for day in ("monday", "tuesday"))
+    whole = batch.answered
+
+    def stopped(*given: object) -> object:
+        yield next(iter(whole(*given)))  # type: ignore[arg-type]
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(batch, "answered", stopped)
+    assert main(["compare", *monday, *compared]) == 130
+    monkeypatch.setattr(batch, "answered", whole)
+    assert main(["compare", *tuesday, *compared]) == 2
+    assert "of other pairs" in capsys.readouterr().err
+    answered = tmp_path / "out.jsonl.part"
+    kept = answered.stat()
+    (first,) = [record["id"] for record in lines(answered) if "id" in record]
+    changed = draw(f"monday/{first}.png", seed=len("old"))  # as the first picture is
+    os.utime(changed, (kept.st_mtime + 1, kept.st_mtime + 1))
+    assert main(["compare", *monday, *compared]) == 0
+    assert {record["id"]: record["status"] for record in lines(tmp_path / "out.jsonl")}[first] == "unchanged"
+    assert main(["compare", *tuesday, *compared]) == 0
+    assert all("tuesday" in record["after"] for record in lines(tmp_path / "out.jsonl"))
