@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lightning_idc.cli import typed
+from lightning_idc.cli import TRACEBACK, typed
+from lightning_idc.cli.errors import readable
 from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
@@ -29,10 +32,16 @@ def run(given: list[str]) -> int:
         return training.run(given)
     try:
         return typed.call(verb, functions[verb], given[1:])
-    except IDCError as error:
+    except BrokenPipeError:
+        raise
+    except Exception as error:
         if verb != "compare":
             raise
-        print(f"error: {printable(str(error))}", file=sys.stderr)
+        message = readable(error)
+        if message is None or os.environ.get(TRACEBACK):
+            traceback.print_exc()
+        else:
+            print(f"error: {printable(message)}", file=sys.stderr)
         return FAILED  # 1 says that something changed
 
 
@@ -69,6 +78,9 @@ def compare(
         from lightning_idc.serve.pairs import list_pairs
 
         out = formats.check_out(batch.out or Path("comparison.jsonl"))
+        for option, file in (("--reg", reg), ("--junit", junit), ("--report", report)):
+            if file is not None:
+                formats.check_folder(option, file)
         pairs = list_pairs([before, after])
         captioner, records = run_batch(options, pairs, batch, out, gate=True)
         formats.write_records(records, out)

@@ -27,14 +27,33 @@ Record = Mapping[str, Any]
 
 
 def check_out(out: Path) -> Path:
-    """The file to write.
+    """The file to write, whose folder is made where it is missing.
 
     Raises:
-        ConfigError: its ending names no format.
+        ConfigError: its ending names no format, or there can be no such folder.
     """
     if out.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(out)!r}: expected a name that ends with {', '.join(KINDS)}")
+    check_folder("--out", out.expanduser())
     return out.expanduser()
+
+
+def check_folder(option: str, file: Path) -> None:
+    """Make the folder of a file, before the work whose result it is to hold.
+
+    Args:
+        option: that names the file.
+        file: to write later.
+
+    Raises:
+        ConfigError: there can be no such folder.
+    """
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(
+            f"{option} {str(file)!r} cannot be written ({error.strerror}); name a file in a folder that can be made"
+        ) from error
 
 
 def write_records(records: Sequence[Record], out: Path) -> None:

@@ -293,3 +293,30 @@ def test_answers_of_an_unfinished_run_are_not_taken_for_other_pictures_of_the_sa
     assert {record["id"]: record["status"] for record in lines(tmp_path / "out.jsonl")}[first] == "unchanged"
     assert main(["compare", *tuesday, *compared]) == 0
     assert all("tuesday" in record["after"] for record in lines(tmp_path / "out.jsonl"))
+
+
+@pytest.mark.parametrize("option", ["--out", "--reg", "--junit", "--report"])
+def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change(
+    option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "taken").write_text("a file, no folder")
+    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main([*given, option, str(tmp_path / "taken/found.jsonl")]) == 2
+    said = capsys.readouterr()
+    assert said.err.startswith("error: ") and option in said.err and "Traceback" not in said.err
+    assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "out.jsonl.part").exists()
+
+
+def test_a_fault_of_the_program_is_not_taken_for_a_change(
+    model: Path,
+    folders: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def broken(*given: object) -> None:
+        raise RuntimeError("a fault")
+
+    monkeypatch.setattr(batch, "answered", broken)
+    assert main(["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert "RuntimeError: a fault" in capsys.readouterr().err
