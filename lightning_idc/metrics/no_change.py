@@ -46,6 +46,10 @@ _EXCEPT = re.compile(
     r"\b(?:except|but|other than|apart from|outside of|besides|however|although|while|only difference|else)\b",
     re.IGNORECASE,
 )
+# beside another sentence it says that this one was a change
+_OTHERS = re.compile(
+    rf"\b(?:no|not|any)\s+(?:other|further|additional|more)\s+(?:[\w-]+\s+){{0,3}}{_THINGS}\b", re.IGNORECASE
+)
 _REST = re.compile(r"^\W*(?:nothing|everything) else\b", re.IGNORECASE)
 _CHANGED = re.compile(
     r"\b(?:added|removed|moved|gone|appear(?:s|ed)?|disappear(?:s|ed)?|missing|new|replaced|larger|smaller|bigger|"
@@ -68,7 +72,8 @@ def says_nothing_changed(text: str) -> bool:
         >>> says_nothing_changed("The scene is the same, but the red car is gone.")
         False
     """
-    sentences = [sentence for sentence in re.split(r"[.;!?\n]+", text) if sentence.strip()]
+    every = [sentence for sentence in re.split(r"[.;!?\n]+", text) if sentence.strip()]
+    sentences = [sentence for sentence in every if not _OTHERS.search(sentence)] or every
     nothing = [bool(_NOTHING.search(sentence)) and not _EXCEPT.search(sentence) for sentence in sentences]
     told = any(_CHANGED.search(sentence) for sentence, same in zip(sentences, nothing, strict=True) if not same)
     return any(nothing) and not told

@@ -54,6 +54,8 @@ CHANGED = (
     "The two scenes are identical, but the cube is missing.", "The cup has changed color from red to blue.",
     "The only difference is a new chair.", "The scene is the same. A dog appeared.", "The images are not the same.",
     "Both photos appear to show the same group of students, now sitting.", "",
+    "The cube is red instead of blue. There are no other changes.", "A dog stands by the tree; no further differences.",
+    "The sign says 20 and not 10. No additional differences can be seen.",
 )  # fmt: skip
 
 
@@ -73,6 +75,13 @@ def test_no_change_of_levir_cc_and_no_other_sentence(shared: Path) -> None:
     said = [sum(map(says_nothing_changed, texts)) for texts in pairs.values()]
     # five sentences of an unchanged pair say so, of a changed pair none; LEVIR-CC has 5,039 pairs without a change
     assert (said.count(5), said.count(0), len(said)) == (5039, 5038, 10077)
+
+
+def test_that_nothing_else_changed_is_no_difference() -> None:
+    text = "The cube is red instead of blue. There are no other changes. There are not any further visible differences."
+    assert list_differences([text]) == ["The cube is red instead of blue"]
+    assert says_nothing_changed("The images are identical. There are no other differences.")
+    assert says_nothing_changed("There are no other changes.")  # it says no more than that
 
 
 def test_differences_are_lines_or_sentences() -> None:
