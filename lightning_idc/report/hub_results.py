@@ -166,15 +166,19 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         the files.
 
     Raises:
-        DataError: there is no result, the name is none of a repository, or results would be mixed that do not compare.
+        DataError: there is no result, the name is none of a repository, two results would be one file, or results
+            would be mixed that do not compare.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
         raise DataError(f"{dataset!r} is not a repository of the hub; expected OWNER/NAME")
     if not results:
         raise DataError(f"there is no result in {str(folder)!r}; expected files of ShowResults or `score --out`")
     made = {out / BENCHMARK: yaml.safe_dump(benchmark(results, dataset), sort_keys=False)}
+    named: dict[str, Path] = {}
     for path, result in results.items():
         name = "-".join(path.relative_to(folder).with_suffix("").parts)
+        if (other := named.setdefault(name, path)) != path:
+            raise DataError(f"{other} and {path} would both be {FOLDER}/{name}.yaml; rename one of their folders")
         made[out / FOLDER / f"{name}.yaml"] = yaml.safe_dump(entries(result, dataset), sort_keys=False)
     for path, text in made.items():
         path.parent.mkdir(parents=True, exist_ok=True)

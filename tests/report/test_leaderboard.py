@@ -312,3 +312,14 @@ def test_the_hub_is_told_no_split_that_nobody_named(tmp_path: Path, capsys: pyte
         for name in ("one", "two")
     ]
     assert "split unknown" in notes[0] and "split val" in notes[1]
+
+
+def test_results_that_the_hub_would_name_alike_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of, runs = truths(), tmp_path / "runs"
+    write_run(runs / "namc" / "small-seed_1", 1, said(of, 0.2, 1), of)
+    write_run(runs / "namc-small" / "seed_1", 1, said(of, 0.5, 1), of)
+    hub = ["leaderboard", str(runs), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    assert main(hub) == 1
+    error = capsys.readouterr().err
+    assert "namc/small-seed_1/test/result.json" in error and "namc-small/seed_1/test/result.json" in error
+    assert not (tmp_path / "hub").exists()
