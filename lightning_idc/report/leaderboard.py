@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.text import plain
+from lightning_idc.core.text import markdown, plain
 from lightning_idc.errors import DataError, IDCError
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
@@ -202,8 +202,8 @@ def as_markdown(found: Iterable[Board]) -> str:
     lines = ["# Leaderboard", ""]
     for board in found:
         title = Table([board.title], []).markdown().splitlines()[0][2:-2]
-        lines += [f"## {title}", "", board.note, "", board.table.markdown(), ""]
-        lines += [*(f"- {plain(note)}" for note in board.table.notes), *[""] * bool(board.table.notes)]
+        lines += [f"## {title}", "", markdown(board.note), "", board.table.markdown(), ""]
+        lines += [*(f"- {markdown(note)}" for note in board.table.notes), *[""] * bool(board.table.notes)]
     return "\n".join(lines)
 
 

@@ -323,3 +323,17 @@ def test_results_that_the_hub_would_name_alike_are_refused(tmp_path: Path, capsy
     error = capsys.readouterr().err
     assert "namc/small-seed_1/test/result.json" in error and "namc-small/seed_1/test/result.json" in error
     assert not (tmp_path / "hub").exists()
+
+
+def test_what_a_result_says_is_text_in_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of, runs = truths(), tmp_path / "runs"
+    for name in ("a", "<b>b"):
+        write_run(runs / name, 1, said(of, 0.2, 1), of, {"model.width": len(name)})
+        path = runs / name / "test" / "result.json"
+        value = json.loads(path.read_text())
+        value["protocol"]["hash"] = "0\x1b[2J\n# <img src=x>"
+        save_json(path, value)
+    assert main(["leaderboard", str(runs), "--samples", "0"]) == 0
+    board = capsys.readouterr().out
+    assert "\x1b" not in board and "<" not in board and "\n# " not in board.removeprefix("# Leaderboard")
+    assert "the same captions: " in board
