@@ -85,7 +85,17 @@ def whole(truths: Sequence[ReferenceRecord]) -> Parts:
 
 
 def by_reference(truths: Sequence[ReferenceRecord]) -> Parts:
-    """Every reference on its own."""
+    """Every reference on its own.
+
+    Raises:
+        PairError: a pair has none, and would not be scored.
+    """
+    pairs = _merged(truths)
+    silent = [truth.id for truth in pairs if not truth.references]
+    if silent:
+        raise PairError(
+            f"{len(silent)} of {len(pairs)} pairs have no reference: {some(silent)}; give them one, or leave them out"
+        )
     return {"all": [replace(truth, references=(text,)) for truth in truths for text in truth.references]}
 
 

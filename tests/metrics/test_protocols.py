@@ -204,6 +204,14 @@ def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
     assert same == {"BLEU-1", "BLEU-2", "BLEU-3", "BLEU-4", "ROUGE-L"}
 
 
+def test_interleave_refuses_a_pair_without_a_reference() -> None:
+    with pytest.raises(PairError, match="1 of 4 pairs have no reference: 'd'"):
+        evaluate(protocol_named("interleave-rouge"), {**SAID, "d": "a tree"}, [*TRUTHS, ReferenceRecord("d", ())])
+    # a record may have none where another one of the pair has some
+    scores = evaluate(protocol_named("interleave-rouge"), SAID, [*TRUTHS, ReferenceRecord("a", ())])["all"]
+    assert (scores.pairs, scores.references) == (3, 5)
+
+
 def test_interleave_scores_each_reference() -> None:
     scores = evaluate(protocol_named("interleave-rouge"), SAID, TRUTHS)["all"]
     assert (scores.pairs, scores.records) == (3, 5) and set(scores.values) == {"ROUGE-L"}
