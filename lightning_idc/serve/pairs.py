@@ -80,8 +80,15 @@ def _of_folders(before: Path, after: Path) -> list[FilePair]:
 
 
 def _of_list(path: Path) -> list[FilePair]:
+    raw = path.read_bytes()
+    try:
+        text = raw.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        at = raw.count(b"\n", 0, error.start) + 1
+        raise DataError(f"{path} is not UTF-8 (byte {raw[error.start]:#04x} in line {at}); save it as UTF-8") from None
     found: dict[str, FilePair] = {}
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+    # names may hold U+2028, where splitlines would end a line
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip() or line.startswith("#"):
             continue
         parts = [part.strip() for part in (line.split("\t") if "\t" in line else line.split())]

@@ -191,6 +191,14 @@ def test_lists_are_read_strictly(tmp_path: Path) -> None:
         (tmp_path / "pairs.txt").write_text(text)
         with pytest.raises(DataError, match=said):
             list_pairs([tmp_path / "pairs.txt"])
+    # as editors of Windows save it: with a byte order mark, or as UTF-16
+    (tmp_path / "pairs.txt").write_bytes(b"\xef\xbb\xbfa.png b.png\r\n\xc3\xa4\xe2\x80\xa8.png\tc.png\r\n")
+    assert [pair.before for pair in list_pairs([tmp_path / "pairs.txt"])] == [
+        tmp_path / "a.png", tmp_path / "\u00e4\u2028.png",
+    ]  # fmt: skip
+    (tmp_path / "pairs.txt").write_text("a.png b.png\n", encoding="utf-16")
+    with pytest.raises(DataError, match=r"pairs.txt is not UTF-8 \(byte 0xff in line 1\)"):
+        list_pairs([tmp_path / "pairs.txt"])
 
 
 @pytest.mark.slow
