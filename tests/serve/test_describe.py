@@ -189,3 +189,13 @@ def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path:
         lightning_idc.load(model, image=["value_rang=auto"])
     with pytest.raises(ConfigError, match="is not asked in words"):
         lightning_idc.load(model, prompt="What is new?")
+
+
+def test_the_old_name_of_model_is_no_part_of_a_file(
+    model: Path, draw: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = draw("run--checkpoint1.png"), draw("run--checkpoint2.png", square=(8, 8))
+    for option in (["--checkpoint", str(model)], [f"--checkpoint={model}"], ["--model", str(model)]):
+        assert main(["describe", str(before), str(after), *option, "--no-where"]) == 0
+        assert main(["describe", before.name, after.name, *option, "--no-where"]) == 1  # they lie elsewhere
+        assert "'run--checkpoint1.png'" in capsys.readouterr().err
