@@ -109,7 +109,7 @@ class Ignored:
             images by the name of the pair.
 
     Raises:
-        ConfigError: one is none of these.
+        ConfigError: one is none of these, or holds no pixel.
     """
 
     def __init__(self, given: Sequence[str] = ()) -> None:
@@ -125,8 +125,13 @@ class Ignored:
                 self.folders.append({stem: path.resolve().parent / file for stem, file in found.items()})
             elif path.is_file():
                 self.masks.append(_mask(path))
-            elif len(numbers) == 4 and all(number.strip().isdigit() for number in numbers):
-                self.boxes.append([int(number) for number in numbers])
+            elif len(numbers) == 4 and all(number.strip().isdecimal() for number in numbers):
+                left, top, right, bottom = map(int, numbers)
+                if right <= left or bottom <= top:
+                    raise ConfigError(
+                        f"--ignore {text!r} holds no pixel; expected X1,Y1,X2,Y2 with X1 below X2 and Y1 below Y2"
+                    )
+                self.boxes.append([left, top, right, bottom])
             else:
                 raise ConfigError(f"--ignore {text!r}: expected X1,Y1,X2,Y2 in pixels, an image, or a folder of images")
 
