@@ -21,7 +21,8 @@ _BLOCK = 1 << 20
 def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> None:
     """Write a file beside its place, flush it to the disk and move it there.
 
-    A process that is killed, a full disk or a power cut leaves the earlier file, or none.
+    A process that is killed, a full disk or a power cut leaves the earlier file, or none. What is no file, such as
+    ``/dev/null`` or a pipe, is written to as it is.
 
     Args:
         target: the file; its folder exists.
@@ -30,6 +31,13 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
     Raises:
         OSError: the file cannot be written.
     """
+    if target.parent == Path("/dev") or (target.exists() and not target.is_file() and not target.is_dir()):
+        # the superuser would put a file in the place of the device
+        if callable(content):
+            content(target)
+        else:
+            target.write_bytes(content.encode() if isinstance(content, str) else content)
+        return
     partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
         if callable(content):

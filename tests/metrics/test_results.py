@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -395,3 +396,17 @@ def test_references_of_real_pairs_are_scored(
     result = json.loads(capsys.readouterr().out)
     assert result["counts"]["all"]["pairs"] == len(pairs)
     assert result["scores"]["all"]["ROUGE-L"] == pytest.approx(100)
+
+
+def test_a_device_or_a_pipe_is_written_to_and_not_replaced(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said, pipe = tmp_path / "said.json", tmp_path / "pipe"
+    said.write_text(json.dumps([{"id": "1", "caption": "a cube moved", "references": ["the cube moved"]}]))
+    os.mkfifo(pipe)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert main(["score", str(said), "--metrics", "ROUGE-L", "--out", str(pipe)]) == 0
+        assert pipe.is_fifo(), "as /dev/null it would be a file from now on"
+        assert json.loads(os.read(reading, 1 << 16))["model"] is None
+    finally:
+        os.close(reading)
+    assert [path.name for path in tmp_path.iterdir() if path.name not in ("said.json", "pipe")] == []
