@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,9 @@ def run(given: list[str]) -> int:
     convert = class_of(CONVERTERS[method])
     options = parse_overrides(rest[3:])
     check_names(options, convert, f"import {method}")
+    needed = [p.name for p in inspect.signature(convert).parameters.values() if p.default is p.empty][1:]
+    if absent := [name for name in needed if name not in options]:
+        raise PairError(f"import {method} needs --{absent[0]} VALUE; `lightning-idc import --help`")
     module = convert(source, **options)
     if target.suffix == ".ckpt":
         _save(module, target)

@@ -219,3 +219,13 @@ def test_a_stop_while_a_class_is_made_is_a_stop(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("lightning_idc.cli.importlib.import_module", importing)
     assert main(["doctor"]) == 130
     assert capsys.readouterr().err == "\nstopped\n"
+
+
+@pytest.mark.parametrize(("method", "needed"), [("procap", "vocabulary"), ("procap_stage1", "procedures")])
+def test_import_names_what_a_method_needs_besides(
+    method: str, needed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source, target = tmp_path / "official.pt", tmp_path / "own.ckpt"
+    source.write_bytes(b"weights")
+    assert main(["import", method, str(source), str(target)]) == 1
+    assert capsys.readouterr().err == f"error: import {method} needs --{needed} VALUE; `lightning-idc import --help`\n"
