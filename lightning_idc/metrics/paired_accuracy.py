@@ -63,16 +63,16 @@ class PairedAccuracy:
 def choice(said: str, letters: str = "ab") -> str | None:
     """The letter that an answer chooses; None unless it is exactly one.
 
-    Read are "(a)", "a)", "a." and "a" at the beginning, and "answer is a" or "(a)" anywhere; an "a" within a sentence
-    is an article.
+    Read are "(a)", "a)", "a." and a line "a" at the beginning, and "answer is a" or "(a)" anywhere, all of them also in
+    bold; an "a" within a sentence is an article.
 
     Args:
         said: the answer.
         letters: that may be chosen.
     """
     kind = f"[{letters}{letters.upper()}]"
-    text = said.strip()
-    at_start = re.match(rf"(?:\(({kind})\)|({kind})(?:[).:,]|\s*$))", text)
+    text = said.replace("*", "").strip()  # chat models emphasise what they choose
+    at_start = re.match(rf"(?:\(({kind})\)|({kind})(?:[).:,]|[^\S\n]*(?:\n|$)))", text)
     named = re.findall(rf"(?:\(({kind})\)|\banswer(?:\s+is)?\s*:?\s*\(?({kind})\b(?!\s+\w))", text, re.IGNORECASE)
     found = {letter.lower() for groups in named for letter in groups if letter}
     if at_start:
