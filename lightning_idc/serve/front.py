@@ -132,6 +132,9 @@ def chat_images(request: dict[str, Any]) -> tuple[bytes, bytes, str | None]:
     if len(addresses) != 2:
         raise Refused(422, f"expected two parts of type image_url in the last message; found {len(addresses)}")
     texts = [part["text"] for part in parts if part.get("type") == "text" and isinstance(part.get("text"), str)]
+    if any("\ud800" <= letter <= "\udfff" for text in texts for letter in text):
+        # a tokenizer fails on it, and with it all requests of the batch
+        raise Refused(422, "the text holds half of a character (a lone surrogate); send it as UTF-8")
     before, after = map(_data_url, addresses)
     return before, after, "\n".join(texts) or None
 

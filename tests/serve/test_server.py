@@ -314,3 +314,15 @@ def test_the_queue_has_an_end() -> None:
         return statuses
 
     assert asyncio.run(scenario()) == [429, 429, 200, 200, 200]
+
+
+def test_a_prompt_that_is_no_text_is_refused_before_it_meets_others() -> None:
+    from lightning_idc.serve.front import Refused, chat_images
+
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,eA=="}}
+    content = [image, image, {"type": "text", "text": "what \ud800 changed?"}]
+    with pytest.raises(Refused, match="half of a character") as refused:
+        chat_images({"messages": [{"role": "user", "content": content}]})
+    assert refused.value.status == 422
+    content[2]["text"] = "was hat sich ge\u00e4ndert?"
+    assert chat_images({"messages": [{"content": content}]}) == (b"x", b"x", "was hat sich ge\u00e4ndert?")
