@@ -326,3 +326,18 @@ def test_a_prompt_that_is_no_text_is_refused_before_it_meets_others() -> None:
     assert refused.value.status == 422
     content[2]["text"] = "was hat sich ge\u00e4ndert?"
     assert chat_images({"messages": [{"content": content}]}) == (b"x", b"x", "was hat sich ge\u00e4ndert?")
+
+
+@pytest.mark.parametrize("name", ["a" * 5000, "..", "clevr%2f..%2fclevr", "nul%00"])
+def test_a_sample_of_any_name_is_there_or_not(name: str) -> None:
+    from starlette.applications import Starlette
+    from starlette.testclient import TestClient
+
+    from lightning_idc.serve.front import add_routes
+
+    app = Starlette()
+    add_routes(app, None, "clevr")  # type: ignore[arg-type]
+    client = TestClient(app, raise_server_exceptions=False)
+    assert client.get("/samples/clevr/after.png").status_code == 200
+    assert client.get(f"/samples/{name}/after.png").status_code == 404
+    assert client.get(f"/samples/clevr/{name}.png").status_code == 404
