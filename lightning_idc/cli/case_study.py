@@ -42,14 +42,14 @@ def case_study(folder: Path, rows: int, seed: int = 0) -> str:
         seed: of which pairs.
 
     Raises:
-        PairError: no stage of the run kept its negatives, or no pair was met by all.
+        PairError: no stage of the run kept its negatives, a file of them is damaged, or no pair was met by all.
     """
     files = sorted(folder.glob(f"*/{FILE}"), key=lambda path: (path.stat().st_mtime_ns, path))
     if not files:
         raise PairError(
             f"no stage of {str(folder)!r} has a {FILE}; stages with PreferenceOptimization write one when they finish"
         )
-    met: dict[str, dict[str, Any]] = {path.parent.name: json.loads(path.read_text(encoding="utf-8")) for path in files}
+    met = {path.parent.name: _read(path) for path in files}
     common = sorted(set.intersection(*(set(pairs) for pairs in met.values())))
     if not common:
         raise PairError(f"no pair was met by all of {', '.join(met)}; train them on the same data")
@@ -69,6 +69,20 @@ def case_study(folder: Path, rows: int, seed: int = 0) -> str:
             f"  {stage:<{width}}  {100 * sum(shares) / len(shares):.0f} % of words in common with the positive"
         )
     return "\n".join([*lines, f"all {len(common)} pairs", *means])
+
+
+def _read(path: Path) -> dict[str, Any]:
+    """Pairs that a stage met, by id."""
+    try:
+        found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        sound = all({"positive", "negative", "margin"} <= set(pair) for pair in found.values())
+    except (ValueError, AttributeError, TypeError, RecursionError):
+        sound = False
+    if not sound:
+        raise PairError(
+            f"{path} is damaged; expected positive, negative and margin by pair, as a stage writes them: run it again"
+        )
+    return found
 
 
 def _shared(positive: str, negative: str) -> float:

@@ -43,3 +43,12 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path, capsys: pytest.CaptureF
     with pytest.raises(SystemExit):
         main(["case-study", str(tmp_path), "--rows", "0"])
     assert "at least 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("text", ['{"red": ', "[]", '{"red": {"positive": "a cube moved"}}'])
+def test_damaged_negatives_are_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "dpo").mkdir()
+    (tmp_path / "dpo" / "negatives.json").write_text(text)
+    assert main(["case-study", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("error: ") and "dpo/negatives.json" in error and "is damaged" in error
