@@ -38,6 +38,8 @@ def export(
     """
     if kind != "hf" and (push is not None or layout != "captioner"):
         raise ConfigError(f"--push and --layout belong to `export hf`; found them with {kind}")
+    if out.exists() and not out.is_dir():
+        raise ConfigError(f"{str(out)!r} is a file; name a folder to write")
     with noted():
         captioner = options.open()
         if kind == "hf":

@@ -164,3 +164,14 @@ def test_a_captioner_of_many_sizes_is_refused(model: Path, tmp_path: Path) -> No
     captioner.hparams["image_size"] = captioner.hparams["input_spec"] = None
     with pytest.raises(ConfigError, match="a graph needs one"):
         write_graphs(captioner, tmp_path / "out", "torch")
+
+
+@pytest.mark.parametrize("kind", ["torch", "hf"])
+def test_a_file_in_the_place_of_the_folder_is_named(
+    kind: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    assert main(["export", kind, str(taken), "--model", str(model)]) == 1
+    assert capsys.readouterr().err.startswith(f"error: {str(taken)!r} is a file; name a folder")
+    assert taken.read_text() == "mine"
