@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -138,6 +138,14 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
     return FAILED if failed else 0
 
 
+def _refuse_shared(files: Mapping[str, Path]) -> None:
+    """Refuse pairs whose captions would be one file."""
+    of: dict[Path, str] = {}
+    for id, file in files.items():
+        if (other := of.setdefault(file.absolute(), id)) != id:
+            raise DataError(f"the captions of {other} and {id} would both be {file}; name their second images apart")
+
+
 def caption_pairs(
     folder: str,
     options: ModelOptions,
@@ -168,8 +176,12 @@ def caption_pairs(
                     "name a vision-language model with --model"
                 )
             captioner.hparams["prompt"] = options.prompt or INSTRUCTION
-        pairs = [pair for pair in list_pairs([folder]) if pair.before is not None and pair.after is not None]
+        everything = list_pairs([folder])
+        pairs = [pair for pair in everything if pair.before is not None and pair.after is not None]
+        if lonely := len(everything) - len(pairs):
+            print(f"note: {lonely} images have no partner and get no caption", file=sys.stderr)
         files = {pair.id: pair.after.with_suffix(".txt") for pair in pairs if pair.after is not None}
+        _refuse_shared(files)
         lacking = [pair for pair in pairs if not files[pair.id].exists()]
         failed = 0
         for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), gate=False):

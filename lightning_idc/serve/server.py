@@ -60,7 +60,7 @@ class PairAPI(litserve.LitAPI):
             raise
 
     def predict(self, x: Any, **kwargs: Any) -> Any:
-        """Answers of a batch, as plain values; ``error`` in place of one that could not be given."""
+        """Answers of a batch, as plain values; ``error`` or ``failed`` in place of one that could not be given."""
         requests = x if isinstance(x, list) else [x]
         assert self.captioner is not None
         found: list[dict[str, Any]] = [{} for _ in requests]
@@ -78,10 +78,22 @@ class PairAPI(litserve.LitAPI):
             key = (*sample.before.shape, request["where"], request["prompt"])
             groups.setdefault(key, []).append((place, sample))
         for key, members in groups.items():
-            answers = self._answers([sample for _, sample in members], key[-2], key[-1])
+            answers = self._each_answered([sample for _, sample in members], key[-2], key[-1])
             for (place, _), answer in zip(members, answers, strict=True):
                 found[place].update(answer)
         return found if isinstance(x, list) else found[0]
+
+    def _each_answered(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
+        """Answers of a group; where it fails as one, each pair is answered alone, so that it fails alone."""
+        try:
+            return self._answers(samples, where, prompt)
+        except Exception as error:
+            if len(samples) > 1:
+                return [self._each_answered([sample], where, prompt)[0] for sample in samples]
+            if isinstance(error, IDCError):
+                return [{"error": str(error)}]
+            logging.getLogger(__name__).exception("a pair was not answered")
+            return [{"failed": f"{type(error).__name__} while answering; the server's log says more"}]
 
     def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
         from lightning_idc.files import finite
@@ -144,6 +156,8 @@ def make_server(
             raise Refused(503, f"no answer within {answer_timeout:g} seconds; try again later") from None
         if "error" in found:
             raise Refused(422, found["error"])
+        if "failed" in found:
+            raise Refused(500, found["failed"])
         return found
 
     # LitServe's own start page and the route of its queue make room for ours

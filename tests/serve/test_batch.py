@@ -254,6 +254,21 @@ def test_captions_are_written_beside_the_second_images_and_kept(
     assert "is not asked in words and says statements" in capsys.readouterr().err
 
 
+def test_captions_that_would_be_one_file_are_refused_and_lonely_images_are_counted(
+    model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("before/1", "before/2", "after/1", "after/3"):
+        draw(f"{name}.png", seed=len(name))
+    assert main(["caption-pairs", str(tmp_path), "--model", str(model)]) == 0
+    assert "2 images have no partner" in capsys.readouterr().err
+    table = tmp_path / "pairs.jsonl"
+    rows = [{"id": str(number), "before": f"before/{number}.png", "after": "after/3.png"} for number in (1, 2)]
+    table.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert main(["caption-pairs", str(table), "--model", str(model)]) == 1
+    assert "the captions of 1 and 2 would both be" in capsys.readouterr().err
+    assert not (tmp_path / "after/3.txt").exists()
+
+
 def test_names_of_files_cannot_steer_the_terminal(
     model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

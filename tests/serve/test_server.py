@@ -328,6 +328,25 @@ def test_a_prompt_that_is_no_text_is_refused_before_it_meets_others() -> None:
     assert chat_images({"messages": [{"content": content}]}) == (b"x", b"x", "was hat sich ge\u00e4ndert?")
 
 
+def test_a_pair_that_is_not_answered_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning_idc.errors import DataError
+    from lightning_idc.serve.opening import ModelOptions
+    from lightning_idc.serve.server import PairAPI
+
+    def answers(self: PairAPI, samples: Any, where: bool, prompt: str | None) -> list[dict[str, Any]]:
+        if "huge" in samples:
+            raise MemoryError
+        if "odd" in samples:
+            raise DataError("this pair is odd")
+        return [{"caption": name} for name in samples]
+
+    monkeypatch.setattr(PairAPI, "_answers", answers)
+    found = PairAPI(ModelOptions())._each_answered(["a", "huge", "b", "odd"], False, None)  # type: ignore[list-item]
+    assert [found[0], found[2]] == [{"caption": "a"}, {"caption": "b"}]
+    assert found[3] == {"error": "this pair is odd"}
+    assert found[1] == {"failed": "MemoryError while answering; the server's log says more"}
+
+
 @pytest.mark.parametrize("name", ["a" * 5000, "..", "clevr%2f..%2fclevr", "nul%00"])
 def test_a_sample_of_any_name_is_there_or_not(name: str) -> None:
     from starlette.applications import Starlette
