@@ -368,6 +368,11 @@ class PairModule(AddonHost):
         if self.net is not None and self._trainer is not None and self.device_mesh is None:
             self.net.to(self.device)
 
+    def on_fit_start(self) -> None:
+        """Train what was loaded to be asked: Lightning trains a module in the mode that it finds it in."""
+        if not self.training:
+            self.train()
+
     def on_train_start(self) -> None:
         """Continue the random numbers where the checkpoint left them, one stream per rank."""
         states, self._rng = self._rng, None

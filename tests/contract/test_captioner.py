@@ -114,6 +114,18 @@ def test_a_no_change_sentence_counts_once_in_whatever_letters_it_is_written() ->
     assert found[0] == found[1] and max(found[0]) < 0.99
 
 
+def test_what_was_loaded_to_be_asked_is_trained_as_what_was_made_to_be(trained: TinyCaptioner, tmp_path: Path) -> None:
+    trainer = Trainer(**QUIET, enable_checkpointing=False, max_steps=0)
+    trainer.strategy.connect(trained)
+    trainer.save_checkpoint(tmp_path / "first.ckpt")
+    asked = load_captioner(tmp_path / "first.ckpt")
+    assert not asked.training
+    modes: list[bool] = []
+    asked.training_step = lambda *given: modes.append(asked.net.dropout.training)  # type: ignore[method-assign,union-attr]
+    Trainer(**QUIET, enable_checkpointing=False, max_epochs=1).fit(asked, TinyPairs())
+    assert modes and all(modes)
+
+
 def test_a_length_that_nobody_knows_is_asked_for() -> None:
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "same"]).eval()
     model.build()

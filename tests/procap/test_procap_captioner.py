@@ -17,7 +17,7 @@ from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary, words_of
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.noise_masking import NoiseMasking
 from lightning_idc.methods.procap.module import ProCap
@@ -103,6 +103,16 @@ def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
         built(folder, procedure=str(folder / "first.ckpt"), queries=1)
     with pytest.raises(PairError, match="no procedure encoder"):
         built(folder, procedure=str(folder / "tokenizer.ckpt"))
+
+
+def test_a_first_stage_of_another_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:
+    other = torch.load(folder / "tokenizer.ckpt", weights_only=True)
+    for name, value in other["state_dict"].items():
+        if "encoder" in name:
+            other["state_dict"][name] = value + 0.01
+    torch.save(other, tmp_path / "other.ckpt")
+    with pytest.raises(CheckpointError, match="was trained on another tokenizer"):
+        built(folder, tokenizer=str(tmp_path / "other.ckpt"), procedure=str(folder / "first.ckpt"))
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:

@@ -93,8 +93,10 @@ class ProCap(PairCaptioner):
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
-        options = self.hparams
+        options, given = self.hparams, self.hparams["tokenizer"]
         tokenizer = self.hparams_tokenizer()
+        if self._procedure is not None and isinstance(given, str):
+            refuse_other_tokenizer(tokenizer, given, self._procedure)
         encoder = self.encoder_class(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
@@ -223,6 +225,20 @@ def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
         raise PairError("ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one")
     tokenizer = load_image_tokenizer(given) if isinstance(given, str) else ImageTokenizer(**given)
     return tokenizer, tokenizer.config
+
+
+def refuse_other_tokenizer(tokenizer: ImageTokenizer, given: str, procedure: str) -> None:
+    """Refuse a tokenizer whose features the encoder of a first stage has never seen.
+
+    Raises:
+        CheckpointError: the first stage was trained on another one.
+    """
+    own, theirs = (one.encoder.state_dict() for one in (tokenizer, load_image_tokenizer(procedure)))
+    if own.keys() != theirs.keys() or not all(torch.equal(own[name], theirs[name]) for name in own):
+        raise CheckpointError(
+            f"the first stage in {procedure!r} was trained on another tokenizer than the one in {given!r}; leave "
+            "`tokenizer` out, since a first stage brings its own"
+        )
 
 
 def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
