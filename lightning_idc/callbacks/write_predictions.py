@@ -66,7 +66,7 @@ class WritePredictions(Callback):
 
     def on_predict_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # only now are the weights those of the checkpoint
-        key = trainer.strategy.broadcast(prediction_key(pl_module, self._ids))
+        key = trainer.strategy.broadcast(prediction_key(pl_module, [*self._ids, str(trainer.precision)]))
         if self._key not in (None, key):
             raise DataError(
                 f"{str(self._part(trainer, 0))!r} is an interrupted prediction of another checkpoint, of other "

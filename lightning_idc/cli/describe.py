@@ -34,9 +34,11 @@ def describe(
         after: image file.
         options: of the captioner.
         json: print the answer, with the map of where, as one JSON object.
-        save: picture to write: both images with boxes, map and caption.
+        save: picture to write, a .png: both images with boxes, map and caption.
         no_where: leave the place out, which costs a vision-language model many further looks.
     """
+    if save is not None and save.suffix.lower() != ".png":
+        raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
     with noted() as notes:
         from lightning_idc.serve.answers import answer_pairs, picture_of
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -51,7 +52,8 @@ def serve(
         raise ConfigError(
             f"--host {host} --port {port}: expected 127.0.0.1, 0.0.0.0 or ::, and a port from 1024 to 65535"
         )
-    if min(batch_size, queue) < 1 or min(max_mb, timeout, answer_timeout) <= 0:
+    limits = (max_mb, timeout, answer_timeout)
+    if min(batch_size, queue) < 1 or not all(0 < limit < math.inf for limit in limits):
         raise ConfigError("--batch-size, --queue, --max-mb, --timeout and --answer-timeout are numbers above 0")
     _end_together()  # before the imports, which take seconds in which SIGTERM ends it without a word
     from lightning_idc.serve.server import make_server

@@ -82,6 +82,8 @@ class PairModule(AddonHost):
         # of the outermost subclass, whose arguments are all of the checkpoint's
         self.save_hyperparameters(ignore=list(TRAINING_ONLY))
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
+        if isinstance(undecayed, str):
+            raise ConfigError(f"undecayed is {undecayed!r}; expected a list of endings, such as [{undecayed!r}]")
         self.undecayed = tuple(undecayed)
         self.init_from: str | None = init_from
         self._merges_adapters = merge_adapters

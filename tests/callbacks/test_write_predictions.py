@@ -157,6 +157,9 @@ def test_another_checkpoint_or_other_pairs_are_not_mixed_in(
         predict(tmp_path, other, TinyPairs(batch_size=2))
     with pytest.raises(DataError, match="of other pairs"):
         predict(tmp_path, checkpoint, ManyPairs(batch_size=2))
+    half = Trainer(default_root_dir=tmp_path, callbacks=[WritePredictions()], precision="bf16-mixed", **QUIET)
+    with pytest.raises(DataError, match="of other settings"):
+        half.predict(TinyCaptioner(), TinyPairs(batch_size=2), ckpt_path=checkpoint, weights_only=True)
     assert len(predict(tmp_path, checkpoint, TinyPairs(batch_size=2))) == 5, "7 pairs, of which 2 were done"
 
 

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairBatch, PairError, PairSample
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
 from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
 from lightning_idc.nn.image_tokenizer import as_pixels
@@ -84,6 +85,12 @@ def words_of(batch: PairBatch, row: int) -> Tensor:
 
 def bce(logit: Tensor, target: float) -> Tensor:
     return F.binary_cross_entropy_with_logits(logit[0, 0], torch.tensor(target).to(logit))
+
+
+@pytest.mark.parametrize("shares", [(0.1, 0.7, 0.1), (0.0, 0.0, 0.0, 0.0), (1.0, -0.1, 0.1, 0.0)])
+def test_every_masking_has_a_share(shares: tuple[float, ...]) -> None:
+    with pytest.raises(ConfigError, match="expected 4 shares"):
+        ProcedureModel("procedures", mask_probabilities=shares)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])

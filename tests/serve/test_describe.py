@@ -42,6 +42,8 @@ def test_an_answer_as_json_as_text_and_as_a_picture(
     assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in found["boxes"])
     with Image.open(picture) as image:
         assert image.width > 3 * 300
+    assert main(["describe", *pair, "--model", str(model), "--save", str(tmp_path / "answer.jpg")]) == 1
+    assert "expected a name that ends with .png" in capsys.readouterr().err and not (tmp_path / "answer.jpg").exists()
     assert main(["describe", *pair, "--model", str(model)]) == 0
     assert found["caption"] in capsys.readouterr().out
 

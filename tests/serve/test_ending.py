@@ -14,6 +14,7 @@ import pytest
 
 litserve = pytest.importorskip("litserve", reason="of the extra serve")
 
+from lightning_idc.cli import main  # noqa: E402
 from lightning_idc.cli.serve import _end_together  # noqa: E402
 
 
@@ -69,3 +70,9 @@ sys.exit(main(["serve", "--port", "18999"]))
 def test_a_server_that_is_stopped_before_it_listens_says_so() -> None:
     done = subprocess.run([sys.executable, "-c", STOPPED_WHILE_IMPORTING], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stderr) == (130, "\nstopped\n")
+
+
+@pytest.mark.parametrize("option", ["--max-mb=inf", "--timeout=nan", "--answer-timeout=inf", "--queue=0"])
+def test_limits_are_numbers_above_0(option: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["serve", option]) == 1
+    assert "are numbers above 0" in capsys.readouterr().err

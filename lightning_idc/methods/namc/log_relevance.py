@@ -54,7 +54,7 @@ class LogRelevance(Callback):
             if not sample.captions:
                 continue
             if data.image_size is not None:
-                sample = Resize(data.image_size)(sample, torch.Generator())
+                sample = Resize(data.image_size, data.interpolation)(sample, torch.Generator())
             wrong = data.planted("val", sample.id).wrong if isinstance(data, SyntheticDescriptions) else None
             images = torch.stack([sample.before, sample.after])
             drawn.append((images, judge(addon.encoder, images, sample.captions[0], wrong)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.schedules import Schedule, check_warmup
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.module import (
@@ -140,7 +142,13 @@ class ProcedureModel(PairCaptioner):
         self.hparams.pop("variant", None)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         self.hparams["loss_weights"] = list(loss_weights or self.default_loss_weights)
-        self.hparams["mask_probabilities"] = list(mask_probabilities)
+        shares = list(mask_probabilities)
+        if len(shares) != len(self.mask_rules) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+            raise ConfigError(
+                f"mask_probabilities is {shares}; expected {len(self.mask_rules)} shares of which one is above 0: of "
+                "entire, random patch, in-block and out-of-block masking"
+            )
+        self.hparams["mask_probabilities"] = shares
         self._trunk: str | None = self.hparams.pop("trunk")
         self._keyframes: Keyframes | None = None
 
