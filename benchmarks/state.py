@@ -112,7 +112,7 @@ def _shifted() -> Iterator[Comparison]:
 
 
 def _procap() -> Iterator[Comparison]:
-    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; and Table 14."""
+    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; Tables 4 and 14."""
     papers = {"EPM": "108.4 to 112.7", "IPC": "108.4 to 106.2", "EPM+IPC": "108.4 to 128.5"}
     more = ": 24,000 pairs"
     studies = {"procap_learning": "", "procap_more_pairs": more, "procap_trunk": ": from CLIP's blocks"}
@@ -121,8 +121,12 @@ def _procap() -> Iterator[Comparison]:
             yield Comparison(f"{row} over none{where}", f"ProCap T2: {paper}", file, "rendered", row, "none")
     of_longer = ("procap_longer", "rendered", "EPM+IPC, epochs 6 4 2", "none, epochs 6 4 14")
     yield Comparison("EPM+IPC over none of as many epochs", NO_PAPER, *of_longer)
+    of_both = ("procap_both_longer", "rendered", "EPM+IPC", "none")
+    yield Comparison("EPM+IPC over none, 14 epochs each", NO_PAPER, *of_both)
     of_blocks = ("procap_blocks", "rendered", "none, trunk 24", "none, trunk 0")
     yield Comparison(f"CLIP's blocks over none{more}", NO_PAPER, *of_blocks)
+    of_losses = ("procap_losses", "rendered", "EPM+IPC", "MSM+IPC")
+    yield Comparison("all losses over MSM alone, both with IPC", "ProCap T4: 127.5 to 135.6", *of_losses)
     of_frames = ("procap_frames", "rendered", "EPM+IPC", "EPM+frames")
     yield Comparison("queries over frames, both with EPM", "ProCap T14: 128.5 to 135.6", *of_frames)
 
