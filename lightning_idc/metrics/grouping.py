@@ -246,9 +246,17 @@ def paragraph(sentences: Sequence[str], max_words: int | None = None) -> str:
 
 
 def _merged(truths: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
+    """Records of one pair together, with the type of the first.
+
+    Raises:
+        PairError: some of them say that nothing changed, and others name a change.
+    """
     pairs: dict[str, ReferenceRecord] = {}
     for truth in truths:
         first = pairs.get(truth.id)
+        types = {None if one is None else one.change_type for one in (first, truth)} - {None}
+        if NO_CHANGE in types and len(types) > 1:
+            raise PairError(f"pair {truth.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
         pairs[truth.id] = truth if first is None else replace(first, references=first.references + truth.references)
     return list(pairs.values())
 

@@ -212,6 +212,12 @@ def test_interleave_refuses_a_pair_without_a_reference() -> None:
     assert (scores.pairs, scores.references) == (3, 5)
 
 
+def test_records_of_a_pair_agree_whether_it_changed() -> None:
+    apart = [ReferenceRecord("a", ("nothing",), "no_change"), ReferenceRecord("a", ("a tree is gone",), "drop")]
+    with pytest.raises(PairError, match="pair 'a' is of drop and of no_change"):
+        evaluate(protocol_named("difference-list"), {"a": "a tree is gone"}, apart)
+
+
 def test_interleave_scores_each_reference() -> None:
     scores = evaluate(protocol_named("interleave-rouge"), SAID, TRUTHS)["all"]
     assert (scores.pairs, scores.records) == (3, 5) and set(scores.values) == {"ROUGE-L"}
