@@ -95,8 +95,6 @@ class ProCap(PairCaptioner):
     def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
         options, given = self.hparams, self.hparams["tokenizer"]
         tokenizer = self.hparams_tokenizer()
-        if self._procedure is not None and isinstance(given, str):
-            refuse_other_tokenizer(tokenizer, given, self._procedure)
         encoder = self.encoder_class(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
@@ -110,6 +108,8 @@ class ProCap(PairCaptioner):
             start_from_clip(encoder, self._trunk)
         if self._procedure is not None:
             self.start_from_procedure(encoder, self._procedure)
+            if isinstance(given, str):
+                refuse_other_tokenizer(tokenizer, given, self._procedure)
         encoder.mask_embedding.requires_grad_(options["explicit"] is None)
         width, dropout = options["decoder_width"], options["dropout"]
         decoder = self.decoder_class(
@@ -233,8 +233,10 @@ def refuse_other_tokenizer(tokenizer: ImageTokenizer, given: str, procedure: str
     Raises:
         CheckpointError: the first stage was trained on another one.
     """
-    own, theirs = (one.encoder.state_dict() for one in (tokenizer, load_image_tokenizer(procedure)))
-    if own.keys() != theirs.keys() or not all(torch.equal(own[name], theirs[name]) for name in own):
+    prefix, own = "net.tokenizer.encoder.", tokenizer.encoder.state_dict()
+    state = read_checkpoint(procedure)["state_dict"]
+    theirs = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if theirs and (own.keys() != theirs.keys() or not all(torch.equal(own[name], theirs[name]) for name in own)):
         raise CheckpointError(
             f"the first stage in {procedure!r} was trained on another tokenizer than the one in {given!r}; leave "
             "`tokenizer` out, since a first stage brings its own"
