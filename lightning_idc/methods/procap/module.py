@@ -107,9 +107,8 @@ class ProCap(PairCaptioner):
         if self._trunk is not None:
             start_from_clip(encoder, self._trunk)
         if self._procedure is not None:
-            self.start_from_procedure(encoder, self._procedure)
-            if isinstance(given, str):
-                refuse_other_tokenizer(tokenizer, given, self._procedure)
+            beside = tokenizer if isinstance(given, str) else None
+            self.start_from_procedure(encoder, self._procedure, beside)
         encoder.mask_embedding.requires_grad_(options["explicit"] is None)
         width, dropout = options["decoder_width"], options["dropout"]
         decoder = self.decoder_class(
@@ -156,12 +155,19 @@ class ProCap(PairCaptioner):
         return batch
 
     @reads_file("checkpoint")
-    def start_from_procedure(self, encoder: ProcedureEncoder, checkpoint: str) -> None:
+    def start_from_procedure(
+        self, encoder: ProcedureEncoder, checkpoint: str, tokenizer: ImageTokenizer | None = None
+    ) -> None:
         """Load the encoder of a first stage. With no queries, the places of its first and last frame are taken.
 
+        Args:
+            encoder: to load.
+            checkpoint: of the first stage.
+            tokenizer: that was named beside it; None where it is the checkpoint's own, or has no weights yet.
+
         Raises:
-            CheckpointError: there is no such checkpoint, its encoder has another shape or other heads, or it is of the
-                other edition.
+            CheckpointError: there is no such checkpoint, its encoder has another shape or other heads, it is of the
+                other edition, or it was trained on another tokenizer.
         """
         found = read_checkpoint(checkpoint)
         state, theirs = found["state_dict"], edition_of(found)
@@ -177,6 +183,8 @@ class ProCap(PairCaptioner):
                 "OfficialProCap"
             )
         refuse_other_computation({"heads": self.hparams["heads"]}, plain_hparams(found, checkpoint), checkpoint)
+        if tokenizer is not None:
+            refuse_other_tokenizer(tokenizer, state, checkpoint)
         own |= self.beside_encoder(state)
         if encoder.frames == 2:
             own = first_and_last(own)
@@ -227,19 +235,23 @@ def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
     return tokenizer, tokenizer.config
 
 
-def refuse_other_tokenizer(tokenizer: ImageTokenizer, given: str, procedure: str) -> None:
+def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], checkpoint: str) -> None:
     """Refuse a tokenizer whose features the encoder of a first stage has never seen.
+
+    Args:
+        tokenizer: that was named.
+        state: of the first stage.
+        checkpoint: that it was read from.
 
     Raises:
         CheckpointError: the first stage was trained on another one.
     """
     prefix, own = "net.tokenizer.encoder.", tokenizer.encoder.state_dict()
-    state = read_checkpoint(procedure)["state_dict"]
     theirs = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if theirs and (own.keys() != theirs.keys() or not all(torch.equal(own[name], theirs[name]) for name in own)):
         raise CheckpointError(
-            f"the first stage in {procedure!r} was trained on another tokenizer than the one in {given!r}; leave "
-            "`tokenizer` out, since a first stage brings its own"
+            f"the first stage in {checkpoint!r} was trained on another tokenizer than the one that `tokenizer` names; "
+            "leave it out, since a first stage brings its own"
         )
 
 
