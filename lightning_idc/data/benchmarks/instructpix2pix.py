@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -103,23 +102,8 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         if absent and self.on_missing == "raise":
             raise self.images_error(split, set(absent))
         if self.on_missing == "skip":
-            records = self._complete(split, records)
+            records = self.present(split, records, PROMPT)
         return PromptSource(records, self.files, self.image_size, self.interpolation, self.image_options)
-
-    def _complete(self, split: Split, records: list[Record]) -> list[Record]:
-        """Records whose images and instruction are there."""
-        needed = [(record.before, record.after, record.before.parent / PROMPT) for record in records]
-        absent = set(self.files.absent(path for paths in needed for path in paths))
-        present = [record for record, paths in zip(records, needed, strict=True) if absent.isdisjoint(paths)]
-        if absent and not present:
-            raise self.images_error(split, absent)
-        if absent:
-            left = len(records) - len(present)
-            warnings.warn(
-                f"{self.title} {split}: left out {left} of {len(records)} pairs whose files are missing",
-                stacklevel=3,
-            )
-        return present
 
     def _prompts(self) -> list[tuple[str, list[str]]]:
         """Folders with their seeds, in the order of ``seeds.json``."""

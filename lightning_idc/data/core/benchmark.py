@@ -169,16 +169,32 @@ class Benchmark(PairDataModule):
         if problem:
             raise PairError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
         told = records if self.keeps(split) else [record for record in records if any(record.captions)]
-        absent = set(self.files.absent(path for record in told for path in (record.before, record.after)))
-        present = [record for record in told if absent.isdisjoint((record.before, record.after))] if absent else told
-        if absent and (self.on_missing == "raise" or not present):
+        return self.source_of(self.present(split, told))
+
+    def present(self, split: Split, records: list[Record], beside: str | None = None) -> list[Record]:
+        """Records whose files are there; of the others it warns where they are to be skipped.
+
+        Args:
+            split: for the messages.
+            records: of the split.
+            beside: name of a file that has to lie beside the images.
+
+        Raises:
+            LayoutError: some are missing and not to be skipped, or all are.
+        """
+        more = [] if beside is None else [beside]
+        needed = [(it.before, it.after, *(it.before.parent / name for name in more)) for it in records]
+        absent = set(self.files.absent(path for paths in needed for path in paths))
+        if not absent:
+            return records
+        present = [record for record, paths in zip(records, needed, strict=True) if absent.isdisjoint(paths)]
+        if self.on_missing == "raise" or not present:
             raise self.images_error(split, absent)
-        if absent:
-            left = len(told) - len(present)
-            warnings.warn(
-                f"{self.title} {split}: left out {left} of {len(told)} pairs whose images are missing", stacklevel=2
-            )
-        return self.source_of(present)
+        left, what = len(records) - len(present), "files" if more else "images"
+        warnings.warn(
+            f"{self.title} {split}: left out {left} of {len(records)} pairs whose {what} are missing", stacklevel=3
+        )
+        return present
 
     def source_of(self, records: Sequence[Record]) -> PairSource:
         """Pairs of records, without their empty sentences."""
