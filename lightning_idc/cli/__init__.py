@@ -37,6 +37,9 @@ VERBS = {
 }
 
 
+OTHER_STATUS = {"compare": 2}
+"""Exit status of an error by verb where it is not 1, by which `compare` says that something changed."""
+
 TRACEBACK = "LIGHTNING_IDC_TRACEBACK"
 """Environment variable that shows where an error came from, as ``--traceback`` does."""
 
@@ -120,11 +123,16 @@ def guarded(given: list[str]) -> int:
         from lightning_idc.cli.errors import readable
         from lightning_idc.core.text import printable
 
-        message = readable(error)
-        if message is None or os.environ.get(TRACEBACK):
-            raise
-        print(f"error: {printable(message)}", file=sys.stderr)
-        return 1
+        message, status = readable(error), OTHER_STATUS.get(given[0], 1)
+        if message is not None and not os.environ.get(TRACEBACK):
+            print(f"error: {printable(message)}", file=sys.stderr)
+            return status
+        if status == 1:
+            raise  # which Python ends with 1
+        import traceback
+
+        traceback.print_exc()
+        return status
 
 
 def import_named(given: list[str]) -> list[str]:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal
 
-from lightning_idc.cli import TRACEBACK, typed
-from lightning_idc.cli.errors import readable
+from lightning_idc.cli import typed
 from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.serve.notes import noted
@@ -30,19 +27,7 @@ def run(given: list[str]) -> int:
         from lightning_idc.cli import training
 
         return training.run(given)
-    try:
-        return typed.call(verb, functions[verb], given[1:])
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        if verb != "compare":
-            raise
-        message = readable(error)
-        if message is None or os.environ.get(TRACEBACK):
-            traceback.print_exc()
-        else:
-            print(f"error: {printable(message)}", file=sys.stderr)
-        return FAILED  # 1 says that something changed
+    return typed.call(verb, functions[verb], given[1:])
 
 
 def compare(
