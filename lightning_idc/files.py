@@ -32,24 +32,23 @@ def atomic_write(target: Path, content: bytes | str | Callable[[Path], Any]) -> 
         OSError: the file cannot be written.
     """
     if target.parent == Path("/dev") or (target.exists() and not target.is_file() and not target.is_dir()):
-        # the superuser would put a file in the place of the device
-        if callable(content):
-            content(target)
-        else:
-            target.write_bytes(content.encode() if isinstance(content, str) else content)
-        return
+        return _fill(target, content)  # the superuser would put a file in the place of the device
     partial = target.with_name(f"{target.name}.{_machine()}-{os.getpid()}-{threading.get_ident()}.partial")
     try:
-        if callable(content):
-            content(partial)
-        else:
-            partial.write_bytes(content.encode() if isinstance(content, str) else content)
+        _fill(partial, content)
         _flush(partial)  # a power cut must not leave a good name on an empty file
         os.replace(partial, target)
     finally:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
     _flush(target.parent)  # nor lose the name
+
+
+def _fill(path: Path, content: bytes | str | Callable[[Path], Any]) -> None:
+    if callable(content):
+        content(path)
+    else:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
 
 
 def _flush(path: Path) -> None:

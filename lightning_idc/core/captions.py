@@ -28,15 +28,15 @@ def learned_vocabulary(options: MutableMapping[str, Any], data: Any, fitting: bo
     vocabulary = None if words is None else load_vocabulary(words)
     # fitting learns what was not given; a test needs the words alone, and its data may have no captions for it
     unknown = None in (options["max_length"], options["no_change_captions"])
-    if fitting and isinstance(data, ProvidesCaptions):
-        options["image_size"] = options["image_size"] or data.image_size  # which needs no captions
-    if (words is None or (fitting and unknown)) and isinstance(data, ProvidesCaptions):
+    if not isinstance(data, ProvidesCaptions) or not (fitting or words is None):
+        return vocabulary
+    options["image_size"] = options["image_size"] or data.image_size
+    if words is None or unknown:
         captions = data.train_captions()
         if not captions and vocabulary is None:
             raise DataError("the training split has no captions; a captioner needs some to learn its words from")
         vocabulary = vocabulary or Vocabulary.build(captions, options["min_word_count"])
         options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
-        options["image_size"] = options["image_size"] or data.image_size
         if options["max_length"] is None:
             options["max_length"] = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
     return vocabulary

@@ -64,15 +64,16 @@ def add_routes(app: Any, answer: Answer, model: str) -> None:
     async def page(request: Request) -> Response:
         return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": POLICY})
 
+    # once: a name of a request may be longer than a file system takes
+    pictures = {path.relative_to(SAMPLES).as_posix(): path for path in SAMPLES.glob("*/*.png")}
+
     async def samples(request: Request) -> Response:
-        names = sorted(path.name for path in SAMPLES.iterdir() if path.is_dir())
+        names = sorted({picture.partition("/")[0] for picture in pictures})
         # a captioner that comes with the library knows its own kind of pictures only
         return JSONResponse([name for name in names if name.partition("-")[0] == model] or names)
 
     async def sample(request: Request) -> Response:
-        # of what is there: a name of a request may be longer than a file system takes
-        there = {path.relative_to(SAMPLES).as_posix(): path for path in SAMPLES.glob("*/*.png")}
-        path = there.get(f"{request.path_params['name']}/{request.path_params['side']}.png")
+        path = pictures.get(f"{request.path_params['name']}/{request.path_params['side']}.png")
         return FileResponse(path) if path else JSONResponse(error_body("there is no such sample"), 404)
 
     async def refused(request: Request, error: Any) -> Response:
