@@ -28,7 +28,7 @@ from lightning_idc.core.vocabulary import (
 )
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, sdm
@@ -269,15 +269,6 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
             total = total + matching(seen.whole, addon.encoder.encode_text(words).whole)
         torch.testing.assert_close(addon.losses(step)["match"], total, rtol=1e-5, atol=1e-5)
         assert addon.losses(step) == {}, "what a step kept is forgotten after it"
-
-
-def test_masks_and_descriptions_come_before_what_is_rebuilt_by_them(folder: Path, tmp_path: Path) -> None:
-    data = described(folder)
-    rebuild = MaskedReconstruction(distance=nn.functional.l1_loss, width=16, heads=2)
-    with pytest.raises(ConfigError, match="list NoiseMasking before it"):
-        fit(HOSTS["namc"](), [rebuild, NoiseMasking(encoder_for(data))], data, tmp_path, max_steps=0)
-    # which is absent with a weight of 0
-    fit(HOSTS["namc"](), [rebuild, NoiseMasking(encoder_for(data), weight=0.0)], data, tmp_path, max_steps=0)
 
 
 @pytest.mark.parametrize("kind", [torch.float16, torch.bfloat16])

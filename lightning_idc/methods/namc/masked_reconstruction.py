@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, cast
 
 import torch
 from lightning.pytorch import LightningModule
@@ -16,7 +15,6 @@ from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
@@ -26,7 +24,7 @@ from lightning_idc.methods.namc.noise import (
     bernoulli,
     resize_mask,
 )
-from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
+from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
 
 Distance = Callable[..., Tensor]
@@ -243,13 +241,6 @@ class MaskedReconstruction(AddonCallback):
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner):
             raise PairError(f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(host).__name__}")
-        callbacks = cast(Any, host.trainer).callbacks
-        later = callbacks[callbacks.index(self) + 1 :] if self in callbacks else []
-        if any(isinstance(callback, NoiseMasking) and callback.weight for callback in later):
-            raise ConfigError(
-                "NoiseMasking stands behind MaskedReconstruction, which then has neither its masks nor its "
-                "descriptions; list NoiseMasking before it"
-            )
         height, width = host.hparams["image_size"] or (64, 64)
         channels, cells = self._features_of(host, height, width)
         rows = round((cells * height / width) ** 0.5)
