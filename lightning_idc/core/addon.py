@@ -181,7 +181,8 @@ class AddonSteps:
             with step.stream():
                 losses = addon.losses(step)
             for key, value in losses.items():
-                total = total + addon.weight * value
+                if addon.weight:  # 0 times an infinite loss, or its gradient, would not be 0
+                    total = total + addon.weight * value
                 self.host.log(f"train/{name}/{key}", value.detach())
             if not addon.weight:
                 # parameters that only the skipped methods use must stay in the graph, or DDP refuses the step

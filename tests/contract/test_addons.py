@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import CrudeObjectiveCallback, GuessColorCallback, NoiselessCallback, TinyCaptioner, TinyPairs
+from helpers.tiny import CrudeObjectiveCallback, GuessColor, GuessColorCallback, NoiselessCallback, TinyCaptioner, TinyPairs
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
@@ -25,6 +25,15 @@ def test_weight_zero_equals_absent_bit_for_bit(tmp_path: Path) -> None:
     on = fit([GuessColorCallback("color", weight=0.5)], tmp_path)
     assert_same(host_state(off), host_state(absent))
     assert any(not torch.equal(a, b) for a, b in zip(host_state(on).values(), host_state(absent).values(), strict=True))
+
+
+def test_weight_zero_equals_absent_where_a_loss_is_infinite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = fit([], tmp_path)
+    losses = GuessColor.losses
+    monkeypatch.setattr(
+        GuessColor, "losses", lambda addon, step: {name: value / 0.0 for name, value in losses(addon, step).items()}
+    )
+    assert_same(host_state(fit([GuessColorCallback("color", weight=0.0)], tmp_path)), host_state(absent))
 
 
 def test_every_addon_parameter_is_trained_in_a_group_of_its_own(tmp_path: Path) -> None:
