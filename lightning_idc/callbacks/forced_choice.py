@@ -9,6 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.captions import pad_captions
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.types import PairBatch, PairError
 
 WORDINGS = 5
@@ -29,6 +30,7 @@ class ForcedChoice(Callback):
         if rivals < 1:
             raise PairError(f"ForcedChoice is to compare with {rivals} counterfactuals; give it at least one")
         self.rivals = rivals
+        self._found: dict[str, tuple[int, int]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         from lightning_idc.data.synthetic.datamodule import SyntheticPairs
@@ -39,6 +41,9 @@ class ForcedChoice(Callback):
                 "ForcedChoice asks a PairCaptioner about SyntheticPairs, whose truth is known; leave it out"
             )
         self.data = data
+
+    def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._found = {}
 
     @torch.no_grad()
     def on_test_batch_end(
@@ -58,6 +63,12 @@ class ForcedChoice(Callback):
         tokens, mask = (part.to(pl_module.device) for part in pad_captions(rows, 1 + self.rivals))
         scores = pl_module.score(pl_module.encode(batch), tokens, mask)
         there = mask[:, 1:].any(-1)
-        won = ((scores[:, :1] > scores[:, 1:]) & there).sum() / there.sum()
-        # weighed by comparisons, which equals one mean over all of them
-        pl_module.log("test/forced_choice", 100 * won, on_epoch=True, sync_dist=True, batch_size=int(there.sum()))
+        won = ((scores[:, :1] > scores[:, 1:]) & there).sum(1)
+        self._found |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
+
+    def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # of all processes; a pair that a sampler dealt twice counts once
+        whole = {id: found for part in all_gather_object(self._found) for id, found in part.items()}
+        won, asked = (sum(counts) for counts in zip(*whole.values(), strict=True))
+        if asked:
+            pl_module.log("test/forced_choice", 100 * won / asked, sync_dist=True)

@@ -12,12 +12,13 @@ from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from torch.utils.data import DataLoader, Subset
 
 from lightning_idc.callbacks.compare_results import CompareResults, scores_table
 from lightning_idc.callbacks.forced_choice import ForcedChoice
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
-from lightning_idc.core.types import PairError
+from lightning_idc.core.types import PairBatch, PairError
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.counterfactual import true_sentence
 from lightning_idc.data.synthetic.facts import change_accuracy
@@ -48,6 +49,30 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> SyntheticPairs:
 def test_the_share_of_won_comparisons(data: SyntheticPairs, sign: float, expected: float) -> None:
     trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
     assert trainer.test(Knowing(sign), data, verbose=False)[0]["test/forced_choice"] == expected
+
+
+class KnowingTheFirst(Knowing):
+    """Prefers the truth of the first pair only."""
+
+    def encode(self, batch: PairBatch) -> Any:
+        self.sign = 1.0 if batch.ids[0].endswith("-000000") else -1.0
+        return super().encode(batch)
+
+
+class DealtTwice(SyntheticPairs):
+    """One pair per batch, the first of them again at the end, as a sampler of several processes deals it."""
+
+    def test_dataloader(self) -> Any:
+        whole = super().test_dataloader()
+        return DataLoader(Subset(whole.dataset, [*range(len(whole.dataset)), 0]), collate_fn=whole.collate_fn)
+
+
+def test_a_pair_that_is_dealt_twice_counts_once(tmp_path: Path) -> None:
+    data = DealtTwice(
+        train_pairs=2, val_pairs=2, test_pairs=4, render_size=16, cache_dir=tmp_path, progress=False, batch_size=1
+    )
+    trainer = Trainer(callbacks=[ForcedChoice(rivals=3)], **QUIET)
+    assert trainer.test(KnowingTheFirst(), data, verbose=False)[0]["test/forced_choice"] == 25.0
 
 
 def test_the_true_sentence_is_true_in_every_wording(data: SyntheticPairs) -> None:

@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.tiny import CrudeObjectiveCallback, GuessColor, GuessColorCallback, NoiselessCallback, TinyCaptioner, TinyPairs
+from helpers.tiny import (
+    CrudeObjectiveCallback,
+    GuessColor,
+    GuessColorCallback,
+    NoiselessCallback,
+    TinyCaptioner,
+    TinyPairs,
+)
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging

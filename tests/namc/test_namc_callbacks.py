@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.processes import launch
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
@@ -425,6 +427,16 @@ def test_rebuilt_patches_are_compared_with_the_tokenizers_and_the_images(folder:
     assert torch.allclose(masked_quality(raw, raw, everything), torch.tensor([100.0, 1.0]).expand(len(raw), 2))
     gray = masked_quality(raw * 0 + 0.5, raw * 0 + 0.6, everything)
     assert torch.allclose(gray[:, 0], torch.tensor(20.0), atol=1e-3), "ten times the logarithm of 1 / 0.01"
+
+
+@pytest.mark.dist
+def test_rebuilt_patches_are_measured_alike_in_two_processes(tmp_path: Path) -> None:
+    """Of three pairs, one of which is dealt to both; what the tokenizer gives back does not depend on fresh weights."""
+    for processes in (1, 2):
+        launch(Path(__file__).parent / "quality_processes.py", str(processes), tmp_path)
+    alone, joined = (json.loads((tmp_path / f"{processes}.json").read_text()) for processes in (1, 2))
+    for score in ("psnr", "ssim"):
+        assert joined[f"val/vqgan_raw/{score}"] == pytest.approx(alone[f"val/vqgan_raw/{score}"], rel=1e-5)
 
 
 def test_another_fit_goes_with_or_without_descriptions(folder: Path, tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from lightning_idc.core.addon import AUX, AddonSteps, addons_of
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
@@ -33,7 +34,7 @@ class ReconstructionQuality(Callback):
 
     def __init__(self, of: str = "masked_reconstruction") -> None:
         self.of = of
-        self._found: list[Tensor] = []
+        self._found: dict[str, Tensor] = {}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         known = any(name.startswith(f"{AUX}.{self.of}.") for name in checkpoint["state_dict"])
@@ -44,7 +45,7 @@ class ReconstructionQuality(Callback):
             )
 
     def on_validation_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._found = []
+        self._found = {}
 
     @torch.no_grad()
     def on_validation_batch_end(
@@ -67,10 +68,13 @@ class ReconstructionQuality(Callback):
         mir, vqgan, raw = addon.target.decode(rebuilt), addon.target.decode(true), images / 255
         pixels = torch.nn.functional.interpolate(hidden[:, None].float(), raw.shape[-2:]).bool()[:, 0]
         scores = torch.stack([masked_quality(*pair, pixels) for pair in ((mir, vqgan), (vqgan, raw), (mir, raw))], 1)
-        self._found.append(scores[pixels.flatten(1).any(1)])
+        of_pairs = zip(scores.unflatten(0, (-1, 2)), pixels.flatten(1).any(1).unflatten(0, (-1, 2)), strict=True)
+        self._found |= {id: found[there].cpu() for id, (found, there) in zip(batch.ids, of_pairs, strict=True)}
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        means = torch.cat(self._found).mean(0)
+        # of all processes; a pair that a sampler dealt twice counts once
+        whole = {id: found for part in all_gather_object(self._found) for id, found in part.items()}
+        means = torch.cat(list(whole.values())).mean(0)
         for name, (psnr, ssim) in zip(ROWS, means.tolist(), strict=True):
             pl_module.log_dict({f"val/{name}/psnr": psnr, f"val/{name}/ssim": ssim}, sync_dist=True)
 
