@@ -30,17 +30,25 @@ class Constant(Schedule):
         return 1.0
 
 
-def check_warmup(warmup: float) -> None:
-    """Refuse a rise that is no share of the run, such as a number of steps, by which nearly no rate would be left.
+@dataclass(frozen=True)
+class Warmup(Schedule):
+    """Schedule that begins with a rise.
+
+    Args:
+        warmup: share of the run spent rising.
 
     Raises:
-        ConfigError: it is below 0, above 1, or not a number.
+        ConfigError: it is no share, such as a number of steps, by which nearly no rate would be left.
     """
-    if not 0 <= warmup <= 1:
-        raise ConfigError(
-            f"warmup is {warmup}; expected a share of the run, from 0 to 1: divide a number of steps by those of the "
-            "whole run"
-        )
+
+    warmup: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warmup <= 1:
+            raise ConfigError(
+                f"warmup is {self.warmup}; expected a share of the run, from 0 to 1: divide a number of steps by those "
+                "of the whole run"
+            )
 
 
 def _rise(progress: float, warmup: float) -> float:
@@ -49,7 +57,7 @@ def _rise(progress: float, warmup: float) -> float:
 
 
 @dataclass(frozen=True)
-class WarmupCosine(Schedule):
+class WarmupCosine(Warmup):
     """Linear rise, then half a cosine down.
 
     Args:
@@ -60,9 +68,6 @@ class WarmupCosine(Schedule):
     warmup: float = 0.05
     floor: float = 0.0
 
-    def __post_init__(self) -> None:
-        check_warmup(self.warmup)
-
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return _rise(progress, self.warmup)
@@ -71,7 +76,7 @@ class WarmupCosine(Schedule):
 
 
 @dataclass(frozen=True)
-class BertWarmupCosine(Schedule):
+class BertWarmupCosine(Warmup):
     """Linear rise, then down a half cosine that began with the run: ``warmup_cosine`` of BertAdam.
 
     Where the rise ends, the cosine is below 1 already: 0.976 after a tenth of the run.
@@ -82,9 +87,6 @@ class BertWarmupCosine(Schedule):
 
     warmup: float = 0.1
 
-    def __post_init__(self) -> None:
-        check_warmup(self.warmup)
-
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:
             return _rise(progress, self.warmup)
@@ -92,7 +94,7 @@ class BertWarmupCosine(Schedule):
 
 
 @dataclass(frozen=True)
-class WarmupLinear(Schedule):
+class WarmupLinear(Warmup):
     """Linear rise, then linear fall.
 
     Args:
@@ -102,9 +104,6 @@ class WarmupLinear(Schedule):
 
     warmup: float = 0.1
     floor: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         if progress < self.warmup:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.schedules import Schedule, check_warmup
+from lightning_idc.core.schedules import Warmup
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import ConfigError
@@ -38,7 +38,7 @@ from lightning_idc.nn.image_tokenizer import CONFIG_KEY
 
 
 @dataclass(frozen=True)
-class WarmupHold(Schedule):
+class WarmupHold(Warmup):
     """Linear rise from a share of the rate, then the rate; the paper's rise is from 1e-6 to 1e-4 in 5,000 steps.
 
     Args:
@@ -48,9 +48,6 @@ class WarmupHold(Schedule):
 
     warmup: float = 0.025
     start: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         return self.start + (1 - self.start) * min(1.0, progress / max(self.warmup, 1e-12))

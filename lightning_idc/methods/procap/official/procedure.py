@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.schedules import Schedule, check_warmup
+from lightning_idc.core.schedules import Warmup
 from lightning_idc.methods.procap.masks import MaskRule, entire_mask, random_patch_mask
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.official.encoder import SPECIAL_TOKENS, TEXT_SLOTS, blind_rows
@@ -142,7 +142,7 @@ def summed_consistency_loss(whole: Tensor, broken: Tensor, seen: Tensor) -> Tens
 
 
 @dataclass(frozen=True)
-class LogarithmicWarmup(Schedule):
+class LogarithmicWarmup(Warmup):
     """Rise with the logarithm of the step, then the rate; DeepSpeed's WarmupLR, which the code uses.
 
     Args:
@@ -154,9 +154,6 @@ class LogarithmicWarmup(Schedule):
     warmup: float = 0.025
     steps: int = 5000
     start: float = 0.01
-
-    def __post_init__(self) -> None:
-        check_warmup(self.warmup)
 
     def __call__(self, progress: float) -> float:
         step = self.steps * progress / max(self.warmup, 1e-12)
