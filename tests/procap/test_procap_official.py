@@ -118,6 +118,8 @@ def test_smoothing_equals_the_divergence_of_torch() -> None:
     wanted = torch.full((2, 5, 7), 0.1 / 6, dtype=torch.float64).scatter(-1, targets[..., None], 0.9)
     expected = torch.nn.functional.kl_div(logits.log_softmax(-1)[mask], wanted[mask], reduction="sum")
     assert torch.allclose(smoothed_divergence(logits, targets, mask), expected)
+    rounded = logits.bfloat16()
+    assert torch.equal(smoothed_divergence(rounded, targets, mask), smoothed_divergence(rounded.float(), targets, mask))
     plain = torch.nn.functional.cross_entropy(logits[mask], targets[mask], reduction="sum")
     assert torch.allclose(smoothed_divergence(logits, targets, mask, smoothing=0.0), plain)
 

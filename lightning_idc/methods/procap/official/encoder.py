@@ -247,7 +247,7 @@ def smoothed_divergence(logits: Tensor, targets: Tensor, mask: Tensor, smoothing
         >>> smoothed_divergence(torch.zeros(1, 4), torch.tensor([1]), torch.tensor([True]), smoothing=0.0)  # log 4
         tensor(1.3863)
     """
-    log_probs = logits[mask].log_softmax(-1)
+    log_probs = logits[mask].log_softmax(-1, dtype=torch.promote_types(logits.dtype, torch.float32))
     others = logits.shape[-1] - 1
     right = log_probs.gather(-1, targets[mask][:, None])[:, 0]
     share, entropy = smoothing / others, 0.0
