@@ -57,6 +57,25 @@ def check_number(name: str, value: float, minimum: float, below: float = math.in
         raise ConfigError(f"{name} is {value!r}; expected at least {minimum}{upper}")
 
 
+def check_positive(name: str, value: float, maximum: float = math.inf) -> None:
+    """Refuse a number that is not above 0, that is too large, infinite or NaN.
+
+    Args:
+        name: of the argument, for the message.
+        value: that was given.
+        maximum: largest value that is accepted.
+
+    Raises:
+        ConfigError: the number is out of range.
+
+    Example:
+        >>> check_positive("temperature", 0.7)
+    """
+    if not 0 < value <= maximum or math.isinf(value):
+        upper = "" if math.isinf(maximum) else f" and at most {maximum}"
+        raise ConfigError(f"{name} is {value!r}; expected a number above 0{upper}")
+
+
 def check_choice(name: str, value: str, choices: Collection[str]) -> None:
     """Refuse a name that is none of those that there are.
 

@@ -17,7 +17,7 @@ from lightning_idc.core.decoding import (
 )
 from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import SpecialIds
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import check_number, check_positive
 
 
 @torch.no_grad()
@@ -136,8 +136,6 @@ def check_sampling(temperature: float, top_p: float, samples: int = 1) -> None:
     Raises:
         ConfigError: one of them is out of range.
     """
-    if not temperature > 0 or not 0 < top_p <= 1 or samples < 1:
-        raise ConfigError(
-            f"sampling needs temperature > 0, 0 < top_p <= 1 and at least one sample; found {temperature}, {top_p} and "
-            f"{samples}"
-        )
+    check_positive("temperature", temperature)
+    check_positive("top_p", top_p, maximum=1)
+    check_number("samples", samples, minimum=1)

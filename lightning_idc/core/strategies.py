@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import check_positive
 
 
 class ShardedStrategy(ModelParallelStrategy):
@@ -31,8 +31,7 @@ class ShardedStrategy(ModelParallelStrategy):
         process_group_backend: str | None = None,
         timeout_minutes: float = 30.0,
     ) -> None:
-        if timeout_minutes <= 0:
-            raise ConfigError(f"timeout_minutes is {timeout_minutes}; expected a positive number, such as 30")
+        check_positive("timeout_minutes", timeout_minutes)
         super().__init__(
             data_parallel_size="auto",
             tensor_parallel_size=1,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -190,8 +191,9 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         fit([AdversarialRetriever()], tmp_path)
     with pytest.raises(PairError, match="candidates is 1"):
         AdversarialRetriever(candidates=1)
-    with pytest.raises(PairError, match="temperature is 0"):
-        AdversarialRetriever(temperature=0)
+    for temperature in (0, math.nan, math.inf):
+        with pytest.raises(PairError, match=f"temperature is {temperature}"):
+            AdversarialRetriever(temperature=temperature)
     with pytest.raises(PairError, match="scale is -1"):
         AdversarialRetriever(scale=-1)
     with pytest.raises(PairError, match="alignment is -1"):

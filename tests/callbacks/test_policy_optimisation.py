@@ -236,9 +236,9 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
     for options, match in (
         ({"samples": 1}, "at least two captions"),
         ({"iterations": 0}, "iterations is 0"),
-        ({"temperature": 0.0}, "temperature 0"),
-        ({"temperature": float("nan")}, "temperature nan"),
-        ({"beta": -1.0}, "beta -1"),
+        ({"temperature": 0.0}, "temperature is 0"),
+        ({"temperature": float("nan")}, "temperature is nan"),
+        ({"beta": -1.0}, "beta is -1"),
         ({"clip": -0.2}, "clip is -0.2"),
         ({"clip_high": -0.1}, "clip_high is -0.1"),
         ({"caption_weight": -1.0}, "caption_weight is -1"),

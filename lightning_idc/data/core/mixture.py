@@ -12,6 +12,7 @@ from lightning_idc.core.value_range import PLAIN
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
 from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.errors import check_positive
 
 
 class Mixture(PairDataModule):
@@ -64,8 +65,7 @@ class Mixture(PairDataModule):
         if without:
             raise PairError(f"{without[0]!r} has no weight; give every part one, or none any")
         for name, weight in (weights or {}).items():
-            if not 0 < weight < float("inf"):
-                raise PairError(f"the weight of {name!r} is {weight}; expected a number above 0")
+            check_positive(f"the weight of {name!r}", weight)
         bad = [name for name in parts if "/" in name or not name]
         if bad:
             raise PairError(f"a part is called {bad[0]!r}; names hold no slash and are not empty")

@@ -17,7 +17,7 @@ from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_module
 from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import CheckpointError, ConfigError, check_number, reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, check_number, check_positive, reads_file
 from lightning_idc.methods.adpo.losses import adversarial_reward
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, pool_of
 from lightning_idc.methods.adpo.policy_callback import train_data
@@ -199,15 +199,12 @@ class AdversarialRetriever(AddonCallback):
         weight: float = 1.0,
     ) -> None:
         super().__init__(name, weight)
-        if candidates < 2:
-            raise ConfigError(f"candidates is {candidates}; expected at least two captions to choose from")
-        if temperature <= 0:
-            raise ConfigError(f"temperature is {temperature}; expected a positive number, such as 2")
+        check_number("candidates", candidates, minimum=2)
+        check_positive("temperature", temperature)
+        check_positive("share", share, maximum=1)
         for key, value in (("scale", scale), ("alignment", alignment)):
             if value is not None:
                 check_number(key, value, minimum=0)
-        if not 0 < share <= 1:
-            raise ConfigError(f"share is {share}; expected a number above 0 and at most 1")
         self.encoder, self.train_encoder = encoder, train_encoder
         self.candidates, self.temperature, self.share = candidates, temperature, share
         self.scale = scale if scale is not None else 10.0 if encoder is None else 100.0

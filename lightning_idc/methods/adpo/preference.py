@@ -9,7 +9,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_idc.core.addon import Addon, TrainingStep, addons_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.errors import ConfigError, check_number, check_positive
 from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
@@ -65,14 +65,12 @@ class PreferenceOptimization(PolicyCallback):
         weight: float = 1.0,
     ) -> None:
         super().__init__(FrozenCopy() if reference is None else reference, dropout, name, weight)
-        if not beta > 0:
-            raise ConfigError(f"beta is {beta}; expected a positive number, such as 0.1")
+        check_positive("beta", beta)
         check_number("caption_weight", caption_weight, minimum=0)
         check_number("image_weight", image_weight, minimum=0)
         if other_images not in OTHER_IMAGES:
             raise ConfigError(f"other_images is {other_images!r}; expected one of {', '.join(OTHER_IMAGES)}")
-        if anchor < 0:
-            raise ConfigError(f"anchor is {anchor}; expected 0, to compare all captions alike, or more, such as 3")
+        check_number("anchor", anchor, minimum=0)
         self.image_weight, self.other_images, self.anchor = image_weight, other_images, anchor
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.errors import ConfigError, check_number, check_positive
 from lightning_idc.methods.adpo.comparison import Comparison
 from lightning_idc.methods.adpo.losses import PreferenceLoss, beyond, dpo, margin
 
@@ -82,8 +82,7 @@ class RobustDPO:
     label_smoothing: float = 0.1
 
     def __post_init__(self) -> None:
-        if not 0 <= self.label_smoothing < 0.5:
-            raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected at least 0 and less than 0.5")
+        check_number("label_smoothing", self.label_smoothing, minimum=0, below=0.5)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value, share = beyond(comparison, beta), self.label_smoothing
@@ -121,8 +120,7 @@ class DiscoPOP:
     temperature: float = 0.05
 
     def __post_init__(self) -> None:
-        if not self.temperature > 0:
-            raise ConfigError(f"temperature is {self.temperature}; expected a positive number, such as 0.05")
+        check_positive("temperature", self.temperature)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value = beyond(comparison, beta)

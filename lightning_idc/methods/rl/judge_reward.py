@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -10,7 +9,7 @@ from torch import Tensor
 
 from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
 from lightning_idc.methods.rl.rewards import Reward, Texts, refuse_without_references
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_until_read
 from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
@@ -55,8 +54,7 @@ class JudgeReward(Reward):
             raise ConfigError("the judge's prompt has no {said}, where the caption to be judged stands; add it")
         check_number("tries", tries, minimum=1)
         check_number("unreadable", unreadable, minimum=0)
-        if not 0 < max_score < math.inf:
-            raise ConfigError(f"max_score is {max_score}; expected a positive number")
+        check_positive("max_score", max_score)
         self.endpoint, self.images, self.tries, self.unreadable = endpoint, images, tries, unreadable
         self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, max_score)
 

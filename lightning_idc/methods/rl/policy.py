@@ -8,6 +8,7 @@ from lightning.pytorch import LightningModule, Trainer
 
 from lightning_idc.core.addon import Addon, addons_of
 from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.sampling import check_sampling
 from lightning_idc.errors import ConfigError, check_choice, check_number
 from lightning_idc.methods.adpo.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.adpo.references import FrozenCopy, ReferencePolicy
@@ -55,11 +56,9 @@ class RewardOptimization(PolicyCallback):
         weight: float = 1.0,
     ) -> None:
         super().__init__(self._reference(reference, surrogate.beta), dropout, name, weight)
-        if iterations < 1 or samples < 1 or surrogate.beta < 0 or not temperature > 0 or not 0 < top_p <= 1:
-            raise ConfigError(
-                f"iterations is {iterations}, samples {samples}, beta {surrogate.beta}, temperature {temperature} and "
-                f"top_p {top_p}; expected at least 1 step and sample, beta >= 0, temperature > 0 and 0 < top_p <= 1"
-            )
+        check_sampling(temperature, top_p, samples)
+        check_number("iterations", iterations, minimum=1)
+        check_number("beta", surrogate.beta, minimum=0)
         check_number("caption_weight", caption_weight, minimum=0)
         if beside and (caption_weight or iterations > 1):
             raise ConfigError(

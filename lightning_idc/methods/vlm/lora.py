@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +13,7 @@ from torch import nn
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
-from lightning_idc.errors import CheckpointError, ConfigError, check_number
+from lightning_idc.errors import CheckpointError, ConfigError, check_number, check_positive
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
@@ -72,10 +71,7 @@ class LoraAdapter(Adapter):
         super().__init__()
         check_number("rank", rank, minimum=1)
         check_number("dropout", dropout, minimum=0, below=1)
-        if not 0 < alpha < math.inf:
-            raise ConfigError(
-                f"alpha is {alpha}; expected a positive number, as the updates are scaled by alpha / rank"
-            )
+        check_positive("alpha", alpha)
         self.targets, self.freeze, self.modules_to_save = targets, freeze, list(modules_to_save)
         self.options: dict[str, Any] = {
             "r": rank,
