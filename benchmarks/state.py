@@ -112,7 +112,7 @@ def _shifted() -> Iterator[Comparison]:
 
 
 def _procap() -> Iterator[Comparison]:
-    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; Tables 4 and 14."""
+    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; Tables 3, 4 and 14."""
     papers = {"EPM": "108.4 to 112.7", "IPC": "108.4 to 106.2", "EPM+IPC": "108.4 to 128.5"}
     more = ": 24,000 pairs"
     studies = {"procap_learning": "", "procap_more_pairs": more, "procap_trunk": ": from CLIP's blocks"}
@@ -125,8 +125,15 @@ def _procap() -> Iterator[Comparison]:
     yield Comparison("EPM+IPC over none, 14 epochs each", NO_PAPER, *of_both)
     of_blocks = ("procap_blocks", "rendered", "none, trunk 24", "none, trunk 0")
     yield Comparison(f"CLIP's blocks over none{more}", NO_PAPER, *of_blocks)
-    of_losses = ("procap_losses", "rendered", "EPM+IPC", "MSM+IPC")
-    yield Comparison("all losses over MSM alone, both with IPC", "ProCap T4: 127.5 to 135.6", *of_losses)
+    for file, without, paper in (
+        ("procap_losses", "MSM+IPC", "127.5 to 135.6"),
+        ("procap_losses_without_align", "MSM+CSY+IPC", "127.1 to 135.6"),
+        ("procap_losses_without_consistency", "MSM+align+IPC", "128.6 to 135.6"),
+    ):
+        what = f"all losses over {without.removesuffix('+IPC')}, both with IPC"
+        yield Comparison(what, f"ProCap T4: {paper}", file, "rendered", "EPM+IPC", without)
+    of_queries = ("procap_queries", "rendered", "EPM+IPC, queries 2", "EPM+IPC, queries 1")
+    yield Comparison("2 queries over 1, both with EPM", "ProCap T3: 128.5 to 135.6", *of_queries)
     of_frames = ("procap_frames", "rendered", "EPM+IPC", "EPM+frames")
     yield Comparison("queries over frames, both with EPM", "ProCap T14: 128.5 to 135.6", *of_frames)
 
