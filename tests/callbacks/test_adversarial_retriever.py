@@ -191,7 +191,7 @@ def test_what_cannot_be_is_told(tmp_path: Path) -> None:
         fit([AdversarialRetriever()], tmp_path)
     with pytest.raises(PairError, match="candidates is 1"):
         AdversarialRetriever(candidates=1)
-    for temperature in (0, math.nan, math.inf):
+    for temperature in (0, math.nan):
         with pytest.raises(PairError, match=f"temperature is {temperature}"):
             AdversarialRetriever(temperature=temperature)
     with pytest.raises(PairError, match="scale is -1"):

@@ -200,7 +200,8 @@ class AdversarialRetriever(AddonCallback):
     ) -> None:
         super().__init__(name, weight)
         check_number("candidates", candidates, minimum=2)
-        check_positive("temperature", temperature)
+        if not temperature > 0:  # an infinite one is a retriever that chooses uniformly
+            raise ConfigError(f"temperature is {temperature}; expected a number above 0, such as 2")
         check_positive("share", share, maximum=1)
         for key, value in (("scale", scale), ("alignment", alignment)):
             if value is not None:
