@@ -112,7 +112,7 @@ def _shifted() -> Iterator[Comparison]:
 
 
 def _procap() -> Iterator[Comparison]:
-    """ProCap's Table 2, with 6,000 pairs, with four times as many, and with CLIP's blocks besides; Tables 3, 4 and 14."""
+    """ProCap's Table 2 with 6,000 pairs, with four times as many, and with CLIP's blocks besides; Tables 3, 4, 14."""
     papers = {"EPM": "108.4 to 112.7", "IPC": "108.4 to 106.2", "EPM+IPC": "108.4 to 128.5"}
     more = ": 24,000 pairs"
     studies = {"procap_learning": "", "procap_more_pairs": more, "procap_trunk": ": from CLIP's blocks"}
