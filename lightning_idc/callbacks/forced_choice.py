@@ -9,7 +9,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.captions import pad_captions
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_dict
 from lightning_idc.core.types import PairBatch, PairError
 
 WORDINGS = 5
@@ -67,8 +67,6 @@ class ForcedChoice(Callback):
         self._found |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # of all processes; a pair that a sampler dealt twice counts once
-        whole = {id: found for part in all_gather_object(self._found) for id, found in part.items()}
-        won, asked = (sum(counts) for counts in zip(*whole.values(), strict=True))
+        won, asked = (sum(counts) for counts in zip(*all_gather_dict(self._found).values(), strict=True))
         if asked:
             pl_module.log("test/forced_choice", 100 * won / asked, sync_dist=True)

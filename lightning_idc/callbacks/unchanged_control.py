@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_dict
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import save_json
@@ -44,6 +44,6 @@ class UnchangedControl(Callback):
         self.said |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        said = {id: text for part in all_gather_object(self.said) for id, text in part.items()}
+        said = all_gather_dict(self.said)
         if trainer.is_global_zero:
             save_json(Path(trainer.default_root_dir) / CONTROL, dict(sorted(said.items())))

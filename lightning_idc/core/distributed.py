@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from lightning_idc.errors import ConfigError
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 
@@ -42,6 +43,15 @@ def all_gather_object(own: T) -> list[T]:
     found: list[T] = [own] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, own)
     return found
+
+
+def all_gather_dict(own: Mapping[K, T]) -> dict[K, T]:
+    """Entries of all processes in one mapping, a key that several have once; all of them must call this.
+
+    Args:
+        own: entries of this process by name, such as the id of a pair, which a sampler may deal to two of them.
+    """
+    return {key: entry for part in all_gather_object(own) for key, entry in part.items()}
 
 
 def mean_over_processes(value: Tensor) -> Tensor:

@@ -54,7 +54,15 @@ def test_what_is_measured_depends_on_the_references(alone: Any) -> None:
 # ---- no process may skip what the others take part in ----------------------------------------------------
 
 COLLECTIVES = {
-    *("all_gather", "all_gather_object", "all_reduce", "barrier", "broadcast", "broadcast_object_list"),
+    *(
+        "all_gather",
+        "all_gather_dict",
+        "all_gather_object",
+        "all_reduce",
+        "barrier",
+        "broadcast",
+        "broadcast_object_list",
+    ),
     *("full_state_dict", "full_tensor", "gather", "gather_object", "reduce", "reduce_boolean_decision", "scatter"),
 }
 OF_ONE = ("is_rank_zero", "is_global_zero", "global_rank", "local_rank", "get_rank", "rank")

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lightning_idc.core.addon import AUX, TrainingStep
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object, is_rank_zero
+from lightning_idc.core.distributed import all_gather_dict, is_rank_zero
 from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.store import read_manifest
 from lightning_idc.core.types import PairBatch
@@ -131,7 +131,7 @@ class CachedScores(ReferencePolicy):
         self._scores = {(id, tuple(ids)): (pixels, value) for id, ids, pixels, value in kept.get("scores", [])}
 
     def _gather(self) -> None:
-        self._scores = {key: entry for part in all_gather_object(self._scores) for key, entry in part.items()}
+        self._scores = all_gather_dict(self._scores)
 
     def _rows(self) -> list[Row]:
         self._gather()

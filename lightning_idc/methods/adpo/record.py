@@ -7,7 +7,7 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lightning_idc.core.distributed import all_gather_object, is_rank_zero
+from lightning_idc.core.distributed import all_gather_dict, is_rank_zero
 from lightning_idc.core.types import PairBatch
 from lightning_idc.files import save_json
 
@@ -46,6 +46,6 @@ class NegativeRecord:
             id: {"positive": positive, "negative": negative, "margin": float(margins[place, 0])}
             for id, (positive, negative, margins, place) in self._met.items()
         }
-        found = {id: row for part in all_gather_object(rows) for id, row in part.items()}
+        found = all_gather_dict(rows)
         if found and is_rank_zero():
             save_json(Path(folder) / NEGATIVES, found)

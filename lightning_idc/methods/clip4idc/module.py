@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_dict, all_gather_object
 from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.types import PairError, ProvidesCaptions
@@ -169,7 +169,7 @@ class Clip4IdcRetrieval(PairModule):
 
     def _measure(self, split: str) -> None:
         """Recall over all pairs of the split that have captions, gathered from all processes."""
-        seen = {name: entry for part in all_gather_object(self._embedded) for name, entry in part.items() if entry[1]}
+        seen = {name: entry for name, entry in all_gather_dict(self._embedded).items() if entry[1]}
         self._embedded = {}
         if not seen:
             return

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from lightning_idc.core.addon import AUX, AddonSteps, addons_of
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_dict
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.namc.masked_reconstruction import ImageTokens, MaskedReconstructionAddon
@@ -72,9 +72,7 @@ class ReconstructionQuality(Callback):
         self._found |= {id: found[there].cpu() for id, (found, there) in zip(batch.ids, of_pairs, strict=True)}
 
     def on_validation_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # of all processes; a pair that a sampler dealt twice counts once
-        whole = {id: found for part in all_gather_object(self._found) for id, found in part.items()}
-        means = torch.cat(list(whole.values())).mean(0)
+        means = torch.cat(list(all_gather_dict(self._found).values())).mean(0)
         for name, (psnr, ssim) in zip(ROWS, means.tolist(), strict=True):
             pl_module.log_dict({f"val/{name}/psnr": psnr, f"val/{name}/ssim": ssim}, sync_dist=True)
 

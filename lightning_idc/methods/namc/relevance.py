@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.distributed import all_gather_object
+from lightning_idc.core.distributed import all_gather_dict
 from lightning_idc.core.module import PairModule
 from lightning_idc.core.schedules import Schedule, WarmupCosine
 from lightning_idc.core.types import ProvidesCaptions
@@ -157,9 +157,8 @@ class RelevancePretraining(PairModule):
         self._judged = {}
 
     def on_validation_epoch_end(self) -> None:
-        # of all processes, which then log alike; a pair that a sampler dealt twice counts once
-        whole = {place: words for part in all_gather_object(self._judged) for place, words in part.items()}
-        judged = [word for words in whole.values() for word in words]
+        # of all processes, which then log alike
+        judged = [word for words in all_gather_dict(self._judged).values() for word in words]
         for name, kept in (("noise_auc", [j for j in judged if j[2]]), ("noise_auc_all", judged)):
             if any(wrong for _, wrong, _ in kept) and not all(wrong for _, wrong, _ in kept):
                 auc = 100 * noise_auc([score for score, _, _ in kept], [wrong for _, wrong, _ in kept])
