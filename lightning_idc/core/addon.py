@@ -181,11 +181,12 @@ class AddonSteps:
             with step.stream():
                 losses = addon.losses(step)
             for key, value in losses.items():
-                if addon.weight:  # 0 times an infinite loss, or its gradient, would not be 0
-                    total = total + addon.weight * value
                 self.host.log(f"train/{name}/{key}", value.detach())
-            if not addon.weight:
-                # parameters that only the skipped methods use must stay in the graph, or DDP refuses the step
+            if addon.weight:
+                for value in losses.values():
+                    total = total + addon.weight * value
+            else:
+                # 0 times an infinite loss would not be 0; the parameters stay in the graph, or DDP refuses the step
                 for parameter in addon.parameters():
                     total = total + 0.0 * parameter.sum()
         return total

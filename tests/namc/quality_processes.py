@@ -8,13 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers.processes import run_script
+from helpers.processes import gloo, run_script
 from helpers.training import QUIET
 from lightning.pytorch import Trainer, seed_everything
-from lightning.pytorch.strategies import DDPStrategy
-from torch import distributed
 
-from lightning_idc.core.distributed import is_distributed
+from lightning_idc.core.distributed import is_rank_zero
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.methods.namc.masked_reconstruction import MaskedReconstruction
 from lightning_idc.methods.namc.module import NAMC
@@ -30,10 +28,10 @@ def main(processes: int, out: Path) -> None:
     tokens = ImageTokenizer(codebook_size=16, latent=4, width=4, multipliers=(1, 1), blocks=1, fold=2)
     # every cell is masked, so that what is measured does not depend on what each process draws
     callbacks = [MaskedReconstruction(tokens, share=1.0, encoder="net.encoder"), ReconstructionQuality()]
-    strategy = "auto" if processes == 1 else DDPStrategy(process_group_backend="gloo")
+    strategy = gloo("one" if processes == 1 else "ddp")
     trainer = Trainer(strategy=strategy, devices=processes, callbacks=callbacks, **QUIET)
     scores = trainer.validate(NAMC(width=32, heads=2, dropout=0.0), data, verbose=False)[0]
-    if not is_distributed() or distributed.get_rank() == 0:
+    if is_rank_zero():
         (out / f"{processes}.json").write_text(json.dumps(scores))
 
 
