@@ -166,7 +166,7 @@ def test_noise_is_measured_over_all_processes_and_each_pair_once(
             gathered.append(own)
             return [own, *others]
 
-        monkeypatch.setattr("lightning_idc.methods.namc.relevance.all_gather_object", gather, raising=False)
+        monkeypatch.setattr("lightning_idc.core.distributed.all_gather_object", gather)
         trainer = Trainer(limit_val_batches=batches, enable_checkpointing=False, **QUIET)
         return trainer.validate(model, data, verbose=False)[0]["val/noise_auc_all"]
 
