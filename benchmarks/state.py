@@ -132,11 +132,13 @@ def _procap() -> Iterator[Comparison]:
     ):
         what = f"all losses over {without.removesuffix('+IPC')}, both with IPC"
         yield Comparison(what, f"ProCap T4: {paper}", file, "rendered", "EPM+IPC", without)
-    of_queries = ("procap_queries", "rendered", "EPM+IPC, queries 2", "EPM+IPC, queries 1")
-    yield Comparison("2 queries over 1, both with EPM", "ProCap T3: 128.5 to 135.6", *of_queries)
-    for k, paper in (("4", "128.7"), ("7", "130.5")):
-        of_more = ("procap_more_queries", "rendered", f"EPM+IPC, queries {k}", "EPM+IPC, queries 2")
-        yield Comparison(f"{k} queries over 2, both with EPM", f"ProCap T3: 135.6 to {paper}", *of_more)
+    for k, control, file, paper in (
+        (2, 1, "procap_queries", "128.5 to 135.6"),
+        (4, 2, "procap_more_queries", "135.6 to 128.7"),
+        (7, 2, "procap_more_queries", "135.6 to 130.5"),
+    ):
+        what, rows = f"{k} queries over {control}, both with EPM", [f"EPM+IPC, queries {n}" for n in (k, control)]
+        yield Comparison(what, f"ProCap T3: {paper}", file, "rendered", *rows)
     of_frames = ("procap_frames", "rendered", "EPM+IPC", "EPM+frames")
     yield Comparison("queries over frames, both with EPM", "ProCap T14: 128.5 to 135.6", *of_frames)
 
