@@ -8,6 +8,8 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# processes that tests start say where a signal ended them; pytest's own handler sees only the process of the tests
+os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 
 import hypothesis
 import pytest

@@ -17,17 +17,9 @@ TESTS = Path(__file__).resolve().parents[1]
 
 
 def launch(script: Path, *arguments: str | Path) -> None:
-    """Run a script that lies among the tests to its end; it may import what lies beside it, and the helpers.
-
-    A process that a signal ends writes nothing by itself: its stack and its exit status are in the message.
-    """
+    """Run a script that lies among the tests to its end; it may import what lies beside it, and the helpers."""
     paths = [TESTS.parent, TESTS]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, paths)),
-        "PYTHONFAULTHANDLER": "1",
-        "OMP_NUM_THREADS": "1",
-    }
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, paths)), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(script), *map(str, arguments)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, f"exit status {done.returncode}\n{done.stdout}{done.stderr}"

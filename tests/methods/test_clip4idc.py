@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers.processes import launch
 from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 from torch import Tensor
@@ -335,16 +333,7 @@ def test_new_parts_of_the_adaptation_are_a_group_of_their_own() -> None:
 def test_two_processes_adapt_and_measure_as_one(tmp_path: Path) -> None:
     found = []
     for processes in (1, 2):
-        here = Path(__file__).parent
-        paths = os.pathsep.join([str(here.parents[1]), str(here)])
-        done = subprocess.run(
-            [sys.executable, str(here / "clip4idc_processes.py"), str(processes), str(tmp_path / f"{processes}.pt")],
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            timeout=240,
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        launch(Path(__file__).parent / "clip4idc_processes.py", str(processes), tmp_path / f"{processes}.pt")
         found.append(torch.load(tmp_path / f"{processes}.pt", weights_only=True))
     one, two = found
     assert one["metrics"].keys() == two["metrics"].keys() >= {"val/pair_to_text/R@1", "val/text_to_pair/R@10"}

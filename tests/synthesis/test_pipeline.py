@@ -5,8 +5,6 @@ from __future__ import annotations
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.processes import launch
 from helpers.toy_stages import Numbers, Shade, digests, everything
 
 from lightning_idc.core import shards
@@ -242,14 +241,6 @@ def test_shards_are_plain_arrow_files_with_pictures(tmp_path: Path) -> None:
 @pytest.mark.timeout(300)
 def test_two_processes_make_the_same_set_as_one(tmp_path: Path) -> None:
     run(Shade(), Numbers(40), tmp_path / "one", batch_size=4, shard_size=6)
-    script = Path(__file__).with_name("two_processes_synthesis.py")
-    root = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, str(script), str(tmp_path / "two")],
-        env={**os.environ, "PYTHONPATH": f"{root}{os.pathsep}{root / 'tests'}", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    launch(Path(__file__).with_name("two_processes_synthesis.py"), tmp_path / "two")
     assert everything(RecordStore(tmp_path / "two")) == everything(RecordStore(tmp_path / "one"))
     assert digests(tmp_path / "two") == digests(tmp_path / "one")
