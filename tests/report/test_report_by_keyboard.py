@@ -126,7 +126,7 @@ def test_without_the_folder_of_pictures_the_page_still_shows_them(browser: Any, 
     shutil.copy(report, tmp_path / "moved.html")
     tab = browser.new_page()
     tab.goto((tmp_path / "moved.html").as_uri() + "#pair=p07&large=1")
-    tab.wait_for_function("document.getElementById('large-before').naturalWidth == 192")
+    playwright.expect(tab.locator("#large-before")).to_have_js_property("naturalWidth", 192)
     tab.close()
 
 
