@@ -12,10 +12,6 @@ CHANGE = "change"
 """Type of a pair that changed in a way that nobody names."""
 NO_CHANGE = "no_change"
 """Type of a pair that did not change."""
-NO_CHANGE = "no_change"
-"""Type of a pair that did not change."""
-NO_CHANGE = "no_change"
-"""Type of a pair that did not change."""
 _THINGS = r"(?:changes?|differences?|modifications?|alterations?|variations?|edits?|updates?)"
 _SIDES = (
     r"(?:images?|pictures?|photos?|photographs?|pages?|screenshots?|scenes?|frames?|views?|"
@@ -23,7 +19,8 @@ _SIDES = (
 )
 _SAYS = [
     # no visible difference; without any change; not a single modification
-    rf"\b(?:no|without(?: any)?|not any|not a(?: single)?|zero)\s+(?:[\w-]+\s+){{0,4}}{_THINGS}\b",
+    rf"\b(?:no(?!\s+(?:more|fewer|less)\s+than)|without(?: any)?|not any|not a(?: single)?|zero)\s+(?:[\w-]+\s+){{0,4}}"
+    rf"{_THINGS}\b",
     r"\b(?:no|nothing)\s+(?:\w+\s+)?differ\w*\b",
     # there aren't any changes; there do not seem to be any differences
     rf"(?:\bnot\b|n't\b)\s+(?:[\w-]+\s+){{0,4}}any\s+(?:[\w-]+\s+){{0,3}}{_THINGS}\b",
@@ -34,7 +31,8 @@ _SAYS = [
     rf"(?:see|find|spot|detect|identify|notice)\s+(?:\w+\s+){{0,3}}{_THINGS}\b",
     # the images are identical; both look the same; everything is the same as before
     rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:identical|unchanged|indistinguishable|alike)\b",
-    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:the|exact) same(?=\s*(?:$|as before|in both|scene|image|picture|photo))",
+    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:the|exact) same(?=\s*(?:$|as before|in both|scene|image|picture|photo|"
+    r"as the (?:first|other|previous|original)(?:\s+(?:one|image|picture|photo|scene))?\W*$))",
     r"^\s*(?:the )?same (?:picture|image|photo|scene)s?\W*$",
     # did not change; has not changed
     rf"\b{_SIDES}\b[^.;]{{0,40}}\b(?:not|n't)\s+(?:been\s+)?(?:chang\w+|differ\w*|altered|modified)\b",

@@ -44,7 +44,8 @@ SAME = (
     "Nothing has changed.", "I cannot see any differences.", "Both pictures look exactly the same.",
     "There aren't any changes.", "There do not seem to be any differences.", "no different", "Unchanged",
     "The two images show the same kitchen. There are no noticeable changes between them.",
-    "It looks the same as before.", "The page has not been changed.",
+    "It looks the same as before.", "The page has not been changed.", "The second image is the same as the first one.",
+    "There are no more changes.",
 )  # fmt: skip
 CHANGED = (
     "The red car is gone.", "The person is in the same place but the car moved.",
@@ -56,6 +57,8 @@ CHANGED = (
     "Both photos appear to show the same group of students, now sitting.", "",
     "The cube is red instead of blue. There are no other changes.", "A dog stands by the tree; no further differences.",
     "The sign says 20 and not 10. No additional differences can be seen.",
+    "There are no more than two changes.", "I count no fewer than three differences.", "It has no less than one edit.",
+    "In the second image the cup is the same as the first plate was.",
 )  # fmt: skip
 
 

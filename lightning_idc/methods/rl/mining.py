@@ -8,7 +8,6 @@ import torch
 
 from lightning_idc.core.addon import TrainingStep
 from lightning_idc.core.sampling import check_sampling
-from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.pool import same_words
 from lightning_idc.methods.rl.rewards import Reward
@@ -43,9 +42,7 @@ class RewardMined(NegativeSource):
         temperature: float = 1.0,
         top_p: float = 1.0,
     ) -> None:
-        if samples < 1:
-            raise ConfigError(f"samples is {samples}; expected at least one caption to choose from")
-        check_sampling(temperature, top_p)
+        check_sampling(temperature, top_p, samples)
         self.reward, self.samples, self.best = reward, samples, best
         self.temperature, self.top_p = temperature, top_p
         self.elsewhere = RandomCaption()
