@@ -106,7 +106,7 @@ class PasteEdits(PipelineStage):
         if len(places) < 2:
             record.drop("no room for things", len(places), "2 places")
             return
-        spare, places = places.pop(), places  # where a thing moves to
+        spare = places.pop()  # where a thing moves to
         things = [self._cutouts[int(i)] for i in rng.choice(len(self._cutouts), len(places) + 1, replace=False)]
         old, new = things[0], things.pop()
         if kind == "recolor":
