@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from lightning_idc.cli import main
+from lightning_idc.cli.configuration import parse_overrides
+from lightning_idc.cli.recipe import load, override
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
@@ -17,6 +22,25 @@ from lightning_idc.synthesis.store import RecordStore
 
 pytest.importorskip("cv2")  # here, since importing it changes the environment
 RECIPE = Path(__file__).parents[2] / "recipes" / "paper" / "img_diff_table17.yaml"
+
+
+def filters_of(config: Any) -> list[str]:
+    """What ``filters`` is, of a stage and of the stages within it."""
+    if isinstance(config, dict):
+        own = [config["filters"]] if "filters" in config else []
+        return [*own, *(found for value in config.values() for found in filters_of(value))]
+    return [found for value in config for found in filters_of(value)] if isinstance(config, list) else []
+
+
+def test_the_command_of_the_header_leaves_no_filter_on() -> None:
+    text = re.sub(r"\\\n#", "", RECIPE.read_text("utf-8"))
+    command = re.search(r"lightning run recipes/paper/(img_diff\.yaml .*)", text)
+    assert command is not None
+    name, *given = shlex.split(command[1])
+    recipe = load(RECIPE.parent / name)
+    override(recipe, parse_overrides(given))
+    found = filters_of([stage.config for stage in recipe.stages])
+    assert found == ["scores"] * 3, "pairs, regions and captions"
 
 
 @pytest.mark.dist

@@ -141,6 +141,14 @@ def test_records_that_were_filtered_cannot_be_refiltered(edited: Path, scored: R
         run_in_process(Refilter("paper"), str(edited), tmp_path / "c")
 
 
+def test_pairs_that_were_left_out_cannot_come_back(edited: Path, tmp_path: Path) -> None:
+    """A wider window of similarity, as Table 17 (4) has it, would find none but those that the narrower one kept."""
+    parts = [PairSimilarity(filters="embedded"), DifferenceAreas(filters="scores"), RegionCaptions(filters="scores")]
+    store = run_in_process(Sequential(parts), str(edited), tmp_path / "some")
+    with pytest.raises(ConfigError, match=r"pairs .* PairSimilarity already; .*filters: scores"):
+        run_in_process(Refilter("paper"), str(store.folder), tmp_path / "again")
+
+
 def test_the_verbs(scored: RecordStore, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = tmp_path / "kept"
     assert main(["store", "refilter", str(scored.folder), str(target), "--preset", "embedded"]) == 0

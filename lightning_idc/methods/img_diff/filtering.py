@@ -174,6 +174,13 @@ class Refilter(PipelineStage):
 
     def _check(self, record: Record) -> None:
         steps = {step["stage"]: step for step in record.history}
+        # pairs may come from elsewhere; those that this stage has left out do not come back under a wider window
+        pairs = steps.get("PairSimilarity")
+        if pairs is not None and tuple(pairs["pair_similarity"]) != SCORES.pair_similarity:
+            raise ConfigError(
+                f"the pairs beside record {record.id} were filtered by PairSimilarity already; make the records with "
+                "`filters: scores`, which measures all and leaves out nothing"
+            )
         for name in ("DifferenceAreas", "RegionCaptions"):
             if name not in steps:
                 raise ConfigError(f"record {record.id} was not scored by {name}; refilter the store of the last stage")
