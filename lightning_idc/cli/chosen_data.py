@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_idc.cli.data import MODULES
-from lightning_idc.cli.recipe import Recipe
+from lightning_idc.cli.recipe import Recipe, with_handed_on
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of, is_public, nearest, with_full_names
 from lightning_idc.errors import ConfigError
@@ -31,15 +31,14 @@ def use_data(recipe: Recipe, name: str) -> None:
     path = with_full_names({"class_path": MODULES.get(name, name)})["class_path"]
     known = accepted_arguments(class_of(path))
     tested = (recipe.stages[-1].config.get("data") or {}).get("class_path")
-    for stage in recipe.stages:
-        old = stage.config.get("data")
-        if isinstance(old, dict) and old.get("class_path") == tested != path:
+    for old in _all_data(recipe):
+        if old["class_path"] == tested != path:
             given: dict[str, Any] = old.get("init_args") or {}
             kept = {key: value for key, value in given.items() if known is None or key in known}
             if known is not None and "image_size" in known and "render_size" in given:
                 kept.setdefault("image_size", given["render_size"])
             kept = {key: value for key, value in kept.items() if key not in _OF_ONE_DATA_SET}
-            stage.config["data"] = {"class_path": path, "init_args": kept}
+            old.update(class_path=path, init_args=kept)
     smoke = recipe.about.get("smoke") or {}
     recipe.about["smoke"] = {key: value for key, value in smoke.items() if _fits(recipe, key)}
 
@@ -49,6 +48,10 @@ def _fits(recipe: Recipe, key: str) -> bool:
     parts = key.split(".")
     if parts[0] != "data" or len(parts) < 2:
         return True
-    paths = [(stage.config.get("data") or {}).get("class_path") for stage in recipe.stages]
-    kinds = [accepted_arguments(class_of(path)) for path in paths if path]
+    kinds = [accepted_arguments(class_of(data["class_path"])) for data in _all_data(recipe)]
     return any(known is None or parts[1] in known for known in kinds)
+
+
+def _all_data(recipe: Recipe) -> list[dict[str, Any]]:
+    """Data of all stages, and what some of it hands on the pairs of."""
+    return [data for stage in recipe.stages for data in with_handed_on(stage.config.get("data"))]

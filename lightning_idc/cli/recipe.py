@@ -20,7 +20,7 @@ from __future__ import annotations
 import itertools
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from pathlib import Path
@@ -348,7 +348,7 @@ def override(recipe: Recipe, overrides: dict[str, Any]) -> None:
     """Set dotted keys in all stages that have them, or in one with ``stages.<name>.``; nothing is checked twice.
 
     ``model.width`` is short for ``model.init_args.width``. A key of the model or the data goes to the stages whose
-    class has such an argument.
+    class has such an argument, or hands on the pairs of other data that has it.
 
     Raises:
         ConfigError: no stage has such a key; the nearest one that exists is named.
@@ -373,18 +373,24 @@ def override(recipe: Recipe, overrides: dict[str, Any]) -> None:
         valid: set[str] = set()
         taken = False
         for stage in stages:
-            part = stage.config.get(parts[0])
-            if not isinstance(part, dict) or "class_path" not in part:
-                continue
-            known = accepted_arguments(class_of(part["class_path"]))
-            valid |= known or set()
-            if known is None or name in known or name == "class_path":
-                set_key(part, parts[1:], value)
-                taken = True
+            for part in with_handed_on(stage.config.get(parts[0])):
+                known = accepted_arguments(class_of(part["class_path"]))
+                valid |= known or set()
+                if known is None or name in known or name == "class_path":
+                    set_key(part, parts[1:], value)
+                    taken = True
+                    break
         if not taken:
             raise ConfigError(f"--{key}: {parts[0]} has no argument {name!r}; {nearest(name, valid)}")
     for stage in recipe.stages:
         stage.config = normalised(stage.config)
+
+
+def with_handed_on(part: Any) -> Iterator[dict[str, Any]]:
+    """A class with its arguments, and behind it the data whose pairs it hands on, as `EveryPair` does."""
+    while isinstance(part, dict) and "class_path" in part:
+        yield part
+        part = (part.get("init_args") or {}).get("data")
 
 
 def check_recipe(recipe: Recipe) -> None:

@@ -14,6 +14,8 @@ import yaml
 from helpers.own_pairs import own_pairs
 
 from lightning_idc.cli import main
+from lightning_idc.cli.chosen_data import use_data
+from lightning_idc.cli.recipe import check_recipe, load, override
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -66,6 +68,27 @@ def test_any_recipe_takes_other_data(tmp_path: Path) -> None:
         assert stages[name]["class_path"].endswith("FolderPairs")
         assert stages[name]["init_args"]["image_size"] == 64, "as the backbone has seen them"
     assert result(tmp_path / "out" / "test")["data"]["name"] == "FolderPairs"
+
+
+def test_pairs_that_are_handed_on_are_the_other_data_too() -> None:
+    """ProCap's frames are made of `EveryPair`, which holds the pairs that the stages behind it train on."""
+    recipe = load(ROOT / "recipes" / "procap.yaml")
+    use_data(recipe, "folder")
+    override(recipe, {**recipe.about["smoke"], "data.root": "mine", "data.limit": 7})
+    check_recipe(recipe)
+    data = {stage.name: stage.config["data"] for stage in recipe.stages}
+    handed_on = data["frames"]["init_args"]["data"]
+    assert data["frames"]["class_path"].endswith("EveryPair") and handed_on["class_path"].endswith("FolderPairs")
+    for name in ("root", "limit", "image_size"):
+        assert handed_on["init_args"][name] == data["procedure"]["init_args"][name], name
+
+
+def test_a_key_of_the_data_reaches_the_pairs_that_are_handed_on() -> None:
+    recipe = load(ROOT / "recipes" / "procap.yaml")
+    override(recipe, {"data.train_pairs": 9, "data.batch_size": 3})
+    frames, procedure = (recipe.stages[number].config["data"]["init_args"] for number in (1, 2))
+    assert frames["data"]["init_args"]["train_pairs"] == procedure["train_pairs"] == 9
+    assert frames["batch_size"] == 3 and "batch_size" not in frames["data"]["init_args"], "its own argument comes first"
 
 
 @pytest.mark.parametrize(
