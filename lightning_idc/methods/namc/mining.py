@@ -75,8 +75,6 @@ class Window:
     def chosen(self, ids: np.ndarray, similarity: np.ndarray) -> np.ndarray:
         """Candidates of one image that pass, in their order; none where the set as a whole does not.
 
-        NAMC Eq. 5
-
         The paper's wording, "filtering out any sets where the maximum similarity is below tau_max^theta or minimum
         similarity is below tau_min^theta", is taken of the set after the first pair of thresholds.
         """
@@ -173,8 +171,6 @@ class SimilarPairs(PipelineStage):
     def candidates(self, row: int, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
         """Rows that pass both windows, sorted.
 
-        NAMC Eq. 6
-
         Args:
             row: of the image.
             found: per feature the nearest rows and their similarities, the image itself among them.
@@ -188,8 +184,8 @@ class SimilarPairs(PipelineStage):
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
         """The most similar candidate of each cluster with its similarity.
 
+        NAMC Eq. 7
         NAMC Eq. 8
-        NAMC Eq. 9
         NAMC Eq. 10
         """
         rows = np.array([row, *candidates])
@@ -268,6 +264,8 @@ class Search:
         """Rows and cosines of the nearest, ``(Q, count)`` each, the nearest first; row -1 where there are no more.
 
         NAMC Eq. 4
+        NAMC Eq. 5
+        NAMC Eq. 6
         """
         similarity, ids = self.index.search(np.ascontiguousarray(queries, np.float32), min(count, self.index.ntotal))
         return ids, similarity
@@ -280,7 +278,7 @@ class Search:
 def spectral_clusters(features: np.ndarray, clusters: int, gamma: float, seed: int) -> np.ndarray:
     """Labels of spectral clustering with the kernel exp(-gamma |x - y|^2).
 
-    NAMC Eq. 7
+    NAMC Eq. 9
 
     Args:
         features: ``(N, D)``; N may be small: then each is a cluster of its own.
