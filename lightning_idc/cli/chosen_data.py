@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from lightning_idc.cli.data import MODULES
-from lightning_idc.cli.recipe import Recipe, with_handed_on
+from lightning_idc.cli.recipe import Recipe, Stage, with_handed_on
 from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of, is_public, nearest, with_full_names
 from lightning_idc.errors import ConfigError
@@ -31,7 +32,7 @@ def use_data(recipe: Recipe, name: str) -> None:
     path = with_full_names({"class_path": MODULES.get(name, name)})["class_path"]
     known = accepted_arguments(class_of(path))
     tested = (recipe.stages[-1].config.get("data") or {}).get("class_path")
-    for old in _all_data(recipe):
+    for old in _all_data(recipe.stages):
         if old["class_path"] == tested != path:
             given: dict[str, Any] = old.get("init_args") or {}
             kept = {key: value for key, value in given.items() if known is None or key in known}
@@ -45,13 +46,16 @@ def use_data(recipe: Recipe, name: str) -> None:
 
 def _fits(recipe: Recipe, key: str) -> bool:
     """Whether a key of the smoke size is not an argument of data, or of some that a stage takes."""
-    parts = key.split(".")
-    if parts[0] != "data" or len(parts) < 2:
+    parts, stages = key.split("."), recipe.stages
+    if parts[0] == "stages" and len(parts) > 2:
+        stages, parts = [stage for stage in stages if stage.name == parts[1]], parts[2:]
+    arguments = [part for part in parts[1:] if part not in ("init_args", "data")]
+    if parts[0] != "data" or not arguments:
         return True
-    kinds = [accepted_arguments(class_of(data["class_path"])) for data in _all_data(recipe)]
-    return any(known is None or parts[1] in known for known in kinds)
+    kinds = [accepted_arguments(class_of(data["class_path"])) for data in _all_data(stages)]
+    return any(known is None or arguments[0] in known for known in kinds)
 
 
-def _all_data(recipe: Recipe) -> list[dict[str, Any]]:
-    """Data of all stages, and what some of it hands on the pairs of."""
-    return [data for stage in recipe.stages for data in with_handed_on(stage.config.get("data"))]
+def _all_data(stages: Sequence[Stage]) -> list[dict[str, Any]]:
+    """Data of stages, and what some of it hands on the pairs of."""
+    return [data for stage in stages for data in with_handed_on(stage.config.get("data"))]
