@@ -161,6 +161,17 @@ def test_links_between_files_lead_somewhere() -> None:
                 assert (ROOT / source).parent.joinpath(target).exists(), f"{source}: {target}"
 
 
+def test_files_that_pages_name_are_there() -> None:
+    """Paths, and the first column of tables of files; what was renamed says CHANGELOG."""
+    for source, text in written().items():
+        homes = (ROOT, (ROOT / source).parent, ROOT / "lightning_idc")
+        cells = re.findall(r"^\| (`[\w/.]+\.py`(?:, `[\w/.]+\.py`)*) \|", text, re.MULTILINE)
+        named = {name for cell in cells for name in re.findall(r"`([^`]+)`", cell)}
+        named |= set(re.findall(r"`((?:[\w.]+/)+\w+\.py)`", text))
+        lost = [name for name in sorted(named) if not any((home / name).is_file() for home in homes)]
+        assert not lost or source == "CHANGELOG.md", f"{source}: there is no file {', '.join(lost)}"
+
+
 @pytest.mark.slow
 def test_the_site_builds_without_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_MKDOCS_2_WARNING", "true")  # the theme sets it, too
