@@ -12,7 +12,11 @@ from PIL import Image
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.core.checking import check
+from lightning_idc.data.core.mixture import Mixture
+
+SIDES = ("before", "after")
 
 
 def write(root: Path, split: str, count: int, first: int = 0, size: tuple[int, int] = (6, 4), **more: Any) -> None:
@@ -97,3 +101,31 @@ def test_images_can_be_scaled_bicubically(root: Path) -> None:
     assert scaled[0].ne(scaled[1]).any()
     with pytest.raises(PairError, match="expected one of bilinear, bicubic"):
         FolderPairs(root, interpolation="nearest")  # type: ignore[arg-type]
+
+
+def test_pairs_that_are_called_by_their_place_share_no_id_and_splits_left_out_are_not_missed(root: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    splits = {"train": "train", "test": "test"}
+
+    def table(shared: int | None = None, **options: Any) -> HuggingFaceTable:
+        folder = root / f"tables-{shared}"
+        folder.mkdir(exist_ok=True)
+        for split, first in (("train", 0), ("test", 40)):
+            names = [f"{split}-{first + n}" for n in range(3)]
+            if split == "test" and shared is not None:
+                names[0] = f"train-{shared}"
+            columns: dict[str, list[Any]] = {"name": names, "text": ["a cup"] * 3}
+            columns |= {side: [(root / f"{name}-{side}.png").read_bytes() for name in names] for side in SIDES}
+            datasets.Dataset.from_dict(columns).to_parquet(str(folder / f"{split}-00000.parquet"))
+        return HuggingFaceTable(folder, *SIDES, "text", **{"splits": splits, **options})
+
+    assert table().pairs_of("train").ids == table().pairs_of("test").ids
+    assert check(table(), print) == []
+    with pytest.raises(PairError, match=r"splits names none for 'val'; found 'train', 'test'"):
+        table().pairs_of("val")
+    assert check(table(shared=2), print) == [
+        "test: 1 of 3 pairs have the same images as one in train: 000000 = 000002",
+    ]
+    assert check(table(shared=2, id=["name"]), print) == ["test: 1 of 3 ids are also in train: train-2"]
+    mixed = Mixture({"all": table(splits={**splits, "val": "test"})})
+    assert not any("ids are also" in problem for problem in check(mixed, print))

@@ -12,6 +12,7 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
+from lightning_idc.data.core.datamodule import SPLITS as ALL_SPLITS
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.jsonfiles import sentences
@@ -201,15 +202,17 @@ class HuggingFaceTable(PairDataModule):
             if split not in ("train", "val", "test", "predict"):
                 raise PairError(f"splits names {split!r}; expected train, val, test or predict")
         self.splits = dict(splits)
+        self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
         self._tables: Any = None
 
     def source(self, split: Split) -> PairSource:
         name = self.splits.get(split) or (self.splits.get("test") if split == "predict" else None)
         tables = self._load()
         if name not in tables:
+            missing = f"{self.path} has no split {name!r} for" if name else f"{self.path}: splits names none for"
             raise PairError(
-                f"{self.path} has no split {name!r} for {split!r}; found {', '.join(map(repr, tables))}. Say which "
-                "with splits: {train: ..., val: ..., test: ...}"
+                f"{missing} {split!r}; found {', '.join(map(repr, tables))}. Say which with splits: {{train: ..., "
+                "val: ..., test: ...}"
             )
         local = Path(self.path).expanduser()
         folder = (local if local.is_dir() else local.parent) if local.exists() else None
@@ -226,6 +229,9 @@ class HuggingFaceTable(PairDataModule):
             **self.columns,  # type: ignore[arg-type]
         )
         return Captioned(source) if split != "predict" else source
+
+    def ids_are_names(self) -> bool:
+        return bool(self.id_columns)
 
     def _load(self) -> Any:
         """All splits by name."""

@@ -81,6 +81,7 @@ def check_pairs(
 
     problems: dict[str, None] = {}  # one table may fail all splits in the same words
     home: dict[str, str] = {}
+    named = data.ids_are_names()
     digests: dict[str, tuple[str, str]] = {}
     sizes: Counter[str] = Counter()
     for split in splits:
@@ -94,7 +95,7 @@ def check_pairs(
         repeats: list[str] = []
         for index in tqdm(range(len(source)), f"reading {split}", delay=2.0, leave=False, disable=None):
             name = source.ids[index]
-            if home.setdefault(name, split) != split:
+            if named and home.setdefault(name, split) != split:
                 found.setdefault(f"ids are also in {home[name]}", []).append(name)
             silent = not any(map(str.strip, source.captions(index)))
             if silent and not data.uncaptioned(split, source.change_type(index)):
@@ -108,7 +109,7 @@ def check_pairs(
             twin, place = digests.setdefault(_digest(sample), (name, split))
             if place == split and twin != name:
                 repeats.append(f"{name} = {twin}")
-            if place != split and home[name] == split:  # a pair whose id is shared is known
+            if place != split and home.get(name, split) == split:  # a pair whose id is shared is known
                 found.setdefault(f"pairs have the same images as one in {place}", []).append(f"{name} = {twin}")
         for what, names in found.items():
             told = _some(names, "; " if what.endswith("read") else ", ")

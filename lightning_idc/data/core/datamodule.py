@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal, get_args
+from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
@@ -56,7 +56,7 @@ class PairDataModule(LightningDataModule):
 
     domain = "image pairs"
     """What the pairs show, for captioners to say what they know."""
-    labelled: ClassVar[tuple[Split, ...]] = SPLITS
+    labelled: tuple[Split, ...] = SPLITS
     """Splits that the data have."""
 
     def __init__(
@@ -118,6 +118,10 @@ class PairDataModule(LightningDataModule):
     def uncaptioned(self, split: Split, change_type: str | None) -> bool:
         """Whether a pair of a split and a type of change may have no caption."""
         return False
+
+    def ids_are_names(self) -> bool:
+        """Whether an id is the name of one pair, whatever its split; False where ids count the pairs of a split."""
+        return True
 
     def pairs_of(self, split: Split) -> PairSource:
         """Pairs of a split, cut to ``limit``.

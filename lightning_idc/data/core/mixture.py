@@ -89,6 +89,9 @@ class Mixture(PairDataModule):
         for part in self.parts.values():
             part.prepare_data()
 
+    def ids_are_names(self) -> bool:
+        return all(part.ids_are_names() for part in self.parts.values())
+
     def source(self, split: Split) -> Concatenation:
         return Concatenation({name: self._one_caption(name, split) for name in self.parts})
 
