@@ -195,6 +195,27 @@ def test_paths_in_a_table_stay_below_it(tmp_path: Path) -> None:
         source.load(1)
 
 
+def test_the_fingerprint_of_a_table_follows_the_images_that_it_names(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets")
+    (tmp_path / "a.png").write_bytes(png(5))
+    (tmp_path / "train.jsonl").write_text('{"a": "a.png", "b": "b.png", "t": "x"}')
+    cells = {"a": [{"bytes": png(5), "path": "gone.png"}], "b": [{"bytes": None, "path": "b.png"}], "t": ["x"]}
+    datasets.Dataset.from_dict(cells).to_parquet(str(tmp_path / "train.parquet"))
+    for name in ("train.jsonl", "train.parquet"):
+
+        def fingerprint(name: str = name) -> str | None:
+            return HuggingFaceTable(tmp_path / name, "a", "b", "t").pairs_of("train").fingerprint()
+
+        (tmp_path / "b.png").write_bytes(png(6))
+        first = fingerprint()
+        assert first == fingerprint() and first is not None
+        (tmp_path / "b.png").write_bytes(png(7))
+        assert fingerprint() != first
+        (tmp_path / "b.png").unlink()
+        with pytest.raises(PairError, match=r"row 0, b: .*b\.png' cannot be read"):
+            fingerprint()
+
+
 def test_what_is_no_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(PairError, match="is not a table"):

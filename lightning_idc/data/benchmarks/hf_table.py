@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +15,17 @@ from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of
 from lightning_idc.data.core.datamodule import SPLITS as ALL_SPLITS
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.data.io.files import state_of
 from lightning_idc.data.io.jsonfiles import sentences
 from lightning_idc.data.io.tables import require, short
 from lightning_idc.errors import DataError
-from lightning_idc.files import digest
+from lightning_idc.files import digest, digest_of_all
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
 _BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+
+_ROWS = 1000  # of a table that are looked at in one go
 
 
 class TableSource(PairSource):
@@ -126,9 +129,25 @@ class TableSource(PairSource):
         return self._kinds[index]
 
     def fingerprint(self) -> str:
-        # of the columns of images alone, which `datasets` derives from its files and everything done to them
+        # of the columns of images alone, which `datasets` derives from its files and everything done to them, but not
+        # from the images that the files name
         how = "" if self.options == PLAIN else f"/{self.options.to_dict()}"
-        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}{how}"
+        named = [f"\0{row}\0{state_of(path, where)}" for row, path, where in self._named_files()]
+        files = f"/{digest_of_all(named)}" if named else ""
+        return f"{self._images._fingerprint}/{self.size}/{self.interpolation}{how}{files}"
+
+    def _named_files(self) -> Iterator[tuple[int, Path, str]]:
+        """Row, path and place of the images that the table names and does not hold, without reading those it holds."""
+        if self._folder is None:
+            return
+        row = 0
+        for part in self._images.with_format("arrow").iter(_ROWS):
+            for column in self._columns:
+                for place, name in enumerate(_paths(part[column]), row):
+                    if name is not None:
+                        where = f"{self._row(place)}, {column}"
+                        yield place, _below(self._folder, name, where), where
+            row += len(part)
 
     def load(self, index: int) -> PairSample:
         row = self._images[index]
@@ -145,10 +164,32 @@ class TableSource(PairSource):
         if isinstance(data, bytes):
             return data
         if isinstance(path, str) and self._folder is not None:
-            base = self._folder.resolve()
-            relative = path[len(str(base)) + 1 :] if path.startswith(f"{base}/") else path
-            return inside(base, relative, where)
+            return _below(self._folder, path, where)
         raise PairError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
+
+
+def _below(folder: Path, path: str, where: str) -> Path:
+    """File below the folder of a table, named from there or from the root."""
+    base = folder.resolve()
+    relative = path[len(str(base)) + 1 :] if path.startswith(f"{base}/") else path
+    return inside(base, relative, where)
+
+
+def _paths(cells: Any) -> list[str | None]:
+    """Paths in an Arrow column of images; None where a cell holds the image itself, or nothing."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    kind = cells.type
+    if pyarrow.types.is_string(kind) or pyarrow.types.is_large_string(kind):
+        return cells.to_pylist()  # type: ignore[no-any-return]
+    fields = [kind.field(place).name for place in range(kind.num_fields)] if pyarrow.types.is_struct(kind) else []
+    if "path" not in fields:
+        return [None] * len(cells)
+    paths = pc.struct_field(cells, "path")
+    if "bytes" in fields:
+        paths = pc.if_else(pc.is_null(pc.struct_field(cells, "bytes")), paths, None)
+    return paths.to_pylist()  # type: ignore[no-any-return]
 
 
 class HuggingFaceTable(PairDataModule):

@@ -98,12 +98,7 @@ class FileSource(PairSource):
         yield "" if self.options == PLAIN else f"/{self.options.to_dict()}"
         for record in self.records:
             for path in (record.before, record.after):
-                try:
-                    seen = os.stat(path)
-                except OSError as error:
-                    raise PairError(f"{record.name}: {str(path)!r} cannot be read ({error})") from error
-                # anybody can set the time of change of the content, nobody that of the file's entry
-                yield f"\0{record.id}\0{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
+                yield f"\0{record.id}\0{state_of(path, record.name)}"
 
     def image_size(self, index: int) -> tuple[int, int]:
         record = self.records[index]
@@ -117,6 +112,24 @@ class FileSource(PairSource):
         elif self.scale_after:
             after = resize(after, (before.shape[1], before.shape[2]), self.interpolation)
         return PairSample(record.id, before, after, list(record.captions), record.change_type, meta=record.meta)
+
+
+def state_of(path: Path, record: str) -> str:
+    """Path, times and size of a file: what is otherwise once the file has changed.
+
+    Args:
+        path: of the file.
+        record: what the file belongs to, for the message.
+
+    Raises:
+        PairError: it is not there.
+    """
+    try:
+        seen = os.stat(path)
+    except OSError as error:
+        raise PairError(f"{record}: {str(path)!r} cannot be read ({error})") from error
+    # anybody can set the time of change of the content, nobody that of the file's entry
+    return f"{path}\0{seen.st_mtime_ns}\0{seen.st_ctime_ns}\0{seen.st_size}"
 
 
 class Root:
