@@ -197,3 +197,17 @@ def test_rscc(tmp_path: Path) -> None:
     assert pair.captions == ["Building 5 collapsed. The road is blocked."] and (pair.after == 5).all()
     with pytest.raises(IDCError, match=r"missing: absent\.txt"):
         RSCC(tmp_path, test_list="absent.txt").pairs_of("test")
+
+
+def test_a_test_list_of_rscc_names_pairs_that_are_there(tmp_path: Path) -> None:
+    """Otherwise they would be trained on."""
+    rscc(tmp_path)
+    (tmp_path / "test.txt").write_text("EBD/5_pre.png\r\n/data/EBD/6_pre.png\r\nEBD/7_post.png\r\n")
+    told = r"test\.txt names 2 of 3 images before that RSCC_qvq\.jsonl does not: '/data/EBD/6_pre\.png', 'EBD/7_post"
+    for split in ("train", "val", "test"):
+        with pytest.raises(IDCError, match=told):
+            RSCC(tmp_path, test_list="test.txt").pairs_of(split)  # type: ignore[arg-type]
+    assert list(RSCC(tmp_path, test_list="test.txt", official=False).pairs_of("test").ids) == ["EBD/5_pre.png"]
+    (tmp_path / "test.txt").write_text("\n")
+    with pytest.raises(IDCError, match=r"test\.txt names no image"):
+        RSCC(tmp_path, test_list="test.txt").pairs_of("train")

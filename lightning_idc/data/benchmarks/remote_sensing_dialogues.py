@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record, split_by_hash
-from lightning_idc.data.io.jsonfiles import find, needed, read_objects, read_text, sentences
+from lightning_idc.data.io.jsonfiles import needed, read_objects, read_text, sentences
 from lightning_idc.data.io.tables import Row, short
 from lightning_idc.errors import ConfigError, DataError, check_choice
 
@@ -93,8 +93,9 @@ def conversation(row: Row) -> list[tuple[str, str]]:
 class RSCC(Benchmark):
     """RSCC: satellite images before and after disasters, each with a long caption that a model wrote.
 
-    The release has no split files. Test are the pairs whose image before is named in ``test_list``, one path a line;
-    all others, or all where there is no list, are dealt by a hash of that path with ``shares``.
+    The release has no split files. Test are the pairs whose image before is named in ``test_list``, one path a line,
+    each of which must be there; all others, or all where there is no list, are dealt by a hash of that path with
+    ``shares``.
 
     Features: satellite images of disasters; one caption of several sentences a pair.
     Format: images and JSON lines.
@@ -144,20 +145,41 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
         return [["RSCC_qvq.jsonl"], *([[self.test_list]] if self.test_list else [])]
 
     def read(self, split: Split) -> list[Record]:
-        listed: set[str] = set()
-        if self.test_list:
-            path = find(self.root, self.test_list)
-            assert path is not None  # `records` has looked
-            listed = {line.strip().removeprefix("./") for line in read_text(path).splitlines()} - {""}
+        listed = self._listed()
+        named: set[str] = set()
         records = []
         for row in read_objects(self.file("RSCC_qvq.jsonl")):
             sides = [needed(row, side).removeprefix("./") for side in ("pre_image", "post_image")]
+            named.add(sides[0])
             home = "test" if sides[0] in listed else split_by_hash(sides[0], self._without_test(bool(listed)))
             if home == split:
                 before, after = (self.files.file(side, row.where) for side in sides)
                 texts = sentences(row.values.get("change_caption"), row.where)
                 records.append(Record(sides[0], row.where, before, after, texts))
+        unknown = sorted(listed - named)
+        if unknown and self.official:  # the pairs that are meant would be trained on
+            shown = ", ".join(map(repr, unknown[:5])) + (", ..." if len(unknown) > 5 else "")
+            raise DataError(
+                f"{self.root / str(self.test_list)} names {len(unknown)} of {len(listed)} images before that "
+                f"RSCC_qvq.jsonl does not: {shown}. Write them as pre_image has them, such as "
+                f"{min(named, default='')!r}; where the annotations are some of the official ones, official: false "
+                "passes over the others"
+            )
         return records
+
+    def _listed(self) -> set[str]:
+        """Images before of the test pairs as ``test_list`` names them; none where there is no list.
+
+        Raises:
+            DataError: the list is empty.
+        """
+        if not self.test_list:
+            return set()
+        path = self.file(self.test_list)
+        listed = {line.strip().removeprefix("./") for line in read_text(path).splitlines()} - {""}
+        if not listed:
+            raise DataError(f"{path} names no image; expected one path a line, as pre_image has them")
+        return listed
 
     def _without_test(self, listed: bool) -> Sequence[float]:
         if not listed:
