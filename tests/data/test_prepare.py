@@ -17,6 +17,7 @@ from helpers.servers import serving
 
 from lightning_idc.cli import data as cli
 from lightning_idc.core.types import PairError
+from lightning_idc.data.benchmarks.levir_cc import LEVIRCC
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.core.benchmark import Remote
 from lightning_idc.data.io.prepare import download, prepare, unpack, wrong_with
@@ -166,9 +167,34 @@ def test_a_web_page_saved_as_an_archive(tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz").write_bytes(PAGE)
     with pytest.raises(PairError, match="it is a web page"):
         unpack(tmp_path / "data.tar.gz", tmp_path / "root")
-    (tmp_path / "cut.zip").write_bytes(zipped(tmp_path / "whole.zip", {"a": b"x" * 999}).read_bytes()[:200])
-    with pytest.raises(PairError, match=r"neither a zip nor a tar|cannot be unpacked"):
-        unpack(tmp_path / "cut.zip", tmp_path / "root")
+
+
+def test_archives_that_are_cut_locked_or_of_another_kind_say_what_to_do(tmp_path: Path) -> None:
+    whole = zipped(tmp_path / "whole.zip", {"a": b"x" * 999}).read_bytes()
+    locked = bytearray(whole)
+    for magic, place in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        locked[locked.index(magic) + place] |= 1  # the bit that says that a member is encrypted
+    for content, told in (
+        (whole[:200], r"is a zip archive without its end: the download stopped, or it is one of several parts.*join"),
+        (bytes(locked), r"holds 'a' under a password; unpack it by hand below .*root"),
+        (b"Rar!\x1a\x07\0...", r"neither a zip nor a tar archive: .*; unpack it by hand below .*root"),
+    ):
+        (tmp_path / "archive").write_bytes(content)
+        with pytest.raises(PairError, match=told) as raised:
+            unpack(tmp_path / "archive", tmp_path / "root")
+        assert "ZipInfo" not in str(raised.value) and "fetch it again" not in str(raised.value)
+        assert not list((tmp_path / "root").iterdir())
+
+
+def test_files_that_an_archive_holds_in_a_folder_of_its_own_are_found(tmp_path: Path) -> None:
+    files = {"LEVIR/images/a.png": b"1", "LEVIR/LevirCCcaptions.json": b"{}", "__MACOSX/LEVIR/._images": b"x"}
+    root = tmp_path / "root"
+    told: list[object] = []
+    left = prepare(LEVIRCC(root), [zipped(tmp_path / "a.zip", files)], told.append)
+    assert left == [
+        f"{name} is in {str(root / 'LEVIR')!r}; give that folder as root" for name in ("images", "LevirCCcaptions.json")
+    ]
+    assert prepare(LEVIRCC(root / "LEVIR"), None, told.append) == []
 
 
 def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -35,6 +35,8 @@ _MAGIC = {
     ".zip": (b"PK\x03\x04", b"PK\x05\x06"),
 }
 
+_ENCRYPTED = 1  # a zip's flag of a member
+
 
 def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[str], object] = _log.info) -> list[str]:
     """Fetch and verify the files of a benchmark below its root; say what happens, return what is left to do.
@@ -61,6 +63,8 @@ def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[
             say(f"{'is wrong  ' if problem else 'verified  '}  {remote.path}")
             if problem:
                 left.append(f"{problem}; delete it and run this again")
+        elif remote.page and (folder := _folder_of(remote.path, data.root)):
+            left.append(f"{remote.path} is in {str(folder)!r}; give that folder as root")
         elif remote.page:
             left.append(f"{remote.path} must be fetched by hand from {remote.url}")
         else:
@@ -72,6 +76,16 @@ def prepare(data: Benchmark, archives: list[Path] | None = None, say: Callable[[
     if left:
         say(f"{data.title}:{data.layout()}")
     return left
+
+
+def _folder_of(path: str, root: Path) -> Path | None:
+    """Folder at most two below the root that holds a path, as archives with a folder of their own leave it."""
+    for pattern in ("*/", "*/*/"):
+        for folder in sorted(found.relative_to(root) for found in root.glob(pattern)):
+            hidden = any(part.startswith((".", "__MACOSX")) for part in folder.parts)
+            if not hidden and (root / folder / path).exists():
+                return root / folder
+    return None
 
 
 def wrong_with(path: Path, remote: Remote) -> str | None:
@@ -151,7 +165,7 @@ def unpack(archive: Path, root: Path) -> int:
     try:
         if zipfile.is_zipfile(archive):
             with zipfile.ZipFile(archive) as packed:
-                return _write(_of_zip(packed), root, archive)
+                return _write(_of_zip(packed, root), root, archive)
         if tarfile.is_tarfile(archive):
             with tarfile.open(archive) as bundle:
                 return _write(_of_tar(bundle), root, archive)
@@ -160,7 +174,14 @@ def unpack(archive: Path, root: Path) -> int:
             raise
         raise PairError(f"{archive} cannot be unpacked ({error}); fetch it again") from error
     with open(archive, "rb") as file:
-        raise PairError(f"{archive} is neither a zip nor a tar archive: {describe_start(file.read(64))}")
+        start = file.read(64)
+    if start.startswith(_MAGIC[".zip"]):
+        raise PairError(
+            f"{archive} is a zip archive without its end: the download stopped, or it is one of several parts. Fetch "
+            "the whole of it, or join the parts first"
+        )
+    by_hand = "" if is_web_page(start) else f"; unpack it by hand below {root} if it is another kind of archive"
+    raise PairError(f"{archive} is neither a zip nor a tar archive: {describe_start(start)}{by_hand}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,8 +199,12 @@ class Member:
     open: Callable[[], IO[bytes]]
 
 
-def _of_zip(packed: zipfile.ZipFile) -> Iterator[Member]:
+def _of_zip(packed: zipfile.ZipFile, root: Path) -> Iterator[Member]:
     for info in packed.infolist():
+        if info.flag_bits & _ENCRYPTED:
+            raise PairError(
+                f"{packed.filename} holds {info.filename!r} under a password; unpack it by hand below {root}"
+            )
         if stat.S_ISLNK(info.external_attr >> 16):
             raise PairError(f"{packed.filename} holds the link {info.filename!r}; only files are unpacked")
         if not info.is_dir():
