@@ -76,6 +76,29 @@ def test_two_folders_without_captions_can_be_predicted_only(root: Path) -> None:
         captions(root)
 
 
+def test_hidden_tables_are_not_looked_at(root: Path) -> None:
+    """A Mac leaves a file ``._NAME`` of its own beside each."""
+    (root / "._captions.csv").write_bytes(b"\0\x05\x16\x07\xff")
+    (root / "captions.csv").write_text(table("id,caption", [[f"{i}", f"caption {i}"] for i in range(10)]))
+    assert captions(root) == {f"{i}": [f"caption {i}"] for i in range(10)}
+    (root / "captions.csv").unlink()
+    (root / "._pairs.csv").write_bytes(b"\0\x05\x16\x07\xff")
+    (root / "pairs.csv").write_text(table("before,after,caption", pairs(2)))
+    assert list(captions(root)) == ["before/0", "before/1"]
+
+
+@pytest.mark.parametrize("name", ["captions.CSV", "captions.JSONL"])
+def test_one_table_of_captions_is_read_whatever_the_case_of_its_ending(root: Path, name: str) -> None:
+    rows = [{"id": f"{i}", "caption": f"caption {i}"} for i in range(10)]
+    lines = table("id,caption", [list(row.values()) for row in rows]), "\n".join(map(json.dumps, rows))
+    (root / name).write_text(lines[name.endswith("JSONL")])
+    assert captions(root) == {f"{i}": [f"caption {i}"] for i in range(10)}
+    (root / "captions.jsonl").write_text(lines[1])
+    (root / "captions.csv").write_text(lines[0])
+    with pytest.raises(PairError, match=r"several tables of captions \(.*captions\.csv, captions\.jsonl\)"):
+        captions(root)
+
+
 def test_lonely_images_are_named(root: Path) -> None:
     (root / "after/3.png").unlink()
     image(root / "after/x.jpg")

@@ -15,7 +15,7 @@ from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, re
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
 from lightning_idc.data.io.pair_columns import SAME, SPLITS
-from lightning_idc.data.io.pair_folders import SHOWN, read_tables, read_two_folders
+from lightning_idc.data.io.pair_folders import SHOWN, read_tables, read_two_folders, tables_in
 from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.io.tables import KINDS, first_columns
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
@@ -202,7 +202,7 @@ class FolderPairs(PairDataModule):
             if not path.is_file() or path.suffix.lower() not in KINDS:
                 raise DataError(f"annotations is {str(path)!r}; expected a CSV or JSONL file that is there")
             return [(path, None)]
-        files = sorted(path for path in self.root.iterdir() if path.suffix.lower() in KINDS and path.is_file())
+        files = tables_in(self.root)
         parts = [(path, split) for path in files if (split := SAME.get(path.stem, path.stem)) in SPLITS]
         if parts:
             return list(parts)

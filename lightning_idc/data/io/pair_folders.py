@@ -128,7 +128,11 @@ def read_two_folders(root: Root) -> FolderContents:
     builder = RecordTableBuilder(root)
     for name, before in sorted(sides[0].items()):
         builder.add(name, before, sides[1][name], file=str(root.path))
-    table = next((path for kind in KINDS if (path := root.path / f"captions{kind}").is_file()), None)
+    named = [path for path in tables_in(root.path) if path.stem == "captions"]
+    if len(named) > 1:
+        names = ", ".join(path.name for path in named)
+        raise DataError(f"{root.path} holds several tables of captions ({names}); leave only one there")
+    table = named[0] if named else None
     if table is None:
         return FolderContents(
             builder.finish(),
@@ -147,6 +151,15 @@ def read_two_folders(root: Root) -> FolderContents:
         builder.extend(name, row.captions())
         builder.label(name, _split(row), row.text("change_type"), str(table), row.line)
     return FolderContents(builder.finish(), None)
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """CSV and JSONL files in a folder, by name; hidden ones, which some systems add to each, are not looked at."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if path.suffix.lower() in KINDS and not path.name.startswith(".") and path.is_file()
+    )
 
 
 def images_below(root: Root, side: str) -> dict[str, str]:
