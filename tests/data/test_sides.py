@@ -22,6 +22,9 @@ from lightning_idc.data.transforms.sides import swap_sides
         ("the tree to the right next to the car", "the tree to the left next to the car"),
         ("UPPER LEFT corner. Right side", "UPPER RIGHT corner. Left side"),
         ("moved rightwards to the left's edge", "moved leftwards to the right's edge"),
+        ("Rotate image to the right and crop", "Rotate image to the left and crop"),
+        ("first tilt the whole picture to the left a bit", "first tilt the whole picture to the right a bit"),
+        ("Move the plate right a bit over the pot", "Move the plate left a bit over the pot"),
     ],
 )
 def test_directions_are_exchanged(text: str, swapped: str) -> None:
@@ -39,6 +42,9 @@ def test_directions_are_exchanged(text: str, swapped: str) -> None:
         "the truck left the scene. only one box is left.",
         "the man right next to the door was left behind",
         "a bright copyright and a leftover",
+        "rotate it like the picture on the left; compare the image to the right",
+        "the dog left a bit of its food",
+        "the car moved in the picture to the right",
     ],
 )
 def test_pictures_verbs_and_adverbs_stay(text: str) -> None:
@@ -65,6 +71,8 @@ _WORDS = (
     ",",
     "behind",
     "turned",
+    "a",
+    "bit",
 )
 
 

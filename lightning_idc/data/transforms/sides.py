@@ -10,13 +10,18 @@ _SIDE = re.compile(r"\b(left|right)(?=(?:-?most|-?hand|-?wards?|s)?\b)", re.IGNO
 _PICTURE = r"(?:image|picture|photo|photograph|pic|frame|view|panel|shot)s?"
 _NAMES_PICTURE = re.compile(rf"(?:[-\s]*(?:most|hand|side))*[-\s]+{_PICTURE}\b", re.IGNORECASE)
 _OF_PICTURE = re.compile(rf"\b{_PICTURE} (?:on|at|to) (?:the )?$", re.IGNORECASE)
+# "rotate the image to the right" turns both pictures
+_TURNED = re.compile(
+    rf"\b(?:rotat|tilt|turn|flip|mov|shift)\w*(?: (?:the|this|that|my|whole|entire)){{0,2}} {_PICTURE} to (?:the )?$",
+    re.IGNORECASE,
+)
 # "has left", "left the scene" and "is left." are verbs; "right next to" and "left behind" name no side either
 _HAS = re.compile(r"(?:\b(?:has|have|had|having|been|being|already|just|who)|['’]ve) $", re.IGNORECASE)
 _IS = re.compile(r"\b(?:is|are|was|were) $", re.IGNORECASE)
 _CLAUSE_ENDS = re.compile(r"\s*(?:[.,;:!?]|$)")
 _NO_SIDE = re.compile(
-    r" (?:the|a|an|his|her|their|its|this|next|above|below|behind|beside|under|underneath|beneath|after|before|by|near|"
-    r"now|away|there|here|where|inside|outside|between|across|in front|in the middle|on top)\b",
+    r" (?:the|a(?! bit\b(?! of\b))|an|his|her|their|its|this|next|above|below|behind|beside|under|underneath|beneath|"
+    r"after|before|by|near|now|away|there|here|where|inside|outside|between|across|in front|in the middle|on top)\b",
     re.IGNORECASE,
 )
 _POINTS = re.compile(
@@ -62,7 +67,7 @@ def swap_heights(text: str) -> str:
 
 def _is_direction(before: str, after: str) -> bool:
     """Whether a "left" or "right" between two texts is a direction in the picture."""
-    if _NAMES_PICTURE.match(after) or _OF_PICTURE.search(before):
+    if _NAMES_PICTURE.match(after) or (_OF_PICTURE.search(before) and not _TURNED.search(before)):
         return False
     if after[:4].lower() == " of ":
         return True
