@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -172,3 +173,36 @@ def test_a_box_that_is_cut_away_is_absent() -> None:
         assert gone == (cropped.before.max() == 0)
         seen.add(gone)
     assert seen == {True, False}
+
+
+@pytest.mark.parametrize("size", [(8, 12), (30, 40), (48, 12), (96, 12)])
+def test_a_small_change_stays_in_a_mask_that_is_scaled_down(size: tuple[int, int]) -> None:
+    for x in range(0, 64, 7):
+        mask = torch.zeros(2, 48, 64, dtype=torch.bool)
+        mask[:, 17, x] = True
+        small = Resize(size)(replace(painted(), masks=mask), seeded(0)).masks
+        assert small is not None and small.dtype == torch.bool
+        rows, columns = torch.where(small[0])
+        assert len(rows), f"the change at {x} is lost"
+        # the pixels that hold it lie where it lay
+        assert (rows * 48 < 18 * size[0]).all() and ((rows + 1) * 48 > 17 * size[0]).all()
+        assert (columns * 64 < (x + 1) * size[1]).all() and ((columns + 1) * 64 > x * size[1]).all()
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Flip(50),
+        lambda: Flip(0.5, -0.1),
+        lambda: RandomCrop(1.5),
+        lambda: RandomCrop(0),
+        lambda: Jitter(brightness=3),
+        lambda: Jitter(contrast=-0.1),
+        lambda: Jitter(tint=float("nan")),
+    ],
+)
+def test_shares_are_from_0_to_1(make: Callable[[], PairTransform]) -> None:
+    with pytest.raises(
+        ConfigError, match=r"(probability|upside_down|min_scale|brightness|contrast|tint) is .*; expected a number"
+    ):
+        make()

@@ -14,7 +14,7 @@ from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
-from lightning_idc.errors import ConfigError, DataError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
 
 
 class PairTransform(ABC):
@@ -26,6 +26,11 @@ class PairTransform(ABC):
 
 def _uniform(generator: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
     return low + (high - low) * float(torch.rand((), generator=generator))
+
+
+def _check_share(name: str, value: float) -> None:
+    if not 0 <= value <= 1:
+        raise ConfigError(f"{name} is {value!r}; expected a number from 0 to 1")
 
 
 class Compose(PairTransform):
@@ -60,14 +65,20 @@ class Resize(PairTransform):
         if (height, width) == tuple(self.size):
             return sample
         scale = torch.tensor([self.size[1] / width, self.size[0] / height] * 2)
-        masks = None if sample.masks is None else F.interpolate(sample.masks[None].float(), self.size)[0] > 0.5
         return replace(
             sample,
             before=resize(sample.before, self.size, self.interpolation),
             after=resize(sample.after, self.size, self.interpolation),
             boxes=None if sample.boxes is None else sample.boxes * scale,
-            masks=masks,
+            masks=None if sample.masks is None else _resized_masks(sample.masks, self.size),
         )
+
+
+def _resized_masks(masks: Tensor, size: tuple[int, int]) -> Tensor:
+    """Masks of another size, in which a pixel is set that any of its former pixels is: small changes stay."""
+    height, width = masks.shape[1:]
+    smaller = F.adaptive_max_pool2d(masks[None].float(), (min(height, size[0]), min(width, size[1])))
+    return F.interpolate(smaller, size)[0] > 0.5
 
 
 class Flip(PairTransform):
@@ -79,6 +90,8 @@ class Flip(PairTransform):
     """
 
     def __init__(self, probability: float = 0.5, upside_down: float = 0.0) -> None:
+        _check_share("probability", probability)
+        _check_share("upside_down", upside_down)
         self.probability, self.upside_down = probability, upside_down
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -118,6 +131,7 @@ class RandomCrop(PairTransform):
     """
 
     def __init__(self, min_scale: float = 0.8) -> None:
+        check_positive("min_scale", min_scale, maximum=1)
         self.min_scale = min_scale
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -214,6 +228,8 @@ class Jitter(PairTransform):
     """
 
     def __init__(self, brightness: float = 0.2, contrast: float = 0.2, tint: float = 0.05) -> None:
+        for name, value in (("brightness", brightness), ("contrast", contrast), ("tint", tint)):
+            _check_share(name, value)
         self.brightness, self.contrast, self.tint = brightness, contrast, tint
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
