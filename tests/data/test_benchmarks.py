@@ -308,6 +308,25 @@ def test_birds_table_and_its_quotation_marks(tmp_path: Path) -> None:
     assert source.ids == ["31_41"] and source.captions(0) == ['Animal 1 is 5" long.', 'Animal 2 is "big".']
 
 
+def test_pairs_of_a_split_that_is_unknown_are_not_lost(tmp_path: Path) -> None:
+    levir_cc(tmp_path)
+    table = json.loads((tmp_path / "LevirCCcaptions.json").read_text())
+    table["images"][1]["split"] = "Val"
+    write(tmp_path / "LevirCCcaptions.json", table)
+    for split in ("train", "test"):
+        with pytest.raises(PairError, match=r"image 2: the split is 'Val'; expected train, val or test"):
+            LEVIRCC(tmp_path, official=False).pairs_of(split)  # type: ignore[arg-type]
+    (tmp_path / "LevirCCcaptions.json").unlink()
+    write(tmp_path / "levir_cc_captions.json", {"train_000001.png": ["x"], "000001.png": ["y"]})
+    with pytest.raises(PairError, match=r"json, 000001\.png: the split is '000001\.png'; expected train"):
+        LEVIRCC(tmp_path, official=False).pairs_of("train")
+    birds_to_words(tmp_path)
+    path = tmp_path / "birds-to-words-v1.0.tsv"
+    path.write_text(path.read_text().replace("\tval\t", "\tdev\t"))
+    with pytest.raises(PairError, match=r"line 4: the split is 'dev'; expected train, val or test"):
+        BirdsToWords(tmp_path, official=False).pairs_of("train")
+
+
 def test_instructions_split_by_their_place(tmp_path: Path) -> None:
     data = instructpix2pix(tmp_path)
     assert [len(data.pairs_of(split)) for split in ("train", "val", "test")] == [18, 1, 1]
@@ -366,6 +385,15 @@ def test_omnidiff_fields_are_adapted(tmp_path: Path) -> None:
     )
     with pytest.raises(PairError, match=r"no field 'image1' for before; .*'image', 'conversations'"):
         OmniDiff(tmp_path, official=False, annotations_file=name).pairs_of("val")
+
+
+@pytest.mark.parametrize("value", [None, 5, ["img/a.png"], "  "])
+def test_omnidiff_records_without_a_path_are_told(tmp_path: Path, value: Any) -> None:
+    data = omnidiff(tmp_path)
+    write(tmp_path / "real/val.json", [{"id": "v", "image1": "img/a.png", "image2": value, "caption": "x"}])
+    data.on_missing = "skip"
+    with pytest.raises(PairError, match=r"record 1: image2 is .*; expected the path of an image"):
+        data.pairs_of("val")
 
 
 def test_check_tells_expected_and_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_objects, read_text, sentences
@@ -111,7 +111,8 @@ def _official(path: Path, split: str) -> list[Row]:
                 if len(fields) != len(header):
                     raise PairError(f"{where}: {len(fields)} fields, expected {len(header)}")
                 row = Row(where, 0, dict(zip(header, map(_unquoted, fields), strict=True)))
-                if row.text("split") == split:
+                check_split(own := row.text("split"), where)
+                if own == split:
                     rows.append(row)
     except csv.Error as error:
         raise PairError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
@@ -76,6 +76,7 @@ levir_cc_captions.json               instead, as token files give it back: {"tra
         listed = _official(path, value["images"]) if "images" in value else _plain(path, value)
         records = []
         for where, name, own, texts in listed:
+            check_split(own, where)
             if own == split:
                 before, after = (self.files.file(f"images/{own}/{side}/{name}", where) for side in "AB")
                 same = bool(texts) and UNCHANGED.issuperset(texts)

@@ -102,7 +102,7 @@ real/val.json, real/test.json, render/train.json, ...
         self.files.file(name, "annotations_file")
         records = []
         for row in read_objects(self.file(name)):
-            sides = [str(self._value(row, side)).strip() for side in ("before", "after")]
+            sides = [self._path(row, side) for side in ("before", "after")]
             before, after = (self.files.file(side, row.where) for side in sides)
             own = self._value(row, "id") if self.fields["id"] else f"{sides[0]}..{sides[1]}"
             if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
@@ -130,6 +130,12 @@ real/val.json, real/test.json, render/train.json, ...
                     f"{', '.join(map(repr, row.values)) or 'nothing'}. Say where it is with fields: {{{what}: ...}}"
                 )
         return value
+
+    def _path(self, row: Row, side: str) -> str:
+        value = self._value(row, side)
+        if not isinstance(value, str) or not value.strip():
+            raise PairError(f"{row.where}: {self.fields[side]} is {short(value)}; expected the path of an image")
+        return value.strip()
 
     def _type(self, row: Row) -> str | None:
         """The one type of change, ``mixed`` for several, None where the record names none."""

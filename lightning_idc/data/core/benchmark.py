@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning_idc.core.types import PairError
-from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.data.core.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
@@ -268,6 +268,16 @@ class Benchmark(PairDataModule):
         """The official layout and the manual steps, for messages."""
         lines = "\n".join(f"    {line}" for line in self.tree.strip("\n").splitlines())
         return f" Expected:\n\n  {self.root}/\n{lines}\n\nWhat to do: {self.steps}"
+
+
+def check_split(name: str | None, where: str) -> None:
+    """Refuse a split that an annotation file names and no data module has, whose pairs would be in none.
+
+    Raises:
+        PairError: it is unknown.
+    """
+    if name not in SPLITS:
+        raise PairError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
 
 
 def count(records: Sequence[Record], entries: int | None = None) -> Counts:
