@@ -216,6 +216,25 @@ def test_the_fingerprint_of_a_table_follows_the_images_that_it_names(tmp_path: P
             fingerprint()
 
 
+@pytest.mark.parametrize("name", ["train.csv", "data/train-00000.csv"])
+def test_a_csv_holds_texts_as_they_are_written(tmp_path: Path, name: str) -> None:
+    """pandas takes "None" and "NA" for nothing, and 007 for 7."""
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    rows = ["007,None,NA,1.5", "008,n/a,x,", "009,12,null,2", "010,,x,3", "011,a cup,,4"]
+    path.write_text("\n".join(["id,t,kind,score,a,b", *(f"{row},a.png,a.png" for row in rows)]))
+    table = path if path.parent == tmp_path else path.parent
+    options = {"id": ["id"], "change_type": "kind", "rejected": "t", "margin": "score"}
+    source = HuggingFaceTable(table, "a", "b", "t", **options).pairs_of("train")  # type: ignore[arg-type]
+    assert list(source.ids) == ["007", "008", "009", "011"]
+    assert [source.captions(n) for n in range(4)] == [["None"], ["n/a"], ["12"], ["a cup"]]
+    assert [source.change_type(n) for n in range(4)] == ["NA", "x", "null", None]
+    assert source.meta(0)["margin"] == 1.5
+    path.write_text("id,t,a,b\n,a cup,a.png,a.png\n")
+    with pytest.raises(PairError, match="id is null"):
+        HuggingFaceTable(table, "a", "b", "t", id=["id"]).pairs_of("train")
+
+
 def test_what_is_no_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
     with pytest.raises(PairError, match="is not a table"):

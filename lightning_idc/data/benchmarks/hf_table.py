@@ -277,7 +277,8 @@ class HuggingFaceTable(PairDataModule):
     def _load(self) -> Any:
         """All splits by name."""
         if self._tables is None:
-            self._tables = load_tables(self.path, self.config)
+            named = [self.columns["captions"], self.preference.get("rejected"), *self.id_columns]
+            self._tables = load_tables(self.path, self.config, [column for column in named if column])
         return self._tables
 
 
@@ -325,31 +326,46 @@ def _refuse_files_outside(folder: Path, files: Mapping[str, Sequence[str]] | Non
             raise DataError(f"the README of {str(folder)!r} names {str(name)!r}; only files below the folder are read")
 
 
-def load_tables(path: str, config: str | None = None) -> Any:
+def _text(field: str) -> str | None:
+    return field or None
+
+
+def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ()) -> Any:
     """Tables of a path or a name on the hub, by split.
 
     Files are told apart by their names as `datasets` does: ``train-00000.parquet``, ``data/test/0.parquet``.
+
+    Args:
+        path: of a file or folder, or a name on the hub.
+        config: of a data set on the hub that has several.
+        texts: columns of a local CSV that hold texts, also where these look like numbers.
 
     Raises:
         PairError: there is nothing to load, or it cannot be loaded.
     """
     try:
         import datasets
+        from datasets.packaged_modules.csv.csv import CsvConfig
     except ImportError as error:
         raise PairError("tables of Hugging Face need the package datasets: pip install datasets") from error
     local = Path(path).expanduser()
+    # pandas would take texts such as "None" and "NA" for nothing, and ids such as 007 for numbers
+    plain = {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(texts, _text)}
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:
                 raise PairError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
-            return datasets.load_dataset(_BUILDERS[local.suffix], data_files=str(local))
+            builder = _BUILDERS[local.suffix]
+            return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
             found = datasets.load_from_disk(str(local))
             return found if isinstance(found, datasets.DatasetDict) else {"train": found}
         if local.is_dir():
             _refuse_addresses(local)
-            _refuse_files_outside(local, datasets.load_dataset_builder(str(local), config).config.data_files)
-        return datasets.load_dataset(str(local) if local.is_dir() else path, config)
+            found = datasets.load_dataset_builder(str(local), config).config
+            _refuse_files_outside(local, found.data_files)
+            return datasets.load_dataset(str(local), config, **(plain if isinstance(found, CsvConfig) else {}))
+        return datasets.load_dataset(path, config)
     except PairError:
         raise
     except Exception as error:  # datasets raises errors of half a dozen packages
