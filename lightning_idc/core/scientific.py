@@ -52,8 +52,10 @@ def read_tiff(file: _File, name: str, options: ImageOptions) -> Raster:
     alpha = len(values) - 1 if opacity and opacity[-1] else None
     # 8-bit values are kept as they are, those that mark missing data included
     nodata = None if values.dtype == np.uint8 else nodata
-    values = fill_missing(_turned(values, orientation), nodata, options, name)
-    return Raster(choose_bands(values, options, name, alpha), inverted)
+    values = _turned(values, orientation)
+    if options.bands not in (None, "all"):  # what other bands lack is not read
+        return Raster(fill_missing(choose_bands(values, options, name), nodata, options, name), inverted)
+    return Raster(choose_bands(fill_missing(values, nodata, options, name), options, name, alpha), inverted)
 
 
 def _each_once(pages: Iterable[Any], name: str) -> Iterator[Any]:

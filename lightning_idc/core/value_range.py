@@ -170,7 +170,7 @@ def fill_missing(values: np.ndarray, nodata: float | None, options: ImageOptions
     if not count:
         return values
     if options.fill_nan is None:
-        kind = "NaN, infinite" if nodata is None else f"NaN, infinite or marked as missing ({nodata:g})"
+        kind = "NaN or infinite" if nodata is None else f"NaN, infinite or marked as missing ({nodata:g})"
         raise DataError(
             f"{name}: {count:,} of {values.size:,} values are {kind}; say what takes their place with fill_nan: NUMBER"
         )

@@ -92,9 +92,15 @@ CASES: dict[str, Case] = {
     ),
     "float with NaN": (
         lambda p: tiff(p / "a.tif", HOLED),
-        r"1 of 80 values are NaN.*fill_nan",
+        r"1 of 80 values are NaN or infinite; .*fill_nan",
         {"value_range": (0, 0.5), "fill_nan": 0},
         scaled(np.nan_to_num(HOLED), 0, 0.5),
+    ),
+    "NaN in a band that is not read": (
+        lambda p: tiff(p / "a.tif", np.dstack([REFLECTANCE, HOLED]), photometric="minisblack", planarconfig="contig"),
+        r"1 of 160 values are NaN or infinite; .*fill_nan",
+        {"value_range": (0, 0.5), "bands": [0, 0, 0]},
+        scaled(REFLECTANCE, 0, 0.5),
     ),
     "missing data by GDAL's tag": (
         lambda p: tiff(p / "a.tif", with_missing(9999), extratags=[(42113, "s", 5, "9999", True)]),
