@@ -99,6 +99,19 @@ def test_one_table_of_captions_is_read_whatever_the_case_of_its_ending(root: Pat
         captions(root)
 
 
+def test_names_are_the_same_however_their_accents_are_written(tmp_path: Path) -> None:
+    """A Mac writes é as e and an accent, most other systems as one letter."""
+    apart, one = "caf\u0065\u0301", "caf\u00e9"
+    image(tmp_path / f"before/{apart}.png", 1)
+    image(tmp_path / f"after/{one}.png", 2)
+    (tmp_path / "captions.csv").write_text(f"id,caption\n{apart},one\n{one},two\n", encoding="utf-8")
+    assert captions(tmp_path) == {one: ["one", "two"]}
+    assert int(FolderPairs(tmp_path, shares=ALL_TRAIN).pairs_of("train").load(0).before.max()) == 1
+    image(tmp_path / f"before/{one}.png", 3)
+    with pytest.raises(PairError, match="names must differ before the ending"):
+        captions(tmp_path)
+
+
 def test_lonely_images_are_named(root: Path) -> None:
     (root / "after/3.png").unlink()
     image(root / "after/x.jpg")

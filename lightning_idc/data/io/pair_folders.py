@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import unicodedata
 import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -145,7 +146,7 @@ def read_two_folders(root: Root) -> FolderContents:
     if not any(is_caption_column(column) for column in columns):
         raise DataError(require(columns, "captions", table, _OR))
     for row in rows:
-        name = row.text("id") or ""
+        name = _composed(row.text("id") or "")
         if name not in builder:
             raise DataError(f"{row.where}: there are no images called {row.text('id')!r} in before/ and after/")
         builder.extend(name, row.captions())
@@ -191,6 +192,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             if any("\ud800" <= letter <= "\udfff" for letter in relative):
                 raise DataError(f"{base}: the name {short(os.fsencode(relative))} is not UTF-8; rename the file")
             stem, ending = os.path.splitext(relative)
+            stem = _composed(stem)
             if ending.lower() not in ENDINGS:
                 passed.append(f"{side}/{relative}")
             elif stem in found:
@@ -208,6 +210,11 @@ def images_below(root: Root, side: str) -> dict[str, str]:
             stacklevel=2,
         )
     return found
+
+
+def _composed(name: str) -> str:
+    """A name with its accents in its letters: some systems write them apart, which looks the same."""
+    return name if name.isascii() else unicodedata.normalize("NFC", name)
 
 
 def _new(path: str, seen: set[str]) -> bool:
