@@ -121,6 +121,19 @@ def test_subtlebench(subtle: Path) -> None:
     assert problems and all("ids are also in val" in p or "same images" in p for p in problems), problems
 
 
+def test_subtlebench_calls_a_pair_the_same_whatever_is_chosen(subtle: Path) -> None:
+    row = json.loads((subtle / "data/test.jsonl").read_text().splitlines()[0])
+    twin = {**row, "domain": "elsewhere", "caption": "another one"}
+    lines(subtle / "data/test.jsonl", [row, twin])
+    whole = VLMSubtleBench(subtle).pairs_of("test")
+    some = VLMSubtleBench(subtle, domain_name="elsewhere").pairs_of("test")
+    assert list(some.ids) == [whole.ids[1]] and some.captions(0) == ["another one"]
+    with pytest.raises(IDCError, match=r"domain_name is 'nowhere'; .* has elsewhere, natural"):
+        VLMSubtleBench(subtle, domain_name="nowhere").pairs_of("test")
+    with pytest.raises(IDCError, match=r"category is 'State'; the test split .* has state"):
+        VLMSubtleBench(subtle, category="State").pairs_of("test")
+
+
 def test_an_address_elsewhere_is_not_a_path(subtle: Path) -> None:
     rows = [json.loads(line) for line in (subtle / "data/test.jsonl").read_text().splitlines()]
     rows[0]["image_1"] = "https://example.org/x.png"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
@@ -65,15 +66,18 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
     def read(self, split: Split) -> list[Record]:
         records: list[Record] = []
         times: dict[str, int] = {}
+        there: dict[str, set[str]] = {"category": set(), "domain_name": set()}
         for row in read_objects(self.file(f"data/{split}.jsonl")):
             kind, field = row.text("category"), row.text("domain")
-            if self.category not in (None, kind) or self.domain_name not in (None, field):
-                continue
+            there["category"].add(str(kind))
+            there["domain_name"].add(str(field))
             # published paths are addresses of the hub, below which the files lie as in its repository
             sides = [needed(row, side).rpartition(_HUB)[2] for side in ("image_1", "image_2")]
-            before, after = (self.files.file(side, row.where) for side in sides)
             name = "_".join(filter(None, (kind, row.text("source"), row.text("source_id")))) or "..".join(sides)
-            times[name] = times.get(name, 0) + 1
+            times[name] = times.get(name, 0) + 1  # of pairs that are not chosen, too: ids stay what they are
+            if self.category not in (None, kind) or self.domain_name not in (None, field):
+                continue
+            before, after = (self.files.file(side, row.where) for side in sides)
             caption = row.values.get("caption")
             meta = {key: row.values.get(key) for key in ("question", "answer", "distractors")}
             records.append(
@@ -87,4 +91,8 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
                     meta={**meta, "domain": field, "origin": row.text("source")},
                 )
             )
+        for option, chosen in (("category", self.category), ("domain_name", self.domain_name)):
+            if chosen is not None and chosen not in there[option]:
+                known = ", ".join(sorted(there[option])) or "no records"
+                raise PairError(f"{option} is {chosen!r}; the {split} split of {self.title} has {known}")
         return records
