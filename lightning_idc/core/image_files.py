@@ -119,6 +119,25 @@ def size_of_image(file: str | Path | bytes, name: str) -> tuple[int, int] | None
         return None
 
 
+def opacity(file: str | Path | bytes, name: str) -> np.ndarray | None:
+    """How opaque each pixel is, 0 to 255, turned as its EXIF says; None without transparency, or not read by Pillow.
+
+    Args:
+        file: path, or contents of a file.
+        name: of the image, for messages.
+
+    Raises:
+        DataError: it is damaged or has too many pixels.
+    """
+    try:
+        with open_image(file, name) as image:
+            if not _has_transparency(image):
+                return None
+            return np.array((ImageOps.exif_transpose(image) or image).convert("RGBA").getchannel("A"))
+    except NotAnImageError:
+        return None
+
+
 def from_pil_raster(image: Image.Image, name: str, options: ImageOptions) -> Raster:
     """What a Pillow image stores: turned as its EXIF says, transparency over white unless bands are named.
 
@@ -155,10 +174,14 @@ def _raster_of(image: Image.Image, name: str, options: ImageOptions, file: str |
 
 def _displayed(image: Image.Image) -> np.ndarray:
     """8-bit colour ``(3, H, W)``, transparency over white."""
-    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+    if _has_transparency(image):
         rgba = image.convert("RGBA")
         image = Image.alpha_composite(Image.new("RGBA", rgba.size, (255, 255, 255, 255)), rgba)
     return np.asarray(image if image.mode == "RGB" else image.convert("RGB")).transpose(2, 0, 1)
+
+
+def _has_transparency(image: Image.Image) -> bool:
+    return image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info
 
 
 def _bands_of(image: Image.Image, name: str, options: ImageOptions) -> np.ndarray:

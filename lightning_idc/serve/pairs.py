@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from lightning_idc.core.image_files import opacity
 from lightning_idc.core.images import read_image, resize
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.pair_columns import SIDES
@@ -105,8 +106,8 @@ class Ignored:
     """Parts of every pair that do not count: there the second image is taken for equal to the first.
 
     Args:
-        given: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half; or folders of such
-            images by the name of the pair.
+        given: ``X1,Y1,X2,Y2`` in pixels; image files, ignored where they are brighter than half and not transparent;
+            or folders of such images by the name of the pair.
 
     Raises:
         ConfigError: one is none of these, or holds no pixel.
@@ -156,4 +157,7 @@ class Ignored:
 
 
 def _mask(path: Path) -> Tensor:
-    return read_image(path).float().mean(0) > 127
+    bright = read_image(path).float().mean(0) > 127
+    opaque = opacity(path, repr(str(path)))
+    # images lie over white, where a mask on an empty layer would be bright all over and hide every change
+    return bright if opaque is None else bright & (torch.from_numpy(opaque) > 127)

@@ -14,6 +14,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
+import torch
 from PIL import Image
 from pyarrow import parquet
 
@@ -22,7 +23,7 @@ from lightning_idc.core.types import PairSample
 from lightning_idc.errors import DataError
 from lightning_idc.serve import batch
 from lightning_idc.serve.answers import Answer
-from lightning_idc.serve.pairs import list_pairs
+from lightning_idc.serve.pairs import Ignored, list_pairs
 
 Draw = Callable[..., Path]
 
@@ -149,6 +150,23 @@ def test_what_is_ignored_does_not_count(model: Path, folders: tuple[str, str], t
     assert status("8,16,16,24") == "unchanged" and status("0,0,12,32", "12,0,32,32") == "unchanged"
     assert status(str(tmp_path / "masks")) == "unchanged" and status(str(tmp_path / "one.png")) == "unchanged"
     assert status("8,16,15,24") == "changed"
+
+
+def test_what_is_transparent_in_a_mask_is_not_bright(
+    model: Path, folders: tuple[str, str], tmp_path: Path, draw: Draw
+) -> None:
+    """Drawn on an empty layer a mask would ignore whole pictures, and every pair would pass."""
+    for kind in ("RGBA", "LA", "P"):
+        mask = Image.new("RGBA", (32, 32), (255, 255, 255, 0))
+        mask.paste((255, 255, 255, 255), (0, 0, 4, 4))
+        path = tmp_path / f"{kind}.png"
+        mask.convert(kind).save(path)
+        ignored = Ignored([str(path)])
+        found = ignored.apply("a", torch.zeros(3, 32, 32, dtype=torch.uint8), torch.ones(3, 32, 32, dtype=torch.uint8))
+        assert int((found == 0).all(0).sum()) == 16 and not found[:, :4, :4].any(), kind
+    out = tmp_path / "out.jsonl"
+    given = ["compare", *folders, "--model", str(model), "--out", str(out), "--fail-on", "pixels"]
+    assert main([*given, "--ignore", str(tmp_path / "RGBA.png")]) == 1
 
 
 def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
