@@ -39,15 +39,17 @@ def check_out(out: Path) -> Path:
 
 
 def check_folder(option: str, file: Path) -> None:
-    """Make the folder of a file, before the work whose result it is to hold.
+    """Make the folder of a file, and see that the file is none, before the work whose result it is to hold.
 
     Args:
         option: that names the file.
         file: to write later.
 
     Raises:
-        ConfigError: there can be no such folder.
+        ConfigError: there can be no such folder, or the file is a folder.
     """
+    if file.is_dir():
+        raise ConfigError(f"{option} {str(file)!r} is a folder; name a file in it")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

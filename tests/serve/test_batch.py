@@ -350,6 +350,18 @@ def test_a_file_that_cannot_be_written_is_named_before_the_work_and_is_no_change
     assert not (tmp_path / "out.jsonl").exists() and not (tmp_path / "out.jsonl.part").exists()
 
 
+@pytest.mark.parametrize("option", ["--out", "--reg", "--junit", "--report"])
+def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
+    option: str, model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "reports.csv").mkdir()
+    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    assert main([*given, option, str(tmp_path / "reports.csv")]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith(f"error: {option} ") and "reports.csv' is a folder" in said
+    assert not list(tmp_path.glob("*.jsonl*")) and not list(tmp_path.glob("*.part"))
+
+
 def test_a_fault_of_the_program_is_not_taken_for_a_change(
     model: Path,
     folders: tuple[str, str],
