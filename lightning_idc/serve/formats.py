@@ -21,7 +21,8 @@ from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
 from lightning_idc.report.html import Entry, write_report
 
-STATES = ("changed", "new", "deleted", "failed", "unchanged")
+STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")
+"""Of pairs in reports; ``differs`` are those of :func:`by_pixels`."""
 KINDS = (".jsonl", ".csv", ".parquet")
 Record = Mapping[str, Any]
 
@@ -96,6 +97,17 @@ def counts(records: Sequence[Record]) -> str:
     return f"{len(records)} pairs: {', '.join(parts)}; {described} described"
 
 
+def by_pixels(records: Sequence[Record]) -> list[Record]:
+    """Records as ``--fail-on pixels`` judges them: a described pair that the captioner takes for unchanged ``differs``.
+
+    Only pairs of which a pixel differs are described.
+    """
+    return [
+        {**record, "status": "differs"} if record["status"] == "unchanged" and record["described"] else record
+        for record in records
+    ]
+
+
 def write_reg(records: Sequence[Record], before: str, after: str, target: Path) -> None:
     """Write what reg-cli writes as ``reg.json``, for reporters that read it.
 
@@ -113,14 +125,14 @@ def write_reg(records: Sequence[Record], before: str, after: str, target: Path) 
     def names(*states: str, side: str = "after") -> list[str]:
         return [name(record, side) for record in records if record["status"] in states and record[side]]
 
-    failed = names("changed", "failed")
+    failed = names("changed", "differs", "failed")
     value = {
         "failedItems": failed,
         "newItems": names("new"),
         "deletedItems": names("deleted", side="before"),
         "passedItems": names("unchanged"),
-        "expectedItems": names("changed", "failed", "unchanged", "deleted", side="before"),
-        "actualItems": names("changed", "failed", "unchanged", "new"),
+        "expectedItems": names("changed", "differs", "failed", "unchanged", "deleted", side="before"),
+        "actualItems": names("changed", "differs", "failed", "unchanged", "new"),
         "diffItems": failed,
         "actualDir": after,
         "expectedDir": before,
@@ -139,7 +151,7 @@ def write_junit(records: Sequence[Record], target: Path) -> None:
         target: the file.
     """
     found = Counter(record["status"] for record in records)
-    changed = found["changed"] + found["new"] + found["deleted"]
+    changed = found["changed"] + found["differs"] + found["new"] + found["deleted"]
     totals = {"tests": str(len(records)), "failures": str(changed), "errors": str(found["failed"])}
     suites = ElementTree.Element("testsuites", totals)
     suite = ElementTree.SubElement(suites, "testsuite", {"name": "lightning-idc compare", **totals})
@@ -149,6 +161,8 @@ def write_junit(records: Sequence[Record], target: Path) -> None:
             ElementTree.SubElement(case, "error", {"message": _xml(record["error"])})
         elif record["status"] != "unchanged":
             said = record["caption"] or f"the image is {record['status']}"
+            if record["status"] == "differs":
+                said = f"pixels differ, and the captioner says: {record['caption']}"
             failure = ElementTree.SubElement(case, "failure", {"message": _xml(said), "type": record["status"]})
             failure.text = _xml(f"before: {record['before']}\nafter: {record['after']}\nboxes: {record['boxes']}")
     target.parent.mkdir(parents=True, exist_ok=True)

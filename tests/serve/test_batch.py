@@ -112,6 +112,32 @@ def test_a_captioner_without_a_change_score_says_in_words_that_nothing_changed(
     assert bool(record["boxes"]) == (status == "changed"), "an unchanged pair has no place of a change"
 
 
+def test_pairs_that_fail_by_their_pixels_alone_are_named_and_fail_in_every_report(
+    model: Path, folders: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A captioner that sees no change in a screenshot must not leave a failed job with reports that passed."""
+
+    def answers(captioner: object, samples: Sequence[PairSample], where: bool) -> list[Answer]:
+        return [Answer(sample.id, "nothing changed", -0.1, 0.1, False) for sample in samples]
+
+    monkeypatch.setattr(batch, "answer_pairs", answers)
+    for name in ("sub/gone", "sub/fresh"):
+        next(tmp_path.glob(f"*/{name}.png")).unlink()
+    reg, junit = tmp_path / "reg.json", tmp_path / "junit.xml"
+    given = ["compare", *folders, "--model", str(model), "--out", str(tmp_path / "out.jsonl")]
+    given += ["--reg", str(reg), "--junit", str(junit), "--fail-on"]
+    for fail_on, failed in (("pixels", ["other"]), ("changed", []), ("never", [])):
+        assert main([*given, fail_on]) == len(failed)
+        assert ("other: nothing changed" in capsys.readouterr().out) == bool(failed)
+        suite = ElementTree.parse(junit).getroot()
+        assert [case.get("name") for case in suite.iter("testcase") if case.find("failure") is not None] == failed
+        assert suite.get("failures") == str(len(failed))
+        found = json.loads(reg.read_text())
+        assert found["failedItems"] == found["diffItems"] == [f"{name}.png" for name in failed]
+        assert ("other.png" in found["passedItems"]) == (not failed)
+
+
 def test_what_cannot_be_read_or_compared_is_status_two(
     model: Path, folders: tuple[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
