@@ -6,10 +6,11 @@ import os
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
+from PIL.Image import Image
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,9 +18,6 @@ from lightning_idc.core.image_files import from_pil_raster, read_raster
 from lightning_idc.core.raster import Raster, refuse_huge
 from lightning_idc.core.value_range import PLAIN, ImageOptions, bounds, to_uint8
 from lightning_idc.errors import DataError
-
-if TYPE_CHECKING:
-    from PIL.Image import Image
 
 Interpolation = Literal["bilinear", "bicubic"]
 _AT_ONCE = 1 << 20  # values of an image that are numbers at once, 4 MB
@@ -109,13 +107,18 @@ def as_tensor(image: str | Path | bytes | Image | Tensor, name: str, options: Im
 
 def _as_raster(image: str | Path | bytes | Image | Tensor, name: str, options: ImageOptions) -> Raster | Tensor:
     if isinstance(image, Tensor):
-        if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
+        if image.dtype != torch.uint8 or image.ndim != 3 or not image.numel():
             raise DataError(f"{name} is {image.dtype} {tuple(image.shape)}; expected uint8 (C, H, W)")
         return image
     if isinstance(image, bytes):
         return read_raster(image, name, options)
     if isinstance(image, (str, Path)):
         return _raster(image, name, options)
+    if not isinstance(image, Image):
+        raise DataError(
+            f"{name} is of type {type(image).__name__}; expected a path, the bytes of a file, a PIL image or a uint8 "
+            "tensor (C, H, W), as torch.from_numpy(array).permute(2, 0, 1) gives"
+        )
     refuse_huge(image.size, name)
     return from_pil_raster(image, name, options)
 

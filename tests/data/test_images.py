@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import re
 import struct
 import warnings
 import zlib
@@ -14,7 +16,8 @@ import torch
 from PIL import Image
 
 from lightning_idc.core import images
-from lightning_idc.core.images import as_pair, as_tensor, read_image, resize
+from lightning_idc.core.images import as_pair, as_tensor, open_pair, read_image, resize
+from lightning_idc.core.input_spec import InputSpec
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError
 from lightning_idc.core.value_range import ImageOptions
@@ -161,6 +164,31 @@ def test_pair_takes_the_size_of_the_first() -> None:
         assert [tuple(i.shape) for i in as_pair(before, twice, (2, 4))] == [(3, 2, 4)] * 2
     with pytest.raises(PairError, match=r"after image is torch.float32"):
         as_pair(before, after.float(), None)
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        (np.zeros((8, 9, 3), np.uint8), "ndarray"),
+        (None, "NoneType"),
+        (["a.png"], "list"),
+        (io.BytesIO(b""), "BytesIO"),
+    ],
+)
+def test_what_is_no_image_is_named_with_what_is(given: Any, found: str) -> None:
+    image = torch.zeros(3, 8, 9, dtype=torch.uint8)
+    expected = (
+        f"the after image is of type {found}; expected a path, the bytes of a file, a PIL image or a uint8 tensor"
+    )
+    with pytest.raises(PairError, match=expected):
+        open_pair(image, given)
+
+
+@pytest.mark.parametrize("shape", [(0, 8, 9), (3, 0, 9), (3, 8, 0)])
+def test_a_tensor_without_a_pixel_is_refused(shape: tuple[int, int, int]) -> None:
+    image = torch.zeros(shape, dtype=torch.uint8)
+    with pytest.raises(PairError, match=rf"before image is torch.uint8 {re.escape(str(shape))}; expected uint8"):
+        InputSpec((8, 8)).read(image, image)
 
 
 @pytest.mark.parametrize("size", [(5, 13), (9, 40), (40, 9), (64, 1), (1, 64), (31, 17), (50, 60)])
