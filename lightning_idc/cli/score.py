@@ -38,14 +38,18 @@ def run(given: list[str]) -> int:
         return _list_protocols()
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
+    if options.out and Path(options.out).is_dir():
+        raise PairError(f"--out {options.out!r} is a folder; name a file in it")
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
-    if options.out:
-        _write(Path(options.out), text)
+    # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
+    written = not options.out or _written(Path(options.out), text)
     if options.json:
         print(text)
     else:
         show(result, table)
+    if not written:
+        raise PairError(f"the scores are there, but the result was not written to {options.out}")
     missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
     reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
     if reasons:
@@ -237,11 +241,10 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(unpacked(path)).hexdigest()
 
 
-def _write(target: Path, text: str) -> None:
+def _written(target: Path, text: str) -> bool:
     from lightning_idc.files import save
 
-    if not save(target, lambda path: path.write_text(text + "\n", encoding="utf-8")):
-        raise PairError(f"the result was not written to {target}")
+    return save(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
 
 def _list_protocols() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from pathlib import Path
@@ -80,6 +81,29 @@ def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.
     assert set(result["files"]) == {"said.json", "truth.json"}
     low, high = result["intervals"]["ROUGE-L"]
     assert low <= result["scores"]["all"]["ROUGE-L"] <= high
+
+
+@pytest.mark.parametrize("form", [["--json"], []])
+def test_scores_are_shown_though_their_file_cannot_be_written(
+    form: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A judge may have been asked for hours."""
+
+    def full(target: Path, content: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("lightning_idc.files.atomic_write", full)
+    assert main([*files(tmp_path), *form, "--out", str(tmp_path / "result.json")]) == 1
+    said = capsys.readouterr()
+    assert "ROUGE-L" in said.out and "No space left on device" in said.err and "result.json" in said.err
+
+
+def test_a_folder_in_the_place_of_the_result_is_named_before_the_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*files(tmp_path), "--out", "."]) == 1
+    assert capsys.readouterr().err == "error: --out '.' is a folder; name a file in it\n"
 
 
 def test_fingerprints_are_of_what_files_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
