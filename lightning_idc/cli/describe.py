@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from lightning_idc.cli import typed
+from lightning_idc.core.paths import refuse_inputs
 from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
@@ -39,6 +40,8 @@ def describe(
     """
     if save is not None and save.suffix.lower() != ".png":
         raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
+    if save is not None:
+        refuse_inputs("--save", save, (before, after))
     with noted() as notes:
         from lightning_idc.serve.answers import answer_pairs, picture_of
 

@@ -11,7 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_idc.core.paths import refuse_inputs
 from lightning_idc.errors import IDCError, PairError
+from lightning_idc.files import save
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
@@ -40,10 +42,12 @@ def run(given: list[str]) -> int:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
     if options.out and Path(options.out).is_dir():
         raise PairError(f"--out {options.out!r} is a folder; name a file in it")
+    if options.out:
+        refuse_inputs("--out", Path(options.out), _inputs(options))
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
-    written = not options.out or _written(Path(options.out), text)
+    written = not options.out or save(Path(options.out), lambda path: path.write_text(text + "\n", encoding="utf-8"))
     if options.json:
         print(text)
     else:
@@ -227,10 +231,14 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
     return options.split or (named.pop() if len(named) == 1 else None)
 
 
+def _inputs(options: argparse.Namespace) -> list[Path]:
+    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
+    return list(dict.fromkeys(Path(path) for name in asked if (path := vars(options)[name])))
+
+
 def _files(options: argparse.Namespace) -> dict[str, str]:
     """SHA-256 of what was read, by name of the file; by path, as it was given, where two files have one name."""
-    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
-    paths = dict.fromkeys(Path(path) for name in asked if (path := vars(options)[name]))
+    paths = _inputs(options)
     named = Counter(path.name for path in paths)
     return {path.name if named[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
 
@@ -239,12 +247,6 @@ def _digest(path: Path) -> str:
     from lightning_idc.metrics.content import unpacked
 
     return hashlib.sha256(unpacked(path)).hexdigest()
-
-
-def _written(target: Path, text: str) -> bool:
-    from lightning_idc.files import save
-
-    return save(target, lambda path: path.write_text(text + "\n", encoding="utf-8"))
 
 
 def _list_protocols() -> int:

@@ -106,6 +106,15 @@ def test_a_folder_in_the_place_of_the_result_is_named_before_the_work(
     assert capsys.readouterr().err == "error: --out '.' is a folder; name a file in it\n"
 
 
+def test_captions_and_references_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    given = files(tmp_path)
+    for name in ("said.json", "truth.json"):
+        kept = (tmp_path / name).read_bytes()
+        assert main([*given, "--out", str(tmp_path / name)]) == 1
+        assert f"{name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+        assert (tmp_path / name).read_bytes() == kept
+
+
 def test_fingerprints_are_of_what_files_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Another form and another order of the same captions and references: other files, the same digests."""
 

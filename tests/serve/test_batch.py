@@ -388,6 +388,23 @@ def test_a_folder_in_the_place_of_a_file_is_named_before_the_work(
     assert not list(tmp_path.glob("*.jsonl*")) and not list(tmp_path.glob("*.part"))
 
 
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_table_that_is_read_is_not_written_over(
+    kind: str, model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may hold captions that people wrote."""
+    draw("a.png", seed=0)
+    draw("b.png", seed=1)
+    table = tmp_path / f"pairs.{kind}"
+    row = {"before": "a.png", "after": "b.png", "captions": "the ball is gone"}
+    lines = [",".join(row), ",".join(row.values())] if kind == "csv" else [json.dumps(row)]
+    table.write_text("\n".join(lines) + "\n")
+    before = table.read_bytes()
+    assert main(["predict", str(table), "--model", str(model), "--out", str(tmp_path / "." / table.name)]) == 1
+    assert f"{table.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+    assert table.read_bytes() == before
+
+
 def test_a_fault_of_the_program_is_not_taken_for_a_change(
     model: Path,
     folders: tuple[str, str],

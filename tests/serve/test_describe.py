@@ -193,6 +193,17 @@ def test_what_is_no_model_is_named_with_what_was_expected(model: Path, tmp_path:
         lightning_idc.load(model, prompt="What is new?")
 
 
+def test_the_picture_is_not_written_over_an_image_of_the_pair(
+    model: Path, draw: Draw, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, after = draw("before.png", seed=0), draw("after.png", seed=1)
+    kept = before.read_bytes(), after.read_bytes()
+    for save in (before, after):
+        assert main(["describe", str(before), str(after), "--model", str(model), "--save", str(save)]) == 1
+        assert f"{save.name}' is what is read, and would be lost; name another file" in capsys.readouterr().err
+    assert (before.read_bytes(), after.read_bytes()) == kept
+
+
 def test_the_old_name_of_model_is_no_part_of_a_file(
     model: Path, draw: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
