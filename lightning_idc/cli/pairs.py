@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Literal
 
@@ -24,11 +25,25 @@ def run(given: list[str]) -> int:
     """The verbs `compare`, `predict` with paths, and `caption-pairs`."""
     functions: dict[str, Callable[..., int]] = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
     verb = given[0]
-    if verb == "predict" and (len(given) == 1 or given[1].startswith("-")) and given[1:] not in (["-h"], ["--help"]):
+    if verb == "predict" and not _names_pairs(given[1:]):
         from lightning_idc.cli import training
 
         return training.run(given)
     return typed.call(verb, functions[verb], given[1:])
+
+
+def _names_pairs(given: Sequence[str]) -> bool:
+    """Whether arguments of `predict` are those for files, in any order, and not a configuration's."""
+    if not given or not given[0].startswith("-") or given in (["-h"], ["--help"]):
+        return bool(given)
+    own = {f"--{field.name.replace('_', '-')}" for kind in (ModelOptions, BatchOptions) for field in fields(kind)}
+    named = {text.partition("=")[0] for text in given if text.startswith("-")}
+    # a configuration has --model too, and one value behind each key
+    values = [not text.startswith("-") for text in given]
+    paths = any(
+        value and (before or "=" in text) for text, before, value in zip(given, values, values[1:], strict=False)
+    )
+    return named <= own and (named != {"--model"} or paths)
 
 
 def compare(

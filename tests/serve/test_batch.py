@@ -247,6 +247,28 @@ def test_lists_are_read_strictly(tmp_path: Path) -> None:
         list_pairs([tmp_path / "pairs.txt"])
 
 
+def test_options_may_stand_before_the_pairs(
+    model: Path, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As the usage line of `predict --help` has them."""
+    monkeypatch.chdir(tmp_path)
+    draw("before/0.png", seed=0)
+    draw("after/0.png", seed=1)
+    (tmp_path / "pairs.txt").write_text("before/0.png after/0.png")
+    for given in (
+        ["--model", str(model), "before", "after"],
+        [f"--model={model}", "pairs.txt"],
+        ["--model", str(model), "--batch-size=4", "--where", "pairs.txt"],
+    ):
+        assert main(["predict", *given]) == 0, capsys.readouterr().err
+        assert "1 pairs" in capsys.readouterr().out
+    with pytest.raises(SystemExit, match="2"):
+        main(["predict", "--out", "out.csv", "--model", str(model)])
+    assert "the following arguments are required: pairs" in capsys.readouterr().err
+    assert main(["predict", "--config", "absent.yaml", "before", "--out", "out.csv"]) == 1
+    assert "absent.yaml" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 def test_a_killed_run_goes_on_and_neither_loses_nor_repeats_a_pair(
     model: Path, draw: Draw, tmp_path: Path, capsys: pytest.CaptureFixture[str]
