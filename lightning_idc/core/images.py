@@ -84,6 +84,9 @@ def _raster(file: str | Path | bytes, record: str | None, options: ImageOptions)
             raise DataError(
                 f"{where}{str(file)!r} is an address of the network; expected the path of a file: fetch it first"
             )
+        if os.path.exists(file):
+            kind = "a folder" if os.path.isdir(file) else "a pipe or a device"
+            raise DataError(f"{where}{str(file)!r} is {kind}; expected the path of an image file")
         raise DataError(f"{where}there is no image {str(file)!r}; check the path and that the download is complete")
     return read_raster(file, _name(file, record), options)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import os
 import re
 import struct
 import warnings
@@ -182,6 +183,13 @@ def test_what_is_no_image_is_named_with_what_is(given: Any, found: str) -> None:
     )
     with pytest.raises(PairError, match=expected):
         open_pair(image, given)
+
+
+def test_a_folder_and_a_pipe_are_there_and_are_no_files(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    for path, found in ((tmp_path, "is a folder"), (tmp_path / "pipe", "is a pipe or a device")):
+        with pytest.raises(PairError, match=rf"'{re.escape(str(path))}' {found}; expected the path of an image file"):
+            read_image(path)
 
 
 @pytest.mark.parametrize("shape", [(0, 8, 9), (3, 0, 9), (3, 8, 0)])
