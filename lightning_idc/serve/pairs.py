@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -95,10 +96,15 @@ def _of_list(path: Path) -> list[FilePair]:
         parts = [part.strip() for part in (line.split("\t") if "\t" in line else line.split())]
         if len(parts) != 2:
             raise DataError(f"{path}, line {number}: {len(parts)} paths; expected two, with a tab or space between")
-        name = parts[0] if parts[0] == parts[1] else "..".join(str(Path(part).with_suffix("")) for part in parts)
-        if name in found:
+        name = parts[0] if parts[0] == parts[1] else "..".join(os.path.splitext(Path(part))[0] for part in parts)
+        pair = FilePair(name, path.parent / parts[0], path.parent / parts[1])
+        if found.setdefault(name, pair) != pair:
+            raise DataError(
+                f"{path}, line {number}: the pair {name!r} is of other files than the one above of this name; names "
+                "must differ before the ending, or be given in a table with the columns id, before and after"
+            )
+        if found[name] is not pair:
             raise DataError(f"{path}, line {number}: the pair {name!r} stands there twice")
-        found[name] = FilePair(name, path.parent / parts[0], path.parent / parts[1])
     return list(found.values())
 
 

@@ -231,12 +231,15 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
     for text, said in (
         ("a.png", "line 1: 1 paths"),
-        ("a.png b.png\na.png b.png", "stands there twice"),
+        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' stands there twice"),
+        ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' is of other files than the one above of this name"),
         ("", "no pairs"),
     ):
         (tmp_path / "pairs.txt").write_text(text)
         with pytest.raises(DataError, match=said):
             list_pairs([tmp_path / "pairs.txt"])
+    (tmp_path / "pairs.txt").write_text(". b.png")
+    assert [pair.id for pair in list_pairs([tmp_path / "pairs.txt"])] == ["...b"]  # it fails alone when it is read
     # as editors of Windows save it: with a byte order mark, or as UTF-16
     (tmp_path / "pairs.txt").write_bytes(b"\xef\xbb\xbfa.png b.png\r\n\xc3\xa4\xe2\x80\xa8.png\tc.png\r\n")
     assert [pair.before for pair in list_pairs([tmp_path / "pairs.txt"])] == [
