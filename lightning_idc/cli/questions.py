@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from lightning_idc.core.paths import refuse_inputs
 from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -69,6 +70,10 @@ def _ask(options: argparse.Namespace) -> int:
         raise ConfigError("questions ask needs either --checkpoint FILE or --model ID")
     if options.tokens < 1:
         raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
+    target = Path(options.out)
+    if target.is_dir():
+        raise ConfigError(f"--out {options.out!r} is a folder; name a file in it")
+    refuse_inputs("--out", target, [options.file])
     by_images: dict[tuple[Picture, ...], list[Question]] = {}
     questions = read_questions(options.file, options.root, options.single, options.published_keys)
     if options.tasks:
@@ -78,7 +83,6 @@ def _ask(options: argparse.Namespace) -> int:
     for question in questions:
         by_images.setdefault(question.images, []).append(question)
     ask = _asker(options)
-    target = Path(options.out)
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("w", encoding="utf-8") as file:
         for about in by_images.values():

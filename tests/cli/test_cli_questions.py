@@ -261,6 +261,8 @@ def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[st
         ([], "name a file with --out"),
         (["--out", str(tmp_path / "x")], "either --checkpoint FILE or --model ID"),
         (["--out", str(tmp_path / "x"), "--model", "m", "--tokens", "0"], "at least one"),
+        (["--out", given[-1], "--model", "m"], "is what is read, and would be lost; name another file"),
+        (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),
     ):
         assert main([*given, *more]) == 1
         assert told in capsys.readouterr().err
