@@ -42,6 +42,13 @@ def describe(
         raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
     if save is not None:
         refuse_inputs("--save", save, (before, after))
+        # the answer, which may take minutes, would be lost
+        if save.is_dir():
+            raise ConfigError(f"--save {str(save)!r} is a folder; name a file in it")
+        if not save.parent.is_dir():
+            raise ConfigError(
+                f"--save {str(save)!r}: {str(save.parent)!r} is no folder; name a .png in one that exists"
+            )
     with noted() as notes:
         from lightning_idc.serve.answers import answer_pairs, picture_of
 

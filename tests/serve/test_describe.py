@@ -204,6 +204,21 @@ def test_the_picture_is_not_written_over_an_image_of_the_pair(
     assert (before.read_bytes(), after.read_bytes()) == kept
 
 
+@pytest.mark.parametrize(
+    ("save", "said"), [("absent/a.png", "'absent' is no folder"), ("folder.png", "is a folder; name a file in it")]
+)
+def test_a_picture_that_cannot_be_written_is_named_before_the_work(
+    save: str, said: str, draw: Draw, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """A vision-language model may take minutes for an answer, which would be lost."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder.png").mkdir()
+    given = ["describe", str(draw("before.png")), str(draw("after.png", seed=1)), "--model", "absent", "--save", save]
+    assert main(given) == 1
+    assert f"--save {save!r}" in (told := capsys.readouterr().err) and said in told
+
+
 def test_the_old_name_of_model_is_no_part_of_a_file(
     model: Path, draw: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
