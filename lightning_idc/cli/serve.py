@@ -35,8 +35,9 @@ def serve(
 ) -> int:
     """Answer over HTTP, with a page to drop two images on.
 
-    POST /describe takes the files before and after (curl -F before=@a.png -F after=@b.png), /v1/chat/completions a chat
-    whose last message has two images as data URLs, GET /health says whether the captioner is there.
+    POST /describe takes the files before and after (curl -F before=@a.png -F after=@b.png), and with ?where=0 answers
+    without looking for the place; /v1/chat/completions takes a chat whose last message has two images as data URLs, GET
+    /health says whether the captioner is there.
 
     Args:
         options: of the captioner.

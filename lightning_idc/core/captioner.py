@@ -382,6 +382,8 @@ class PairCaptioner(PairModule):
         Args:
             samples: pairs as ``input_spec.read`` prepares them.
         """
+        if not samples:
+            return []
         was_training = self.training
         self.eval()
         try:

@@ -25,6 +25,7 @@ POLICY = (
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 Answer = Callable[[bytes, bytes, bool, str | None], Awaitable[dict[str, Any]]]
+_YES_OR_NO = {"1": True, "true": True, "0": False, "false": False}
 
 
 class Refused(Exception):
@@ -50,8 +51,11 @@ def add_routes(app: Any, answer: Answer, model: str) -> None:
     """
 
     async def describe(request: Request) -> Response:
+        where = request.query_params.get("where", "1")
+        if where.lower() not in _YES_OR_NO:
+            raise Refused(422, f"where is {where!r}; expected 1 or 0, whether boxes and map are wanted")
         before, after = await _files(request)
-        return JSONResponse(await answer(before, after, request.query_params.get("where") != "0", None))
+        return JSONResponse(await answer(before, after, _YES_OR_NO[where.lower()], None))
 
     async def chat(request: Request) -> Response:
         before, after, prompt = chat_images(await _json(request))

@@ -37,6 +37,7 @@ def test_a_tiny_subclass_learns_to_describe(trained: TinyCaptioner) -> None:
     assert report["test/CIDEr-D"] > 100
     assert {r["change_type"] for r in trained.predictions} == {"red", "green", "blue"}
     sample = TinySource(3, 900).load(1)
+    assert trained.describe_all([]) == []
     caption = trained.describe(sample.before, sample.after)
     assert TinySource(3, 900).color(1) in caption.text.split()
     assert caption.log_prob <= 0

@@ -45,7 +45,7 @@ class Client:
         finally:
             connection.close()
 
-    def describe(self, **files: bytes) -> tuple[int, Any]:
+    def describe(self, query: str = "", **files: bytes) -> tuple[int, Any]:
         parts = [
             f'--xx\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.png"\r\n\r\n'.encode()
             + data
@@ -53,7 +53,7 @@ class Client:
             for name, data in files.items()
         ]
         kind = {"Content-Type": "multipart/form-data; boundary=xx"}
-        status, reply = self.send("/describe", b"".join([*parts, b"--xx--\r\n"]), **kind)
+        status, reply = self.send(f"/describe{query}", b"".join([*parts, b"--xx--\r\n"]), **kind)
         return status, json.loads(reply)
 
     def chat(self, *urls: str, **more: Any) -> tuple[int, Any]:
@@ -167,6 +167,11 @@ def test_files_and_a_chat_are_answered_as_python_answers(server: Client, model: 
     assert status == 200 and found["caption"] == expected.text and found["size"] == [32, 32]
     assert found["log_prob"] == pytest.approx(expected.log_prob, abs=1e-4)
     assert all(15 <= x1 < x2 <= 25 and 7 <= y1 < y2 <= 17 for x1, y1, x2, y2 in found["boxes"])
+    for query in ("?where=0", "?where=False"):
+        status, found = server.describe(query, before=before.read_bytes(), after=after.read_bytes())
+        assert status == 200 and found["caption"] == expected.text and not found["boxes"] and found["map"] is None
+    status, found = server.describe("?where=here", before=before.read_bytes(), after=after.read_bytes())
+    assert status == 422 and "where is 'here'; expected 1 or 0" in found["error"]["message"]
     status, found = server.chat(data_url(before), data_url(after))
     assert status == 200 and found["object"] == "chat.completion"
     assert found["choices"][0]["message"] == {"role": "assistant", "content": expected.text}
