@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
 from torch import Tensor, nn
@@ -221,6 +222,8 @@ class PairModule(AddonHost):
 
     def configure_model(self) -> None:
         self.build()
+        if self.fitting and self.device_mesh is None:
+            self._copy_for_averages()
         if self.device_mesh is not None and self.net is not None:
             shard(self.net, self.device_mesh, self.sharded_methods)
             for adapter in self.adapters.values():
@@ -230,6 +233,12 @@ class PairModule(AddonHost):
                     if isinstance(part, PairModule):
                         self._shard_copy(part)
                 shard(addon, self.device_mesh, addon.sharded_methods)
+
+    def _copy_for_averages(self) -> None:
+        """Let Lightning copy this module again: its copy of before the network was made would average nothing."""
+        for callback in cast(Any, self.trainer).callbacks:
+            if isinstance(callback, StochasticWeightAveraging):
+                callback.setup(self.trainer, self, "fit")
 
     def _shard_copy(self, part: PairModule) -> None:
         """Shard a copy of this module, such as a frozen reference, unit by unit as this module is."""

@@ -18,7 +18,7 @@ from helpers.tiny import (
 )
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import LightningModule, Trainer, seed_everything
-from lightning.pytorch.callbacks import Callback, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.callbacks import Callback, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from torch import Tensor, nn
 
 from lightning_idc.core.addon import Addon, TrainingStep, addons_of, remove_addons
@@ -168,6 +168,27 @@ def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
 
     with pytest.raises(PairError, match="automatic optimization"):
         fit([GuessColorCallback("color")], tmp_path, Manual())
+
+
+class WeightsOfEpochs(Callback):
+    """Keeps the weights that every epoch starts with."""
+
+    def __init__(self) -> None:
+        self.weights: list[dict[str, Tensor]] = []
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self.weights.append({name: p.detach().clone() for name, p in pl_module.named_parameters()})
+
+
+@pytest.mark.parametrize("addons", [0, 1])
+def test_stochastic_weight_averaging_averages_a_network_that_the_data_made(addons: int, tmp_path: Path) -> None:
+    """Lightning copies the module before the data are there, which the vocabulary is made from."""
+    watch, averaging = WeightsOfEpochs(), StochasticWeightAveraging(1e-2, swa_epoch_start=1)
+    model = fit([watch, averaging, *[GuessColorCallback("color")][:addons]], tmp_path, max_epochs=3)
+    for name, parameter in model.named_parameters():
+        seen = torch.stack([weights[name] for weights in watch.weights])
+        torch.testing.assert_close(parameter, seen.mean(0), msg=name)
+        assert not torch.equal(seen[0], seen[-1])
 
 
 def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Path) -> None:
