@@ -54,10 +54,15 @@ class GreyPairs(PairDataModule):
 class Watching(LightningModule):
     """Learns one number from the pixels and notes which pairs it saw."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: int = 18) -> None:
         super().__init__()
+        self.steps = steps
         self.weight = torch.nn.Parameter(torch.zeros(()))
         self.seen: list[tuple[str, list[str]]] = []
+
+    @property
+    def trained(self) -> list[list[str]]:
+        return [ids for kind, ids in self.seen if kind == "train"]
 
     def training_step(self, batch: dict[str, Any], batch_idx: int) -> torch.Tensor:
         self.seen.append(("train", batch["ids"]))
@@ -74,7 +79,7 @@ class Scheduled(Watching):
     """Asks how many steps there will be, as every schedule does; Lightning makes the loader then, before resuming."""
 
     def configure_optimizers(self) -> torch.optim.Optimizer:
-        assert self.trainer.estimated_stepping_batches == 18
+        assert self.trainer.estimated_stepping_batches == self.steps
         return super().configure_optimizers()
 
 
@@ -106,12 +111,24 @@ def test_a_resumed_run_sees_the_same_batches(tmp_path: Path, step: int, workers:
     trainer = Trainer(enable_checkpointing=False, num_sanity_val_steps=1, **QUIET)
     trainer.fit(second, data(), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
 
-    def trained(module: Watching) -> list[list[str]]:
-        return [ids for kind, ids in module.seen if kind == "train"]
-
-    assert len(trained(straight)) == 18
-    assert trained(first)[:step] + trained(second) == trained(straight)
+    assert len(straight.trained) == 18
+    assert first.trained[:step] + second.trained == straight.trained
     assert torch.equal(second.weight, straight.weight)  # the same pixels, too
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [Watching, Scheduled])
+@pytest.mark.parametrize("step", [3, 5, 6])
+def test_a_resumed_run_of_parts_of_epochs_sees_its_batches(tmp_path: Path, step: int, kind: type[Watching]) -> None:
+    """3 of 6 batches per epoch: after those of the first, in the middle of the second, and after its last one."""
+    options: dict[str, Any] = dict(num_sanity_val_steps=0, limit_train_batches=3, **QUIET)
+    straight, second = kind(9), kind(9)
+    keep = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    Trainer(callbacks=[keep], **options).fit(straight, GreyPairs(batch_size=4))
+    trainer = Trainer(enable_checkpointing=False, **options)
+    trainer.fit(second, GreyPairs(batch_size=4), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
+    assert len(straight.trained) == 9
+    assert straight.trained[step:] == second.trained
 
 
 def with_seeds(samples: list[PairSample]) -> dict[str, Any]:

@@ -81,11 +81,14 @@ class PairLoader(DataLoader[Any]):
         )
         self.pair_sampler = sampler
         self._start = 0
+        self._start_epoch = 0
         self._served = 0
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         # a generator: nothing below runs before the first batch is asked for, when the epoch has been set
-        self._served, self._start = self._start, 0
+        # a run that takes a part of each epoch has ended one whose batches are not all served: the next starts whole
+        self._served = self._start if self._start_epoch == self.pair_sampler.epoch else 0
+        self._start = 0
         self.pair_sampler.skip = self._served * (self.batch_size or 1)
         for batch in super().__iter__():
             self._served += 1
@@ -102,6 +105,7 @@ class PairLoader(DataLoader[Any]):
     def load_state_dict(self, state: dict[str, int]) -> None:
         """Continue after the batches that were served already; at a finished epoch the next one starts whole."""
         self.pair_sampler.set_epoch(state["epoch"])
+        self._start_epoch = state["epoch"]
         self._start = state["served"] if state["served"] < len(self) else 0
 
 
