@@ -131,6 +131,18 @@ def test_a_resumed_run_of_parts_of_epochs_sees_its_batches(tmp_path: Path, step:
     assert straight.trained[step:] == second.trained
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("share", [2, 0.5])
+def test_a_run_that_overfits_sees_the_same_batches_in_every_epoch(share: int | float) -> None:
+    model = Watching()
+    options = dict(overfit_batches=share, enable_checkpointing=False, num_sanity_val_steps=0, **QUIET)
+    Trainer(**options).fit(model, GreyPairs(batch_size=4, transform=TRANSFORMS))
+    steps = len(model.trained) // 3
+    assert steps == (2 if share == 2 else 3)
+    assert model.trained == model.trained[:steps] * 3
+    assert any(kind == "val" for kind, _ in model.seen)
+
+
 def with_seeds(samples: list[PairSample]) -> dict[str, Any]:
     return stack_samples(samples) | {"seeds": [sample.meta["seed"] for sample in samples]}
 

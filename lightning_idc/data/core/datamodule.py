@@ -245,7 +245,16 @@ class PairDataModule(LightningDataModule):
         model = self.trainer.lightning_module if self.trainer is not None else None
         return model.collate if isinstance(model, PairCaptioner) else stack_samples
 
-    def train_dataloader(self) -> PairLoader:
+    @property
+    def _overfits(self) -> bool:
+        """Whether Lightning would make the loaders of a fit anew, around a sampler that knows no epochs."""
+        trainer: Any = self.trainer
+        return trainer is not None and trainer.overfit_batches > 0
+
+    def train_dataloader(self) -> PairLoader | Batches:
+        if self._overfits:
+            # nobody tells the sampler an epoch, so all of them are the same batches
+            return Batches(self.loader("train"))
         self._training = self.loader("train")
         if self._position:
             self._training.load_state_dict(self._position)
@@ -263,8 +272,8 @@ class PairDataModule(LightningDataModule):
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
         self._position = dict(state_dict)
 
-    def val_dataloader(self) -> PairLoader:
-        return self.loader("val")
+    def val_dataloader(self) -> PairLoader | Batches:
+        return Batches(self.loader("val")) if self._overfits else self.loader("val")
 
     def test_dataloader(self) -> PairLoader:
         return self.loader("test")

@@ -112,7 +112,8 @@ class PairLoader(DataLoader[Any]):
 class Batches:
     """The batches of a loader, which Lightning takes as they come.
 
-    To predict it would make a DataLoader anew around a sampler of its own, and so lose the order and the epoch.
+    To predict or to overfit it would make a DataLoader anew around a sampler of its own, and so lose the order and the
+    epoch.
 
     Args:
         loader: gives the batches.
