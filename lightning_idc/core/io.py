@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import pickle
 import re
 import zipfile
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.names import exported, known_name, public_name
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, ConfigError
 
 TRAINING_ONLY = frozenset(
     {"optimizer", "schedule", "schedules", "encoder_schedule", "init_from", "merge_adapters", "undecayed"}
@@ -132,6 +133,40 @@ def plain_hparams(checkpoint: Mapping[str, Any], path: str | Path) -> dict[str, 
                 "plain values. The file may be hostile: do not load it, or give this argument yourself"
             )
     return plain
+
+
+def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
+    """Refuse hyper-parameters with which a checkpoint could be written, and never be opened again.
+
+    Args:
+        hparams: by name, as checkpoints will hold them.
+        owner: name of the class that they are arguments of.
+
+    Raises:
+        ConfigError: one is no plain value, or names a class.
+    """
+    for name, value in hparams.items():
+        if str(name).startswith("_") or name in TRAINING_ONLY:
+            continue
+        if _opens(value) and (name == "adapters" or not names_a_class(value)):
+            continue
+        raise ConfigError(
+            f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), and a checkpoint that holds "
+            "it would be refused when it is opened, since only plain values are read; take a text, a number, or lists "
+            f"and dicts of these and make the object in build_net, or `del self.hparams[{name!r}]` in __init__"
+        )
+
+
+def _opens(value: Any) -> bool:
+    """Whether a file with the value in it can be read without running code."""
+    file = io.BytesIO()
+    try:
+        torch.save(value, file)
+        file.seek(0)
+        torch.load(file, weights_only=True)
+    except Exception:  # what cannot be pickled, or must not be, fails in many ways
+        return False
+    return True
 
 
 def _check_adapters(records: Any, path: str | Path) -> None:

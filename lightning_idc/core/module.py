@@ -29,6 +29,7 @@ from lightning_idc.core.io import (
     read_checkpoint,
     refuse_nan,
     refuse_other_computation,
+    refuse_unreadable,
 )
 from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.core.parameter_groups import SPARED, by_decay, clip_apart
@@ -352,6 +353,7 @@ class PairModule(AddonHost):
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         self.check_loss()
+        refuse_unreadable(self.hparams, type(self).__name__)
         state: dict[str, Any] = {"cpu": torch.get_rng_state()}
         if self.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self.device)
@@ -381,6 +383,8 @@ class PairModule(AddonHost):
 
     def on_fit_start(self) -> None:
         """Train what was loaded to be asked: Lightning trains a module in the mode that it finds it in."""
+        if self.trainer.checkpoint_callback is not None:
+            refuse_unreadable(self.hparams, type(self).__name__)  # before hours of training, not after them
         if not self.training:
             self.train()
 

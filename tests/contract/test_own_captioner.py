@@ -9,15 +9,19 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from helpers.tiny import TinyPairs
+from helpers.tiny import TinyNet, TinyPairs
 from lightning.pytorch import Trainer
 from PIL import Image
-from torch import Tensor
+from torch import Tensor, nn
 
+from lightning_idc import PairCaptioner
 from lightning_idc.cli import IMPORTS, main
 from lightning_idc.core import names
 from lightning_idc.core.decoding import select_rows
 from lightning_idc.core.loading import load_captioner
+from lightning_idc.core.schedules import Constant
+from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.errors import ConfigError
 
 README = Path(__file__).parents[2] / "README.md"
 QUIET: dict[str, Any] = {
@@ -96,3 +100,48 @@ def test_rows_are_chosen_of_whatever_a_state_is_made_of() -> None:
     assert torch.equal(select_rows(plain, rows).hidden, chosen)
     assert torch.equal(state.hidden, values) and torch.equal(plain.hidden, values)
     assert torch.equal(select_rows(_Own(), rows), rows * 2)
+
+
+class WithPart(PairCaptioner):
+    """Has an argument of its own, which may be anything.
+
+    Args:
+        part: anything.
+        options: of PairCaptioner.
+    """
+
+    def __init__(self, part: Any = None, **options: Any) -> None:
+        super().__init__(**options)
+
+    def build_net(self, vocabulary: Vocabulary) -> nn.Module:
+        return TinyNet(len(vocabulary))
+
+
+@pytest.mark.parametrize(
+    "part",
+    [nn.Linear(2, 2), Path("weights.pt"), [Constant()], {"class_path": "torch.nn.Linear", "init_args": {}}],
+    ids=["module", "path", "list", "class"],
+)
+def test_an_argument_that_no_checkpoint_can_hold_is_refused_before_training(part: Any, tmp_path: Path) -> None:
+    """Every checkpoint of such a run would be refused when it is opened, as one that runs code."""
+    options: dict[str, Any] = {**QUIET, "max_epochs": 1, "default_root_dir": tmp_path}
+    with pytest.raises(ConfigError, match=r"argument 'part' of WithPart is .*make the object in build_net"):
+        Trainer(**options).fit(WithPart(part), TinyPairs())
+    model = WithPart(part)
+    trainer = Trainer(**options, enable_checkpointing=False)
+    trainer.fit(model, TinyPairs())
+    with pytest.raises(ConfigError, match="'part' of WithPart"):
+        trainer.save_checkpoint(tmp_path / "never.ckpt")
+    assert not (tmp_path / "never.ckpt").exists()
+    del model.hparams["part"]
+    trainer.save_checkpoint(tmp_path / "mine.ckpt")
+    assert isinstance(load_captioner(str(tmp_path / "mine.ckpt")), WithPart)
+
+
+@pytest.mark.parametrize("part", [1, 0.5, "gelu", None, (1, 2), [[1.0]], {"width": 3}, torch.float16, torch.ones(2)])
+def test_an_argument_of_plain_values_is_kept(part: Any, tmp_path: Path) -> None:
+    model = WithPart(part)
+    trainer = Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
+    trainer.fit(model, TinyPairs())
+    found = WithPart.load_from_checkpoint(trainer.checkpoint_callback.best_model_path).hparams["part"]  # type: ignore[union-attr]
+    assert torch.equal(found, part) if isinstance(part, Tensor) else found == part
