@@ -21,6 +21,8 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 
+from lightning_idc.errors import ConfigError
+
 AUX = "aux_addons"
 ADDON_METHODS = ("batch", "features", "objective", "losses")
 
@@ -146,7 +148,7 @@ class AddonSteps:
         for addon, step in self.active():
             step.batch = self.batch
             with step.stream():
-                self.batch = addon.batch(step)
+                self.batch = _returned(addon, "batch", addon.batch(step))
         for step in self.contexts.values():
             step.batch = self.batch
         return self.batch
@@ -156,7 +158,8 @@ class AddonSteps:
         for addon, step in self.active():
             step.features = features
             with step.stream():
-                features = addon.features(step)
+                found = addon.features(step)
+            features = found if features is None else _returned(addon, "features", found)
         for step in self.contexts.values():
             step.features = features
         return features
@@ -179,7 +182,7 @@ class AddonSteps:
             step = self.contexts[name]
             step.loss = loss
             with step.stream():
-                losses = addon.losses(step)
+                losses = _scalars(addon, addon.losses(step))
             for key, value in losses.items():
                 self.host.log(f"train/{name}/{key}", value.detach())
             if addon.weight:
@@ -190,6 +193,23 @@ class AddonSteps:
                 for parameter in addon.parameters():
                     total = total + 0.0 * parameter.sum()
         return total
+
+
+def _returned(addon: Addon, method: str, found: Any) -> Any:
+    """What a method gave, refused where it gave nothing."""
+    if found is None:
+        raise ConfigError(f"{type(addon).__name__}.{method} returned None; return step.{method}, changed or as it is")
+    return found
+
+
+def _scalars(addon: Addon, found: Any) -> dict[str, Tensor]:
+    """Losses, refused where they are not scalars by name."""
+    if isinstance(found, dict) and all(isinstance(value, Tensor) and value.numel() == 1 for value in found.values()):
+        return found
+    raise ConfigError(
+        f"{type(addon).__name__}.losses returned {found!r:.80}; expected a dict of scalar tensors by name, such as "
+        '{"loss": loss.mean()}'
+    )
 
 
 def remove_addons(host: LightningModule) -> None:

@@ -84,7 +84,9 @@ class AddonCallback(Callback):
         # building draws random numbers; without the fork it would shift the host's dropout and data order
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(f"{self.name}/{torch.initial_seed()}".encode()))
-            addon = self.build(host)
+            addon: Any = self.build(host)
+        if not isinstance(addon, Addon):
+            raise ConfigError(f"{type(self).__name__}.build returned {addon!r:.80}; expected an Addon")
         box = host.get_submodule(AUX)
         assert isinstance(box, nn.ModuleDict)
         box[self.name] = addon.to(host.device)

@@ -191,6 +191,43 @@ def test_stochastic_weight_averaging_averages_a_network_that_the_data_made(addon
         assert not torch.equal(seen[0], seen[-1])
 
 
+class Built(AddonCallback):
+    """Attaches whatever it is given."""
+
+    def __init__(self, addon: Any) -> None:
+        super().__init__("mine")
+        self.addon = addon
+
+    def build(self, host: LightningModule) -> Any:
+        return self.addon
+
+
+class Forgets(Addon):
+    """Returns nothing, or not what is asked for, from one of the four methods."""
+
+    def __init__(self, method: str, found: Any = None) -> None:
+        super().__init__()
+        setattr(self, method, lambda step: found)
+
+
+@pytest.mark.parametrize(
+    ("addon", "says"),
+    [
+        (None, r"Built\.build returned None; expected an Addon"),
+        (nn.Linear(1, 1), r"Built\.build returned Linear\(.*; expected an Addon"),
+        (Forgets("batch"), r"Forgets\.batch returned None; return step\.batch, changed or as it is"),
+        (Forgets("features"), r"Forgets\.features returned None; return step\.features, changed or as it is"),
+        (Forgets("losses"), r"Forgets\.losses returned None; expected a dict of scalar tensors"),
+        (Forgets("losses", torch.ones(())), r"Forgets\.losses returned tensor\(1\.\); expected a dict of scalar"),
+        (Forgets("losses", {"a": 1.0}), r"Forgets\.losses returned \{'a': 1\.0\}; expected a dict of scalar"),
+        (Forgets("losses", {"a": torch.ones(2)}), r"Forgets\.losses returned .*; expected a dict of scalar tensors"),
+    ],
+)
+def test_what_an_addon_of_ones_own_forgets_is_told(addon: Any, says: str, tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=says):
+        fit([Built(addon)], tmp_path, max_steps=1)
+
+
 def test_accumulating_four_batches_of_one_equals_one_batch_of_four(tmp_path: Path) -> None:
     def run(batch_size: int, accumulate: int) -> LightningModule:
         return fit(
