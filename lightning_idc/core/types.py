@@ -32,7 +32,7 @@ class PairSample:
         meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
 
     Raises:
-        PairError: an image is not uint8 ``(C, H, W)``, or the two differ in size or channels.
+        PairError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
     """
 
     id: str
@@ -45,7 +45,16 @@ class PairSample:
     meta: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
+            raise PairError(
+                f"pair {self.id!r}: captions is {self.captions!r}; expected a list of texts, such as "
+                f"[{self.captions!r}]"
+            )
         for side, image in (("before", self.before), ("after", self.after)):
+            if not isinstance(image, Tensor):
+                raise PairError(
+                    f"pair {self.id!r}: the {side} image is a {type(image).__name__}; expected a uint8 tensor (C, H, W)"
+                )
             if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
                 raise PairError(
                     f"pair {self.id!r}: the {side} image is {image.dtype} {tuple(image.shape)}; "

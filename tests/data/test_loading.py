@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.checking import check
@@ -247,3 +248,24 @@ def test_check_counts_what_is_wrong() -> None:
 def test_ids_are_unique() -> None:
     with pytest.raises(PairError, match=r"twice: a"):
         Counting({"train": ["a", "b", "a"]}).pairs_of("train")
+
+
+IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"before": IMAGE.numpy()}, r"pair 'one': the before image is a ndarray; expected a uint8 tensor \(C, H, W\)"),
+        ({"after": Image.new("RGB", (2, 2))}, r"the after image is a Image; expected a uint8 tensor"),
+        ({"after": IMAGE.float()}, r"the after image is torch.float32 \(3, 2, 2\); expected uint8"),
+        (
+            {"captions": "it turned red"},
+            r"pair 'one': captions is 'it turned red'; expected a list .*\['it turned red'\]",
+        ),
+    ],
+)
+def test_a_pair_that_is_none_is_refused_by_what_was_found(options: dict[str, Any], says: str) -> None:
+    """A text is a sequence, too: of letters, which a captioner would learn as its words."""
+    with pytest.raises(PairError, match=says):
+        PairSample(**{"id": "one", "before": IMAGE, "after": IMAGE, "captions": [], **options})
