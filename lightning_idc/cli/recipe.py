@@ -211,6 +211,11 @@ def _read(path: Path, full_names: bool = True) -> dict[str, Any]:
         if not isinstance(section, dict):
             raise ConfigError(f"{path}: expected keys with values under {name}, found {section!r:.200}")
     sections["recipe"] = _about(path, sections["recipe"])
+    # YAML reads 16 and off as a number and a switch; the command line and folders have their text
+    sections["matrix"] = {
+        axis: {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else entries
+        for axis, entries in sections["matrix"].items()
+    }
     return {**_joined(found, {**sections, "stages": {entry["name"]: entry for entry in entries}}), "order": order}
 
 

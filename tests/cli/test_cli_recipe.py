@@ -179,6 +179,26 @@ matrix:
         assert says in str(caught.value)
 
 
+def test_entries_of_a_matrix_may_be_called_numbers_and_switches(tmp_path: Path) -> None:
+    """YAML reads them as such, and the command line, messages and folders have their text."""
+    text = """
+matrix:
+  width: {8: {}, 16: {stages: {first: {config: {model: {init_args: {width: 16}}}}}}}
+  rate: {0.5: {}, off: {stages: {test: null}}}
+"""
+    path = recipe(tmp_path, SHARED + text).path
+    assert next(tuple(choice.values()) for choice in choices(path, {})) == ("8", "0.5")
+    chosen = choices(
+        path, {name: str(value) for name, value in parse_overrides(["--width", "16", "--rate", "off"]).items()}
+    )
+    assert len(chosen) == 1
+    found = load(path, chosen[0])
+    assert [stage.name for stage in found.stages] == ["first", "second"]
+    assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [16, 16]
+    with pytest.raises(ConfigError, match=r"no entry '15'; did you mean '16'"):
+        choices(path, {"width": "15"})
+
+
 def test_a_value_may_name_another_and_yaml_may_merge(tmp_path: Path) -> None:
     text = """
 base: {data: {class_path: toy_idc.Numbers, init_args: &sizes {items: 8, batch_size: 4}}}
