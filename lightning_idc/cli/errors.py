@@ -14,7 +14,7 @@ from lightning_idc.errors import ConfigError, IDCError
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
 """Keys that a configuration may have at its top."""
-_UNKNOWN = re.compile(r"(?:Option '([^']+)' is not accepted|Group '\w+' does not accept option '([^']+)')")
+_UNKNOWN = re.compile(r"(?:Option '([^']+)' is not accepted|Group '(\w+)' does not accept option '([^']+)')")
 _CLASS = re.compile(r"given class_path '([^']+)'")
 _BUILT_TOO_EARLY = (
     "a top-level `{key}:` is built before callbacks add their parameters, which would then never be trained; "
@@ -129,7 +129,7 @@ def explain(message: str, config: dict[str, Any], keys: Sequence[str]) -> str:
         names = missing.group(1)
         return f"{names}: expected --{names.split(', ')[0]} NAME, or {names} in a file of --config; found nothing"
     if match := _UNKNOWN.search(part):
-        return _unknown(match.group(1) or match.group(2), path, part, config, keys)
+        return _unknown(match.group(1) or match.group(3), match.group(2), path, part, config, keys)
     if match := re.search(r"Import path (\S+) does not correspond to a subclass of (\w+)", part):
         return f"{path}: {match.group(1)} is not a {match.group(2)}"
     if classes := _CLASS.findall(part):
@@ -152,8 +152,17 @@ def explain(message: str, config: dict[str, Any], keys: Sequence[str]) -> str:
     return message
 
 
-def _unknown(name: str, path: str, part: str, config: dict[str, Any], keys: Sequence[str]) -> str:
-    """Sentence for an argument that a class, the Trainer or the top of a configuration does not have."""
+def _unknown(name: str, group: str | None, path: str, part: str, config: dict[str, Any], keys: Sequence[str]) -> str:
+    """Sentence for an argument that a class, the Trainer or the top of a configuration does not have.
+
+    Args:
+        name: of the argument.
+        group: of keys that it stands in, where it is not alone; may be the argument that is not there.
+        path: of what it was given to.
+        part: of the message.
+        config: what was parsed.
+        keys: that a configuration may have at its top.
+    """
     if "Group 'trainer'" in part:
         from lightning.pytorch import Trainer
 
@@ -169,6 +178,8 @@ def _unknown(name: str, path: str, part: str, config: dict[str, Any], keys: Sequ
     of_callable = re.search(r"Got value: Namespace\(class_path='([^']+)'", part[len(before) :])
     kind = class_of(of_callable.group(1) if of_callable else _CLASS.findall(before)[-1])
     known = accepted_arguments(kind)
+    if known is not None and name in known and group is not None:
+        name = group
     return f"{path}: {kind.__name__} has no argument {name!r}; {nearest(name, known or ())}"
 
 

@@ -82,6 +82,15 @@ def test_a_good_configuration_passes() -> None:
             },
             "did you mean 'weight_decay'",
         ),
+        # --trainer.callbacks.ModelCheckpoint.monitor: the index of the list was meant
+        (
+            {
+                "trainer": {
+                    "callbacks": [{"class_path": "ModelCheckpoint", "init_args": {"ModelCheckpoint": {"monitor": "x"}}}]
+                }
+            },
+            "ModelCheckpoint has no argument 'ModelCheckpoint'",
+        ),
     ],
 )
 def test_an_unknown_key_is_refused_with_the_nearest(wrong: dict[str, Any], says: str) -> None:
