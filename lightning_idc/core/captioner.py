@@ -333,8 +333,27 @@ class PairCaptioner(PairModule):
         super().on_train_start()
         self._noted_input = False
 
+    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._refuse_other_batch(batch)
+
+    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._refuse_other_batch(batch)
+
+    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
+        self._refuse_other_batch(batch)
+
+    def _refuse_other_batch(self, batch: Any) -> None:
+        """Refuse a batch of another kind, such as that of a loader whose data module no trainer knows."""
+        if not isinstance(batch, PairBatch):
+            raise ConfigError(
+                f"{type(self).__name__} got a batch that is a {type(batch).__name__}; expected what its `collate` "
+                "makes: hand over the data module itself, as in trainer.fit(model, data), or loaders with "
+                "collate_fn=model.collate"
+            )
+
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
         """Note what the images that the network is trained on are like, which a checkpoint then brings along."""
+        self._refuse_other_batch(batch)
         # what a start from other weights brought was of other images
         known = self.hparams["input_spec"] if self._noted_input else None
         self.hparams["input_spec"] = noted(known, self.batch_image_size(batch), self.data)

@@ -271,6 +271,7 @@ class PairModule(AddonHost):
         return "vision" if path.startswith(tuple(f"{module}." for module in self.vision_modules)) else "language"
 
     def configure_optimizers(self) -> Any:
+        assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         for group in optimizer.param_groups:
             group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(SPARED), 1.0)

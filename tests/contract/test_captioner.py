@@ -12,11 +12,13 @@ import torch
 from helpers.tiny import TinyCaptioner, TinyNet, TinyPairs, TinySource
 from helpers.training import QUIET, assert_same, fit, host_state
 from lightning.pytorch import Trainer
+from torch.utils.data import DataLoader
 
 from lightning_idc.core.captioner import AS_TRAINED
 from lightning_idc.core.captions import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -379,3 +381,19 @@ class _Enlarged:
             for i in (sample.before, sample.after)
         )
         return PairSample(sample.id, *sides, captions=sample.captions, change_type=sample.change_type)
+
+
+def test_loaders_without_their_data_module_are_told_what_to_do(tmp_path: Path) -> None:
+    """A loader of a data module that no trainer knows collates for modules that are no captioners."""
+    data, trainer = TinyPairs(batch_size=4), Trainer(**QUIET, max_epochs=1, default_root_dir=tmp_path)
+    with pytest.raises(ConfigError, match="TinyCaptioner has no network yet: give `vocabulary`"):
+        trainer.fit(TinyCaptioner(), data.train_dataloader())
+    known = TinyCaptioner(vocabulary=Vocabulary.build(data.train_captions()).words)
+    with pytest.raises(
+        ConfigError, match=r"TinyCaptioner got a batch that is a dict; expected .*trainer\.fit\(model, data\)"
+    ):
+        trainer.fit(known, data.train_dataloader())
+    with pytest.raises(ConfigError, match="got a batch that is a dict"):
+        trainer.test(known, data.test_dataloader(), verbose=False)
+    dataset = data.dataset("train")
+    trainer.fit(known, DataLoader(dataset, batch_size=4, collate_fn=known.collate))  # type: ignore[arg-type]
