@@ -153,3 +153,23 @@ def test_a_reference_is_replaced_every_so_many_steps(tmp_path: Path) -> None:
     fit([PreferenceOptimization(loss=ipo, reference=average), Watch()], tmp_path, model, max_steps=5)
     # TRL's ref_model_sync_steps: equal at the start and after every second step
     assert kept == [True, False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    ("rows", "says"),
+    [
+        (lambda pairs: ["it turned blue"] * pairs, r"found 4 rows, such as 'it turned blue'"),
+        (lambda pairs: [["it turned blue"]] * pairs, r"found 4 rows, such as \['it turned blue'\]"),
+        (lambda pairs: [["it turned blue"] * 2], r"found 1 rows"),
+    ],
+    ids=["texts", "one caption", "one pair"],
+)
+def test_what_a_source_of_ones_own_draws_is_of_the_right_shape(rows: Any, says: str, tmp_path: Path) -> None:
+    """A text in place of a list of texts is as many captions as it has letters."""
+
+    class Own(NegativeSource):
+        def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+            return Draw(rows(len(step.batch.ids)))
+
+    with pytest.raises(DataError, match=rf"Own drew .*expected a list of 2 captions, or a multiple.* 4 pairs; {says}"):
+        trained(tmp_path, negatives=Own())
