@@ -22,7 +22,7 @@ class Records(RecordDataModule):
     """Records of a source on their way into a store; see `ShardJob` for the arguments.
 
     Args:
-        source: the folder of a finished store, or a source of records.
+        source: a finished store or its folder, or another source of records.
         target: folder of the store that is made; one that was begun is continued.
         batch_size: records per step.
         shard_size: records of the source per shard.
@@ -110,7 +110,7 @@ class ShardSampler(DistributedSampler[int]):
 
 def run(
     stage: BasePipelineStage,
-    source: str | RecordSource,
+    source: str | Path | RecordSource,
     target: str | Path,
     batch_size: int = 16,
     shard_size: int = 128,
@@ -142,6 +142,7 @@ def run(
         "enable_model_summary": False,
         "enable_checkpointing": False,
     }
+    source = str(source) if isinstance(source, Path) else source
     data = Records(
         source, str(target), batch_size, shard_size, num_workers, limit, keep_dropped, image_format, max_failures
     )

@@ -31,7 +31,7 @@ class Target:
     """From which source a stage makes which store, in which pieces, and what is there of it.
 
     Args:
-        source: the folder of a finished store, or a source of records.
+        source: a finished store or its folder, or another source of records.
         target: folder of the store that is made; one that was begun is continued.
         batch_size: records per step; it changes no outcome.
         shard_size: records of the source per shard: what is lost by a kill, and what one process takes at a time.
@@ -64,8 +64,10 @@ class Target:
                 f"keep_dropped is {keep_dropped!r} and image_format {image_format!r}; expected all, thumbnails or "
                 "none, and png, jpeg or webp"
             )
+        # a store is its folder: where later stages look its images up, and what processes of their own open
+        given = str(source.folder) if isinstance(source, RecordStore) else source
         # the same for processes with another current folder
-        self._given = str(Path(source).resolve()) if isinstance(source, str) else source
+        self._given = str(Path(given).resolve()) if isinstance(given, str) else given
         self._source: RecordSource | None = None
         self.target = Path(target)
         self.batch_size, self.shard_size, self.num_workers, self.limit = batch_size, shard_size, num_workers, limit

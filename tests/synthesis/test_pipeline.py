@@ -59,6 +59,16 @@ def test_a_later_stage_passes_dropped_records_on_and_looks_images_up(tmp_path: P
         RecordStore(tmp_path / "b").record(1).image("picture")
 
 
+def test_a_store_or_a_path_as_the_source_is_its_folder(tmp_path: Path) -> None:
+    store = run(Shade(), Numbers(23), tmp_path / "a", shard_size=6)
+    sources: dict[str, Path | RecordStore] = {"store": store, "path": tmp_path / "a"}
+    for name, source in sources.items():
+        second = run(MapStage(number_plus), source, tmp_path / name)
+        third = run(MapStage(number_plus, reads=("picture",)), second, tmp_path / f"{name}_again")
+        assert third.counts() == store.counts()
+        assert torch.equal(third.record(1).image("picture"), store.record(1).image("picture"))
+
+
 @pytest.mark.parametrize(("batch_size", "workers"), [(1, 0), (3, 2), (64, 0)])
 def test_neither_batches_nor_workers_change_the_result(tmp_path: Path, batch_size: int, workers: int) -> None:
     usual = run(Shade(), Numbers(23), tmp_path / "a", batch_size=4, shard_size=6)
