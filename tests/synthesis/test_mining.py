@@ -136,6 +136,26 @@ def test_real_photographs_are_paired_with_their_own_kind(tmp_path: Path) -> None
     assert {(f["first"].split("#")[0], f["second"].split("#")[0]) for f in made} == {(n, n) for n in photos.names}
 
 
+def test_what_was_dropped_is_nobodys_partner(vectors: Vectors, tmp_path: Path) -> None:
+    def unreadable_or_double(record: Record) -> Record:
+        number = int(record.id[1:])
+        if number % 9 == 0:
+            record.arrays = {}  # as of an image that could not be read
+        if number % 9 in (0, 1, 2):
+            record.history.append({"stage": "other"})
+            record.drop("not wanted")
+        return record
+
+    run(MapStage(unreadable_or_double), vectors, tmp_path / "features")
+    everything = Window(-1.0, 1.1, -1.0, -1.0)
+    stage = SimilarPairs(str(tmp_path / "features"), neighbours=107, clip=everything, dino=everything)
+    pairs = run(stage, str(tmp_path / "features"), tmp_path / "pairs")
+    assert pairs.counts()[1] == {"not wanted": 36}
+    made = [record.facts for record in pairs if record.dropped is None]
+    assert len(made) == 3 * 72
+    assert not {int(facts["second"][1:]) % 9 for facts in made} & {0, 1, 2}
+
+
 def test_a_store_without_features_says_so(tmp_path: Path) -> None:
     from helpers.toy_stages import Numbers
 

@@ -169,7 +169,7 @@ class SimilarPairs(PipelineStage):
         return made
 
     def candidates(self, row: int, found: dict[str, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        """Rows that pass both windows, sorted.
+        """Rows of records that were not dropped and pass both windows, sorted.
 
         Args:
             row: of the image.
@@ -179,7 +179,10 @@ class SimilarPairs(PipelineStage):
         for name, (ids, similarity) in found.items():
             others = (ids != row) & (ids >= 0)
             sets.append(self.windows[name].chosen(ids[others], similarity[others]))
-        return np.intersect1d(sets[0], sets[1])
+        assert self._store is not None
+        dropped, near = self._store.column("dropped"), np.intersect1d(sets[0], sets[1])
+        # windows that reach down to 0 let in what is like none
+        return np.array([other for other in near.tolist() if dropped[other] is None], np.int64)
 
     def targets(self, row: int, candidates: np.ndarray) -> list[tuple[int, float]]:
         """The most similar candidate of each cluster with its similarity.
@@ -239,7 +242,7 @@ class Search:
 
     @classmethod
     def over(cls, store: RecordStore, name: str, exact: bool) -> Search:
-        """Search among the arrays of a store; a record without one is like none.
+        """Search among the arrays of a store; a record without one, or that was dropped, is like none.
 
         Raises:
             PairError: no record has such an array.
@@ -249,8 +252,11 @@ class Search:
         if first is None:
             raise PairError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
 
+        dropped = store.column("dropped")
+
         def row(index: int) -> np.ndarray:
-            found = store.array(index, name)
+            # among the nearest a dropped copy would take the place of another image
+            found = store.array(index, name) if dropped[index] is None else None
             return np.zeros_like(first) if found is None else found
 
         blocks = (
