@@ -256,6 +256,9 @@ def test_what_cannot_be_is_told(sft: str, tmp_path: Path) -> None:
 
     with pytest.raises(DataError, match="Broken gave rewards of shape"):
         fit([GroupRelative(Broken())], tmp_path, TinyCaptioner(init_from=sft))
+    with pytest.raises(DataError, match="Broken gave rewards of shape"):
+        mined = PreferenceOptimization(negatives=RewardMined(Broken()))
+        fit([mined], tmp_path, TinyCaptioner(init_from=sft))
     with pytest.raises(ConfigError, match="samples is 0; expected at least 1"):
         RewardMined(LengthReward(1, 2), samples=0)
     with pytest.raises(ConfigError, match="normalise is 'grup'; expected one of group, batch, none"):

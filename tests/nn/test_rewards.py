@@ -25,6 +25,8 @@ from lightning_idc.methods.rl.rewards import (
     FactsReward,
     LengthReward,
     MetricReward,
+    Reward,
+    Texts,
     WeightedRewards,
 )
 from lightning_idc.metrics.captions import References, ScoringResources, score_captions
@@ -168,6 +170,37 @@ def test_lengths_and_sums(batch: PairBatch) -> None:
         WeightedRewards([length, facts], [1.0])
     with pytest.raises(ConfigError, match="free is 3"):
         LengthReward(3, 3)
+
+
+class Wrong(Reward):
+    """Gives what it is made with."""
+
+    def __init__(self, given: Any) -> None:
+        super().__init__()
+        self.given = given
+
+    def __call__(self, pairs: PairBatch, texts: Texts) -> torch.Tensor:
+        found: torch.Tensor = self.given
+        return found
+
+
+@pytest.mark.parametrize(
+    ("given", "match"),
+    [
+        # any of the first three would be spread over the captions of other pairs, or over all of one
+        (torch.zeros(2), r"Wrong gave rewards of shape \(2,\), finite: True; expected 2 x 2 finite numbers"),
+        (torch.zeros(2, 1), r"shape \(2, 1\)"),
+        (torch.zeros(1, 2), r"shape \(1, 2\)"),
+        (torch.tensor([[0.0, 1.0], [math.nan, 0.0]]), r"Wrong gave rewards of shape \(2, 2\), finite: False"),
+        ([[0.0, 1.0], [1.0, 0.0]], "Wrong gave a list; expected a tensor of 2 x 2 finite numbers"),
+        (None, "Wrong gave a NoneType; expected a tensor"),
+    ],
+)
+def test_a_reward_of_ones_own_within_a_sum_is_one_number_for_each_caption(given: Any, match: str) -> None:
+    two, texts = batch_of([PairSample("p", *torch.zeros(2, 3, 4, 4).byte())] * 2), [["a", "b"], ["c", "d"]]
+    with pytest.raises(DataError, match=match):
+        WeightedRewards([LengthReward(1, 2), Wrong(given)])(two, texts)
+    assert WeightedRewards([Wrong(torch.ones(2, 2, dtype=torch.long))])(two, texts).dtype == torch.float32
 
 
 # ---- a judge -----------------------------------------------------------------------------------------------

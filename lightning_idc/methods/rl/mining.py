@@ -10,7 +10,7 @@ from lightning_idc.core.addon import TrainingStep
 from lightning_idc.core.sampling import check_sampling
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, RandomCaption
 from lightning_idc.methods.adpo.pool import same_words
-from lightning_idc.methods.rl.rewards import Reward
+from lightning_idc.methods.rl.rewards import Reward, rewards_of
 from lightning_idc.methods.rl.rollout import grouped
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class RewardMined(NegativeSource):
             step.features, samples=wanted, temperature=self.temperature, top_p=self.top_p, generator=generator
         )
         texts = grouped([caption.text for caption in said], wanted)
-        rewards = self.reward(step.batch, texts).tolist()
+        rewards = rewards_of(self.reward, step.batch, texts).tolist()
         for row, own, samples, values in zip(found.texts, step.batch.references, texts, rewards, strict=True):
             right = {same_words(caption) for caption in own}
             # each sentence once, the worst first

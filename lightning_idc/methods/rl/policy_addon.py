@@ -12,7 +12,6 @@ from lightning_idc.core.addon import ADDON_METHODS, Addon, TrainingStep
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, get_rank_world_size, mean_over_processes
 from lightning_idc.core.types import PairBatch
-from lightning_idc.errors import DataError
 from lightning_idc.methods.adpo.references import ReferencePolicy
 from lightning_idc.methods.rl.advantages import ADVANTAGES, has_spread, self_critical
 from lightning_idc.methods.rl.losses import (
@@ -24,7 +23,7 @@ from lightning_idc.methods.rl.losses import (
     is_clipped,
     kl_k3,
 )
-from lightning_idc.methods.rl.rewards import Reward
+from lightning_idc.methods.rl.rewards import Reward, rewards_of
 from lightning_idc.methods.rl.rollout import Draw, Rollout, draw
 
 
@@ -151,13 +150,7 @@ class PolicyGradient(Addon):
         if greedy:
             best = host.generate(step.features, num_beams=1)
             texts = [[*row, caption.text] for row, caption in zip(texts, best, strict=True)]
-        rewards = self.reward(step.batch, texts)
-        if rewards.shape != (len(texts), len(texts[0])) or not bool(rewards.isfinite().all()):
-            raise DataError(
-                f"{type(self.reward).__name__} gave rewards of shape {tuple(rewards.shape)}, finite: "
-                f"{bool(rewards.isfinite().all())}; expected {len(texts)} x {len(texts[0])} finite numbers"
-            )
-        rewards = rewards.float().to(drawn.tokens.device)
+        rewards = rewards_of(self.reward, step.batch, texts).to(drawn.tokens.device)
         if greedy:
             rewards, baseline = rewards[:, :-1], rewards[:, -1:]
             advantages = self_critical(rewards, baseline)

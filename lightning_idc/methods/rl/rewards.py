@@ -44,6 +44,32 @@ class Reward(ABC):
         """
 
 
+def rewards_of(reward: Reward, pairs: PairBatch, texts: Texts) -> Tensor:
+    """Rewards ``(B, K)`` in float32 of a reward of anybody's.
+
+    Other shapes would be spread over the captions of other pairs, and a number that is none goes everywhere.
+
+    Args:
+        reward: judges.
+        pairs: B pairs.
+        texts: K captions of each.
+
+    Raises:
+        DataError: it gave something else than one finite number for each caption.
+    """
+    found, expected = reward(pairs, texts), (len(texts), len(texts[0]))
+    name, numbers = type(reward).__name__, f"{expected[0]} x {expected[1]} finite numbers"
+    if not isinstance(found, Tensor):
+        raise DataError(f"{name} gave a {type(found).__name__}; expected a tensor of {numbers}, one for each caption")
+    finite = bool(found.isfinite().all())
+    if found.shape != expected or not finite:
+        raise DataError(
+            f"{name} gave rewards of shape {tuple(found.shape)}, finite: {finite}; expected {numbers}, one for each "
+            "caption"
+        )
+    return found.detach().float()
+
+
 def refuse_without_references(pairs: PairBatch, who: str) -> None:
     """Refuse pairs that have no caption to compare with.
 
@@ -240,7 +266,7 @@ class WeightedRewards(Reward):
         for reward, weight in zip(self.rewards, self.weights, strict=True):
             if not weight:
                 continue
-            values = reward(pairs, texts)
+            values = rewards_of(reward, pairs, texts)
             self.parts |= {**reward.parts, f"{type(reward).__name__}/mean": (float(values.sum()), values.numel())}
             if self.normalise == "group":
                 values = group_relative(values)
