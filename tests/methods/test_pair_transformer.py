@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,9 +16,11 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.core.vocabulary import EOS
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import DataError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
-from lightning_idc.methods.pretraining.cell_classification import ObjectNaming
+from lightning_idc.methods.pretraining.cell_classification import ObjectNaming, naming_loss
+from lightning_idc.methods.procap.tokenizer import NamingTokenizer
 from lightning_idc.nn.backbones import SmallCNN, TimmGrid
 
 QUIET = {
@@ -246,6 +249,33 @@ def test_empty_images_do_not_spoil_the_share_of_cells_named() -> None:
     alone = trainer.validate(naming, full, verbose=False)[0]["val/cells_named"]
     both = DataLoader([*loader.dataset, *full.dataset], 2)  # type: ignore[misc]
     assert trainer.validate(naming, both, verbose=False)[0]["val/cells_named"] == pytest.approx(alone)
+
+
+@pytest.mark.parametrize("kind", [ObjectNaming, NamingTokenizer])
+def test_an_attribute_that_is_unknown_in_all_cells_of_a_batch_counts_nothing(kind: type[Any]) -> None:
+    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "fold": 8}
+    naming = kind(classes=(3, 3), **(sizes if kind is NamingTokenizer else {}))
+    images, cells = next(iter(DataLoader(colored_cells(4, 0), 4)))
+    known, unknown = cells.clone(), cells.clone()
+    unknown[:, 1] = -100
+    logits = [torch.randn(4, 3, *cells.shape[-2:]) for _ in range(2)]
+    torch.testing.assert_close(naming_loss(logits, unknown), naming_loss(logits[:1], known[:, :1]))
+    trainer = Trainer(**QUIET, max_steps=1, limit_val_batches=1)  # type: ignore[arg-type]
+    loader = DataLoader([*zip(images, unknown, strict=True)], 4)  # type: ignore[arg-type]
+    trainer.fit(naming, loader, loader)
+    assert trainer.callback_metrics["train/loss"].isfinite()
+
+
+@pytest.mark.parametrize("kind", [ObjectNaming, NamingTokenizer])
+@pytest.mark.parametrize("label", [3, -1])
+def test_labels_of_no_class_are_named(kind: type[Any], label: int) -> None:
+    sizes = {"codebook_size": 8, "latent": 8, "width": 8, "multipliers": [1], "blocks": 1, "fold": 8}
+    naming = kind(classes=(3, 3), **(sizes if kind is NamingTokenizer else {}))
+    images, cells = next(iter(DataLoader(colored_cells(4, 0), 4)))
+    cells[2, 1, 0, 0] = label
+    loader = DataLoader([*zip(images, cells, strict=True)], 4)  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=rf"attribute 1 has the label {label}; expected 0 to 2, or -100"):
+        Trainer(**QUIET, max_steps=1).fit(naming, loader)  # type: ignore[arg-type]
 
 
 def test_labels_of_another_grid_are_refused() -> None:

@@ -24,7 +24,7 @@ IGNORED = -100
 
 
 def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
-    """Sum over attributes of the cross entropies.
+    """Sum over attributes of the cross entropies; 0 of an attribute that is unknown in all cells.
 
     Args:
         logits: of each of the A attributes, ``(N, classes, h, w)``.
@@ -34,8 +34,32 @@ def naming_loss(logits: Sequence[Tensor], cells: Tensor) -> Tensor:
         >>> naming_loss([torch.zeros(1, 3, 1, 2)], torch.tensor([[[[0, 2]]]]))  # log 3
         tensor(1.0986)
     """
-    parts = [nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED) for a, part in enumerate(logits)]
-    return torch.stack(parts).sum()
+    entropies = [
+        nn.functional.cross_entropy(part, cells[:, a], ignore_index=IGNORED, reduction="sum")
+        / (cells[:, a] != IGNORED).sum().clamp(min=1)
+        for a, part in enumerate(logits)
+    ]
+    return torch.stack(entropies).sum()
+
+
+def refuse_other_labels(cells: Tensor, classes: Sequence[int]) -> None:
+    """Refuse labels of no class; of a batch that is still on the processor, since an accelerator would be waited for.
+
+    Args:
+        cells: labels, int64 ``(N, A, h, w)``.
+        classes: number of classes of each attribute.
+
+    Raises:
+        DataError: a label is none of its attribute's classes.
+    """
+    # how many attributes there are is checked together with the grid
+    for number, (labels, count) in enumerate(zip(cells.unbind(1), classes, strict=False)):
+        others = labels[(labels != IGNORED) & ((labels < 0) | (labels >= count))]
+        if len(others):
+            raise DataError(
+                f"attribute {number} has the label {int(others[0])}; expected 0 to {count - 1}, or {IGNORED} where it "
+                f"is unknown; `classes` is {list(classes)}, set it to the numbers of classes of the labels"
+            )
 
 
 def cells_named(logits: Sequence[Tensor], cells: Tensor) -> tuple[Tensor, int]:
@@ -119,6 +143,10 @@ class CellNaming(PairModule):
     def forward(self, images: Tensor) -> list[Tensor]:
         """Logits per attribute, ``(M, classes, h, w)``."""
         return list(self.built_net(images).split(self.classes, 1))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        refuse_other_labels(self.targets(batch[1]), self.classes)
+        return batch
 
     def judged(self, batch: tuple[Tensor, Tensor]) -> tuple[list[Tensor], Tensor]:
         """Logits and labels of a batch.

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from lightning_idc.core.distributed import is_distributed
 from lightning_idc.core.module import PairModule
 from lightning_idc.errors import DataError
-from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss
+from lightning_idc.methods.pretraining.cell_classification import cells_named, naming_loss, refuse_other_labels
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
 
 
@@ -198,6 +198,10 @@ class NamingTokenizer(TokenizerTraining):
     def names(self, features: Tensor) -> list[Tensor]:
         """Logits per attribute, ``(N, classes, h, w)``, of the encoder's features."""
         return list(self.head(features).split(self.classes, 1))
+
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        refuse_other_labels(batch[1], self.classes)
+        return batch
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
         images, cells = batch
