@@ -15,6 +15,7 @@ from torch import Tensor
 from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, FrameSimilarity, interpolate
 from lightning_idc.methods.procap.procedures import SIMILARITIES, ProcedureFolder
@@ -249,6 +250,12 @@ def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path:
     for name in mine.rows:
         one, two = (torch.tensor(store.column("scores")[store.rows[name]]) for store in (mine, other))
         assert torch.allclose(2 * one, two) and one.any()
+
+
+@pytest.mark.parametrize("name", ["own", "random", "", "..", "a/b"])
+def test_similarities_that_nobody_could_read_are_refused_before_they_are_measured(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"name is '{name}'; expected .* such as 'visual'"):
+        FrameSimilarity(str(tmp_path), Likeness(), name)
 
 
 def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.flow import CrossFade
 from lightning_idc.methods.procap.interpolation import FrameSimilarity, interpolate
 from lightning_idc.methods.procap.keyframes import (
@@ -99,6 +102,28 @@ def test_too_many_keyframes_and_an_empty_folder_are_refused(
         Keyframes(folder, 8).of(sample())
     with pytest.raises(PairError, match="no procedures"):
         Keyframes(tmp_path_factory.mktemp("empty"), 2)
+
+
+def test_frames_that_were_never_measured_are_not_chosen_by_their_own_similarity(folder: Path) -> None:
+    assert len(Keyframes(folder, 2, similarity="own").of(sample())) == 4
+    with pytest.raises(PairError, match="has no similarity 'own' of the pair 'plain'"):
+        Keyframes(folder, 2, similarity="own").of(sample("plain"))
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"count": -1}, "keyframes is -1; expected at least 0"),
+        ({"length": 0}, "frames is 0; expected at least 1"),
+        ({"length": -1}, "frames is -1; expected at least 1"),
+        ({"similarity": {}}, r"similarity is \{\}; expected"),
+        ({"similarity": {"own": 0.0}}, "similarity is {'own': 0.0}; expected"),
+        ({"scale": math.nan}, "scale is nan; expected at least 0"),
+    ],
+)
+def test_numbers_that_choose_nothing_are_refused(folder: Path, options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        Keyframes(folder, **{"count": 2, **options})
 
 
 def test_no_keyframes_are_the_two_images(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +92,21 @@ def bce(logit: Tensor, target: float) -> Tensor:
 def test_every_masking_has_a_share(shares: tuple[float, ...]) -> None:
     with pytest.raises(ConfigError, match="expected 4 shares"):
         ProcedureModel("procedures", mask_probabilities=shares)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"loss_weights": (1.0, 1.0)}, r"loss_weights is \[1.0, 1.0\]; expected three numbers"),
+        ({"loss_weights": (0.0, 0.0, 0.0)}, "of which one is above 0"),
+        ({"loss_weights": (0.0, 1.0, 0.0), "read_caption": False}, "without `read_caption` there is nothing to align"),
+        ({"loss_weights": (1.0, -1.0, 0.0)}, "0 or more"),
+        ({"keyframes": -1}, "keyframes is -1; expected at least 0"),
+    ],
+)
+def test_a_first_stage_that_could_learn_nothing_is_refused(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        ProcedureModel("procedures", **options)
 
 
 @pytest.mark.parametrize("variant", ["paper", "official"])

@@ -13,7 +13,9 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.feature_store import weights_digest
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
+from lightning_idc.methods.procap.keyframes import OWN, RANDOM
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 
 
@@ -114,10 +116,18 @@ class FrameSimilarity(LightningModule):
         folder: of the frames.
         similarity: measured for every frame.
         name: under which it is kept.
+
+    Raises:
+        ConfigError: the name is no name of a folder, or has a meaning of its own to `Keyframes`.
     """
 
     def __init__(self, folder: str, similarity: torch.nn.Module, name: str) -> None:
         super().__init__()
+        if name in (OWN, RANDOM) or not name.strip(".") or "/" in name:
+            raise ConfigError(
+                f"name is {name!r}; expected the name of a folder other than {OWN!r} (measured by FrameInterpolator) "
+                f"and {RANDOM!r} (none at all), such as 'visual'"
+            )
         self.procedures, self.similarity, self.name = ProcedureFolder(folder), similarity, name
 
     def on_predict_start(self) -> None:

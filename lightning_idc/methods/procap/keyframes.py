@@ -13,6 +13,7 @@ from lightning_idc.core.growing_store import GrowingStore
 from lightning_idc.core.loading import load_module
 from lightning_idc.core.shards import open_shard
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
@@ -109,7 +110,7 @@ class Keyframes:
         even: take evenly spaced frames, by no similarity.
 
     Raises:
-        PairError: the folder holds no procedures.
+        PairError: the folder holds no procedures, or an argument could choose no frame.
     """
 
     def __init__(
@@ -121,6 +122,15 @@ class Keyframes:
         similarity: Similarities = None,
         even: bool = False,
     ) -> None:
+        check_number("keyframes", count, minimum=0)
+        check_number("scale", scale, minimum=0)
+        if length is not None:
+            check_number("frames", length, minimum=1)
+        if isinstance(similarity, Mapping) and not any(similarity.values()):
+            raise ConfigError(
+                f"similarity is {similarity}; expected names of similarities with weights, one of them not 0, or None "
+                "for the one that came with the frames"
+            )
         self.procedures, self.count, self.scale = ProcedureFolder(folder), count, scale
         self.length, self.similarity, self.even = length, similarity, even
         named = [similarity] if isinstance(similarity, str) else list(similarity or ())
@@ -171,15 +181,18 @@ class Keyframes:
                 )
             shard, row = store.locate(store.rows[name])
             found[kind] = torch.tensor(open_shard(shard).value("scores", row))[:, taken]
-        if self.similarity is None or isinstance(self.similarity, str):
+        if self.similarity is None or self.similarity == RANDOM:
             chosen = found.get(self.similarity or OWN)
             return None if chosen is None else confidence(chosen, self.scale)
-        missing = [kind for kind in self.similarity if kind not in found]
+        named = [self.similarity] if isinstance(self.similarity, str) else self.similarity
+        missing = [kind for kind in named if kind not in found]
         if missing:
             raise PairError(
                 f"{str(self.procedures.path)!r} has no similarity {missing[0]!r} of the pair {name!r}; {OWN!r} is that "
                 "which FrameInterpolator measures, other ones come from FrameSimilarity"
             )
+        if isinstance(self.similarity, str):
+            return confidence(found[self.similarity], self.scale)
         return mixed_confidence(found, self.similarity)
 
 

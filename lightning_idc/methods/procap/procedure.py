@@ -15,7 +15,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.schedules import Warmup
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.module import (
@@ -136,9 +136,17 @@ class ProcedureModel(PairCaptioner):
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
+        check_number("keyframes", keyframes, minimum=0)
         self.hparams.pop("variant", None)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
-        self.hparams["loss_weights"] = list(loss_weights or self.default_loss_weights)
+        weights = list(loss_weights or self.default_loss_weights)
+        counted = weights if read_caption else weights[::2]
+        if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not any(counted):
+            raise ConfigError(
+                f"loss_weights is {weights}; expected three numbers, 0 or more, of which one is above 0: of masked "
+                "sequence modelling, alignment and consistency; without `read_caption` there is nothing to align"
+            )
+        self.hparams["loss_weights"] = weights
         shares = list(mask_probabilities)
         if len(shares) != len(self.mask_rules) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
             raise ConfigError(
