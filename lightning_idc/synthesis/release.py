@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from lightning_idc.core.types import PairError
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError, check_choice
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
@@ -44,6 +44,7 @@ class ReleasePairs(PipelineStage):
         super().__init__(seed)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
             raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+        check_choice("together", together, ("file", "id"))
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
 
     def settings(self) -> dict[str, Any]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,6 +19,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
 from lightning_idc.data.core.checking import check_benchmark
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.areas import (
     DifferenceAreas,
     PairSimilarity,
@@ -36,6 +39,7 @@ from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
+from lightning_idc.synthesis.slots.pretrained import BlipMatcher
 from lightning_idc.synthesis.sources import ImageFolder, SamplePhotos
 from lightning_idc.synthesis.stages import Sequential
 from lightning_idc.synthesis.store import RecordStore
@@ -299,6 +303,27 @@ class TestWholePipeline:
             present, absent = (record.history[-2]["scores"][name] for name in ("present", "absent"))
             assert present > 0.35 and absent < 0.2
             assert entry["path"].startswith("./inpaint/") and isinstance(entry["bbox"], list)
+
+
+def test_choices_of_another_name_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="together is 'files'; expected one of file, id"):
+        ReleasePairs(str(tmp_path), together="files")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="score is 'prob'; expected one of cosine, probability"):
+        BlipMatcher("a model", score="prob")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"blend": "cloned"}, "blend is 'cloned'; expected one of paste, clone"),
+        ({"size": 6}, "size is 6; expected at least 5 pixels more than the 2 of the largest thing"),
+        ({"size": 0}, "size is 0"),
+        ({"noise": math.nan}, "noise is nan; expected at least 0"),
+    ],
+)
+def test_edits_that_cannot_be_made_are_refused_before_the_work(options: dict[str, Any], match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
+        PasteEdits(**options)
 
 
 def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:

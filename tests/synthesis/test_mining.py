@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
@@ -154,6 +155,11 @@ def test_what_was_dropped_is_nobodys_partner(vectors: Vectors, tmp_path: Path) -
     made = [record.facts for record in pairs if record.dropped is None]
     assert len(made) == 3 * 72
     assert not {int(facts["second"][1:]) % 9 for facts in made} & {0, 1, 2}
+
+
+def test_an_index_of_another_name_is_refused() -> None:
+    with pytest.raises(ConfigError, match="index is 'exakt'; expected one of auto, exact, approximate"):
+        SimilarPairs("features", index="exakt")  # type: ignore[arg-type]
 
 
 def test_a_store_without_features_says_so(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, check_choice, check_number
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
@@ -64,6 +64,14 @@ class PasteEdits(PipelineStage):
             raise PairError(
                 f"things is {tuple(things)} and scale {tuple(scale)}; expected rising and below half a side"
             )
+        check_choice("blend", blend, ("paste", "clone"))
+        check_number("noise", noise, minimum=0)
+        largest = round(size * scale[1])
+        if size - largest < 5:  # two pixels at either side, and a place to choose
+            raise ConfigError(
+                f"size is {size}; expected at least 5 pixels more than the {largest} of the largest thing; take a "
+                "larger size"
+            )
         self.size, self.kinds, self.things, self.scale = size, tuple(kinds), tuple(things), tuple(scale)
         self.library, self.blend, self.noise = library, blend, noise
         self._cutouts: tuple[Cutout, ...] = ()
@@ -87,8 +95,8 @@ class PasteEdits(PipelineStage):
         needed = self.things[1] + 1  # one for each place, and one that comes instead
         if len(self._cutouts) < needed:
             raise ConfigError(
-                f"{self.library} holds {len(self._cutouts)} cut-outs, and a pair needs {needed}; add some, or let "
-                f"things end at {len(self._cutouts) - 1}"
+                f"{self.library or 'the library of rendered things'} holds {len(self._cutouts)} cut-outs, and a pair "
+                f"needs {needed}; add some, or let things end at {len(self._cutouts) - 1}"
             )
 
     def pixels_per_record(self) -> int:

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import numpy as np
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import check_choice
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder
 from lightning_idc.synthesis.slots.embedded import PixelEncoder
@@ -122,6 +123,7 @@ class SimilarPairs(PipelineStage):
         super().__init__(seed)
         if neighbours < 1 or clusters < 1:
             raise PairError(f"neighbours is {neighbours} and clusters {clusters}; expected at least 1")
+        check_choice("index", index, ("auto", "exact", "approximate"))
         self.features = Path(features)
         self.neighbours, self.clusters, self.gamma, self.alpha, self.beta = neighbours, clusters, gamma, alpha, beta
         self.windows = {"clip": clip or Window(), "dino": dino or Window()}

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.types import PairError
+from lightning_idc.errors import check_choice
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
@@ -199,6 +200,7 @@ class BlipMatcher(Pretrained, ImageTextMatcher):
         score: Literal["cosine", "probability"] = "cosine",
     ) -> None:
         super().__init__(model, revision, dtype, batch_size)
+        check_choice("score", score, ("cosine", "probability"))
         self.score = score
 
     def settings(self) -> dict[str, Any]:
