@@ -71,6 +71,12 @@ class IsolatedStage:
 
     def _dropped(self, record: Record, failure: Exception) -> Record:
         message = f"{type(failure).__name__}: {failure}"
+        if isinstance(failure, KeyError) and failure.args and failure.args[0] not in record.facts:
+            known = ", ".join(record.facts) or "none"
+            message += (
+                f"; the record has no fact {failure} (it has {known}); where that is meant, a stage that writes it has "
+                "to run before"
+            )
         name = self.stage.at_work
         print(f"{name}: record {record.id} failed and is dropped: {message}", file=sys.stderr, flush=True)
         record.dropped = {"stage": name, "reason": FAILED, "value": message, "limit": "no error"}

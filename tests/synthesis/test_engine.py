@@ -182,6 +182,17 @@ def test_a_stage_that_fails_on_everything_ends_the_run(tmp_path: Path) -> None:
         run(Fragile(set(range(40))), Numbers(40), tmp_path / "a", shard_size=5)
 
 
+def twice(record: Record) -> Record:
+    record.facts["twice"] = 2 * record.facts["plus"]
+    return record
+
+
+def test_a_stage_before_the_one_that_writes_its_facts_says_which_there_are(tmp_path: Path) -> None:
+    with pytest.raises(PairError, match=r"no fact 'plus' \(it has number\); .* has to run before"):
+        run(MapStage(twice), Numbers(5), tmp_path / "a")
+    run(Sequential([Fragile(set()), MapStage(twice)]), Numbers(5), tmp_path / "b")
+
+
 def test_the_stage_that_failed_is_named_within_a_sequence(tmp_path: Path) -> None:
     store = run(Sequential([Shade(), Fragile({3})]), Numbers(10), tmp_path / "a")
     dropped = store.record(3).dropped
