@@ -20,6 +20,7 @@ from lightning_idc.data.benchmarks.implicit_change import (
     says_something,
 )
 from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.errors import DataError
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import (
     INSTRUCTIONS,
@@ -205,6 +206,16 @@ def test_the_conventional_prompt_of_table_11_has_no_template(tmp_path: Path) -> 
 class Fixed(ImageCaptioner):
     def caption(self, images: list[torch.Tensor]) -> list[str]:  # type: ignore[override]
         return ["a table"] * len(images)
+
+
+@pytest.mark.parametrize("texts", [1, 4])
+def test_a_captioner_that_does_not_answer_once_per_picture_is_told(tmp_path: Path, texts: int) -> None:
+    class Other(ImageCaptioner):
+        def caption(self, images: list[torch.Tensor]) -> list[str]:  # type: ignore[override]
+            return [f"text {number}" for number in range(len(images) * texts // 2)]
+
+    with pytest.raises(DataError, match=rf"Other gave {texts} captions of 2 pictures; expected one of each"):
+        run(ImageParagraphs(Other()), Captioned(), tmp_path / "a")
 
 
 def test_repetitions_count_as_in_table_14() -> None:

@@ -19,6 +19,7 @@ from lightning_idc.data.benchmarks.implicit_change import (
     says_something,
     unquoted,
 )
+from lightning_idc.errors import DataError
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
@@ -161,7 +162,13 @@ class ImageParagraphs(PipelineStage):
         return {"captioner": self.captioner.settings()}
 
     def process(self, records: list[Record]) -> list[Record]:
-        texts = self.captioner.caption([record.image(side) for side in self.reads for record in records])
+        images = [record.image(side) for side in self.reads for record in records]
+        texts = self.captioner.caption(images)
+        if len(texts) != len(images):  # texts would stand beside pictures of other pairs
+            raise DataError(
+                f"{type(self.captioner).__name__} gave {len(texts)} captions of {len(images)} pictures; expected one "
+                "of each"
+            )
         for number, record in enumerate(records):
             record.facts["captions"] = [" ".join(texts[number + side * len(records)].split()) for side in (0, 1)]
             if not all(record.facts["captions"]):
