@@ -96,7 +96,7 @@ class FactsReward(Reward):
         partial: count each of the four attributes; else they are right only together.
 
     Raises:
-        ConfigError: a fact has another name.
+        ConfigError: a fact has another name, or none counts.
 
     Example:
         >>> FactsReward({"relation": 2.0}).weights["relation"]
@@ -106,9 +106,11 @@ class FactsReward(Reward):
     def __init__(self, weights: Mapping[str, float] | None = None, partial: bool = True) -> None:
         super().__init__()
         self.weights = {"type": 1.0, "attributes": 1.0, "value": 1.0, "relation": 1.0, **(weights or {})}
-        if len(self.weights) > 4 or min(self.weights.values()) < 0:
+        given = self.weights.values()
+        if len(given) > 4 or not all(weight >= 0 for weight in given) or not any(given):
             raise ConfigError(
-                f"weights of facts are {dict(weights or {})}; expected type, attributes, value or relation, 0 or more"
+                f"weights of facts are {dict(weights or {})}; expected type, attributes, value or relation, 0 or more, "
+                "and one above 0"
             )
         self.partial = partial
 
