@@ -257,6 +257,21 @@ def test_wrong_sizes_and_settings_are_refused() -> None:
         net.logits(net.encode(images(1)), torch.ones(1, 1, 25, dtype=torch.long))
 
 
+def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> None:
+    class Long(Painted):
+        def captions(self, index: int) -> list[str]:
+            return [" ".join(["red"] * 30)]
+
+    class LongPairs(PaintedPairs):
+        def source(self, split: str) -> PairSource:
+            return Long(6, 0)
+
+    model = Clip4Idc(TINY, vocabulary=None, max_length=5, intra_layers=2, decoder_layers=1, heads=2)
+    expected = r"a caption of 31 tokens does not fit CLIP's 24.*max_length.*cuts none of the data; shorten those"
+    with pytest.raises(PairError, match=expected):
+        Trainer(max_steps=1, **QUIET).fit(model, LongPairs(batch_size=6))
+
+
 # ---- the authors' optimisation ---------------------------------------------------------------------------
 
 

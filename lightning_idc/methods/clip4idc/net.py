@@ -284,7 +284,17 @@ class Clip4IdcNet(nn.Module):
         return F.linear(self.transform(x), self.encoder.clip.token_embedding.weight, self.bias)
 
     def logits(self, features: PairFeatures, tokens: Tensor) -> Tensor:
-        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``."""
+        """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``.
+
+        Raises:
+            PairError: a caption is longer than CLIP's text tower takes.
+        """
+        most = len(self.encoder.clip.positional_embedding)
+        if tokens.shape[-1] > most:
+            raise PairError(
+                f"a caption of {tokens.shape[-1]} tokens does not fit CLIP's {most}, and `max_length`, of what is "
+                "written, cuts none of the data; shorten those, or take a `clip` with a longer context_length"
+            )
         x = self.dropout(self._embed(tokens, 0))
         for layer, memory in zip(self.decoder_layers, self._memories(features), strict=True):
             x = layer(x, memory, features.mask)
