@@ -137,15 +137,15 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     try:
         value = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise PairError(f"{source.name} cannot be read as JSON: {error}") from None
+        raise PairError(f"{source} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
         sound = _is_sound(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise PairError(f"{source.name} is not a complete result: {error!r}; score its predictions again") from None
+        raise PairError(f"{source} is not a complete result: {error!r}; score its predictions again") from None
     if not sound:
-        raise PairError(f"{source.name} is not a sound result: a name or a score is of the wrong kind; score again")
+        raise PairError(f"{source} is not a sound result: a name or a score is of the wrong kind; score again")
     return value
 
 

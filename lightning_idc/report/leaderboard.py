@@ -16,7 +16,7 @@ from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
-from lightning_idc.metrics.results import digest, part_of
+from lightning_idc.metrics.results import digest, fingerprint, part_of
 from lightning_idc.report.pages import write_page
 from lightning_idc.report.result_rows import RESULT, Row, named, rows_of
 from lightning_idc.report.summary import HEADLINE
@@ -175,7 +175,7 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[P
 
 
 def _pair_scores(row: Row, metric: str) -> Scores | None:
-    """Scores of each pair, a mean over seeds; None where the captions are not those of the results."""
+    """Scores of each pair by id, a mean over seeds; None where captions or references are not those of the results."""
     every = []
     for path, result in zip(row.files, row.results, strict=True):
         said = path.with_name(_SAID)
@@ -183,13 +183,17 @@ def _pair_scores(row: Row, metric: str) -> Scores | None:
             return None
         try:
             predictions = read_predictions(said)
-            captions = {id: predictions.captions[id] for truth in predictions.truths for id in [truth.id]}
+            # files of one data may list its pairs in different orders
+            truths = sorted(predictions.truths, key=lambda truth: truth.id)
+            captions = {truth.id: predictions.captions[truth.id] for truth in truths}
             if digest(list(map(list, captions.items()))) != result["predictions"]["digest"]:
                 return None
             protocol = protocol_named(result["protocol"]["name"])
             if protocol.hash != result["protocol"]["hash"]:
                 return None
-            parts = evaluate(protocol, captions, predictions.truths, [metric])
+            if fingerprint(protocol, truths) != result["data"]["fingerprint"]:
+                return None
+            parts = evaluate(protocol, captions, truths, [metric])
         except IDCError:
             return None  # a protocol that needs further files, or captions that were changed
         every.append(parts[result["headline"]])

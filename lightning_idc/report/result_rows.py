@@ -56,7 +56,8 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
-    files = (path for path in sorted(folder.rglob("*.json")) if path.parent == folder or _may_be_result(path))
+    every = (path for path in sorted(folder.rglob("*.json")) if not path.is_dir())
+    files = (path for path in every if path.parent == folder or _may_be_result(path))
     found = {path: result for path in files if (result := read_result(path)) is not None}
     if not found:
         raise DataError(
@@ -84,11 +85,20 @@ def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str])
 
 
 def _may_be_result(path: Path) -> bool:
-    """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes."""
+    """Whether it is worth reading: folders of runs hold predictions of hundreds of megabytes.
+
+    Raises:
+        DataError: the file cannot be opened, so nobody knows.
+    """
     if path.name == RESULT:
         return True
-    with path.open("rb") as file:
-        return SCHEMA.encode() in file.read(_FIRST_BYTES)
+    try:
+        with path.open("rb") as file:
+            return SCHEMA.encode() in file.read(_FIRST_BYTES)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}), so whether it is a result is unknown; mend or remove it"
+        ) from None
 
 
 def rows_of(members: Mapping[Path, dict[str, Any]], folder: Path) -> tuple[list[Row], list[str]]:

@@ -129,15 +129,65 @@ def test_what_is_no_result_is_not_read_and_what_is_damaged_is_named(
     assert "result.json cannot be read as JSON" in capsys.readouterr().err
 
 
+def test_what_cannot_be_opened_is_named_and_a_folder_is_no_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of = truths()
+    write_run(tmp_path / "a", 1, said(of, 0.2, 1), of)
+    (tmp_path / "a" / "pairs.json").mkdir()
+    (tmp_path / "pairs.json").mkdir()
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    capsys.readouterr()
+    link = tmp_path / "a" / "gone.json"
+    link.symlink_to(tmp_path / "nowhere.json")
+    assert main(["leaderboard", str(tmp_path)]) == 1
+    assert f"{link} cannot be read" in capsys.readouterr().err
+    link.unlink()
+    write_run(tmp_path / "b", 1, said(of, 0.3, 1), of)
+    damaged = tmp_path / "b" / "test" / "result.json"
+    damaged.write_text("{", encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path)]) == 1
+    assert f"{damaged} cannot be read" in capsys.readouterr().err, "every run has a file of this name"
+
+
+def test_the_order_of_captions_changes_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of = truths()
+    for name, wrong in (("a", 0.2), ("b", 0.25)):
+        for seed in (1, 2, 3):
+            write_run(tmp_path / name / f"seed_{seed}", seed, said(of, wrong, seed), of, {"wrong": wrong})
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert "p (CIDEr-D)" in printed and "<0.001" not in printed
+    for place in ("b/seed_2", "a/seed_1", "b/seed_1"):
+        file = tmp_path / place / "test" / "predictions.json"
+        save_json(file, json.loads(file.read_text(encoding="utf-8"))[::-1])
+        assert main(["leaderboard", str(tmp_path)]) == 0
+        assert capsys.readouterr().out == printed, place
+
+
+def test_captions_beside_other_references_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of = truths()
+    for name, wrong in (("a", 0.1), ("b", 0.5)):
+        write_run(tmp_path / name, 1, said(of, wrong, 1), of, {"wrong": wrong})
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    assert " p (CIDEr-D) " in capsys.readouterr().out
+    records = json.loads((tmp_path / "b" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    for record in records:
+        record["references"] = [record["caption"]]
+    save_json(tmp_path / "b" / "test" / "predictions.json", records)
+    assert main(["leaderboard", str(tmp_path)]) == 0
+    assert " p (CIDEr-D) " not in capsys.readouterr().out
+
+
 def test_captions_that_were_changed_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = truths()
     for name, wrong in (("a", 0.1), ("b", 0.5)):
-        write_run(tmp_path / name, 1, said(of, wrong, 1), of)
+        write_run(tmp_path / name, 1, said(of, wrong, 1), of, {"wrong": wrong})
     records = json.loads((tmp_path / "b" / "test" / "predictions.json").read_text(encoding="utf-8"))
     records[0]["caption"] += " red"
     save_json(tmp_path / "b" / "test" / "predictions.json", records)
     assert main(["leaderboard", str(tmp_path)]) == 0
-    assert " p " not in capsys.readouterr().out
+    assert " p (CIDEr-D) " not in capsys.readouterr().out
 
 
 def test_the_hub_gets_a_file_for_the_benchmark_and_one_for_each_model(
