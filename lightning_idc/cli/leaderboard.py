@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from lightning_idc.core.paths import refuse_inputs
 from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def run(given: list[str]) -> int:
 
     folder = Path(options.folder)
     results = read_results(folder)
+    if options.out is not None and options.hub is None:
+        refuse_inputs("--out", Path(options.out), results)
     if options.data is not None:
         results = of_data(results, options.data)
     if options.hub is not None:

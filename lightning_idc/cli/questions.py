@@ -58,6 +58,10 @@ def run(given: list[str]) -> int:
     letters = options.letters.lower()
     if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
         raise ConfigError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
+    if options.out is not None:
+        if Path(options.out).is_dir():
+            raise ConfigError(f"--out {options.out!r} is a folder; name a file in it")
+        refuse_inputs("--out", Path(options.out), [options.file])
     return _ask(options) if options.what == "ask" else _score(options, letters)
 
 
@@ -71,9 +75,6 @@ def _ask(options: argparse.Namespace) -> int:
     if options.tokens < 1:
         raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
     target = Path(options.out)
-    if target.is_dir():
-        raise ConfigError(f"--out {options.out!r} is a folder; name a file in it")
-    refuse_inputs("--out", target, [options.file])
     by_images: dict[tuple[Picture, ...], list[Question]] = {}
     questions = read_questions(options.file, options.root, options.single, options.published_keys)
     if options.tasks:

@@ -166,8 +166,8 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         the files.
 
     Raises:
-        DataError: there is no result, the name is none of a repository, two results would be one file, or results
-            would be mixed that do not compare.
+        DataError: there is no result, the name is none of a repository, two results would be one file, results
+            would be mixed that do not compare, or the folder cannot be written to.
     """
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", dataset):
         raise DataError(f"{dataset!r} is not a repository of the hub; expected OWNER/NAME")
@@ -180,7 +180,10 @@ def write_hub(results: Mapping[Path, Mapping[str, Any]], folder: Path, dataset: 
         if (other := named.setdefault(name, path)) != path:
             raise DataError(f"{other} and {path} would both be {FOLDER}/{name}.yaml; rename one of their folders")
         made[out / FOLDER / f"{name}.yaml"] = yaml.safe_dump(entries(result, dataset), sort_keys=False)
-    for path, text in made.items():
-        path.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write(path, text)
+    try:
+        for path, text in made.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            atomic_write(path, text)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written to ({error.strerror}); name another folder with --out") from error
     return list(made)

@@ -48,6 +48,17 @@ def test_answers_are_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert "at least two different letters" in capsys.readouterr().err
 
 
+def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = tmp_path / "answers.jsonl"
+    text = "".join(json.dumps({"pair": "1", "answer": key, "said": key}) + "\n" for key in "ab")
+    answers.write_text(text)
+    assert main(["questions", "score", str(answers), "--out", str(answers)]) == 1
+    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert answers.read_text() == text
+    assert main(["questions", "score", str(answers), "--out", str(tmp_path)]) == 1
+    assert "is a folder; name a file in it" in capsys.readouterr().err
+
+
 def test_questions_of_both_layouts(tmp_path: Path) -> None:
     own = read_questions(table(tmp_path / "own"))
     folder = tmp_path / "own"

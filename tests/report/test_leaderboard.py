@@ -179,6 +179,20 @@ def test_captions_beside_other_references_have_no_p(tmp_path: Path, capsys: pyte
     assert " p (CIDEr-D) " not in capsys.readouterr().out
 
 
+def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    of = truths()
+    write_run(tmp_path, 1, said(of, 0.2, 1), of)
+    result = tmp_path / "test" / "result.json"
+    kept = result.read_text(encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path), "--out", str(result)]) == 1
+    assert "is what is read, and would be lost" in capsys.readouterr().err
+    assert result.read_text(encoding="utf-8") == kept
+    file = tmp_path / "notes.txt"
+    file.write_text("mine", encoding="utf-8")
+    assert main(["leaderboard", str(tmp_path), "--hub", "us/pairs", "--out", str(file)]) == 1
+    assert f"{file} cannot be written to" in capsys.readouterr().err
+
+
 def test_captions_that_were_changed_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = truths()
     for name, wrong in (("a", 0.1), ("b", 0.5)):
