@@ -93,7 +93,7 @@ class Content:
                 try:
                     yield self._parsed(line, f"{self.name}, line {number}")
                 except _NotOneDocument as error:
-                    raise PairError(f"{self.name}, line {number}: {error}") from None
+                    raise PairError(f"{self.name}, line {number}: {error}; expected one JSON object") from None
 
     @staticmethod
     def _parsed(text: str, where: str) -> Any:
@@ -102,6 +102,12 @@ class Content:
         except json.JSONDecodeError as error:
             if error.msg == "Extra data" or (error.lineno == 1 and "\n" in text.strip()):
                 raise _NotOneDocument(str(error)) from None
+            if error.msg == "Expecting value" and not text[: error.pos].strip():
+                start = short(text.strip().partition("\n")[0])
+                raise PairError(
+                    f"{where} is not JSON, but begins with {start}; expected a JSON document, or a JSON object a line "
+                    "(JSONL)"
+                ) from None
             raise PairError(f"{where} is not JSON: {error}") from None
         except PairError:  # of the two hooks; it is a ValueError, too
             raise

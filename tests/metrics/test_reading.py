@@ -84,6 +84,7 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
         ("   \n", "is empty"),
         ("<!doctype html><p>404", "HTML or XML page"),
         ("{", "is not JSON"),
+        ("id,caption\n1,a house", r"p.json, line 1 is not JSON, but begins with 'id,caption'; expected .* \(JSONL\)"),
         ("[1, 2]", "record 1 is 1; expected an object"),
         ("3", "expected a list of records, or a map"),
         ("{}", "holds nothing"),
