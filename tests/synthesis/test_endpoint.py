@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.methods.img_diff.captions import PromptedEdits
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.slots import endpoint as module
@@ -34,6 +34,8 @@ class Server:
         self.at_once = self.most_at_once = 0
         self.fail: list[int] = []
         self.finish_reason = "stop"
+        self.body: bytes | None = None
+        self.retry_after: str | None = None
         self.lock = threading.Lock()
         server = self
 
@@ -65,7 +67,10 @@ class Server:
             def reply(self, status: int, value: Any) -> None:
                 data = json.dumps(value).encode()
                 self.send_response(status)
+                data = data if server.body is None else server.body
                 self.send_header("Content-Length", str(len(data)))
+                if status != 200 and server.retry_after is not None:
+                    self.send_header("Retry-After", server.retry_after)
                 self.end_headers()
                 self.wfile.write(data)
 
@@ -122,6 +127,38 @@ def test_what_passes_is_asked_again_and_what_does_not_ends_the_run(server: Serve
     server.fail = [400]
     store = run(PromptedEdits(slot), Sentences(["a dog", "a cat"]), tmp_path / "b", batch_size=1)
     assert store.counts() == (1, {"error": 1}), "a request that is refused costs its record"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"<html>log in", "4 requests in a row .*'<html>log in', which is not JSON"),
+        ('{"choices": ["caf\u00e9"]}'.encode("latin-1"), "4 requests in a row .*caf.*, which is not JSON"),
+        (b"[" * 100_000, "4 requests in a row .*which is not JSON"),
+        (b'{"choices": []}', "expected choices with a message"),
+        (
+            b'{"choices": [{"message": {"content": [{"type": "text", "text": "a"}]}}]}',
+            "expected choices with a message",
+        ),
+        (b'{"choices": [{"message": {"content": 5}}]}', "expected choices with a message"),
+    ],
+)
+def test_what_is_no_answer_is_told(server: Server, body: bytes, message: str) -> None:
+    server.body = body
+    with pytest.raises(IDCError, match=message):
+        Endpoint(server.url, "tiny", concurrency=1, retries=3).ask(["a"])
+
+
+@pytest.mark.parametrize(
+    ("asked", "waits"), [("20", [20, 20]), ("0", [0.5, 1]), ("3600", [60, 60]), ("soon", [0.5, 1]), (None, [0.5, 1])]
+)
+def test_a_server_is_asked_again_when_it_says(
+    server: Server, monkeypatch: pytest.MonkeyPatch, asked: str | None, waits: list[float]
+) -> None:
+    waited: list[float] = []
+    monkeypatch.setattr(module.time, "sleep", lambda seconds: waited.append(seconds) if seconds > 0.1 else None)
+    server.fail, server.retry_after = [429, 503], asked
+    assert Endpoint(server.url, "tiny", concurrency=1).ask(["a"]) == ["said a"] and waited == waits
 
 
 def test_answers_are_kept_by_request(server: Server, tmp_path: Path) -> None:

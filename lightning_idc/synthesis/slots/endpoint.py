@@ -25,8 +25,22 @@ from lightning_idc.synthesis.slots.base import CutOff, ModelInterface, TextModel
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
 """Statuses after which a request is sent again."""
+_LONGEST_WAIT = 60.0
 _SETTING = {401, 403, 404, 405}
 """Statuses that no record is the cause of."""
+
+
+class _Busy(OSError):
+    """A server cannot answer now.
+
+    Args:
+        said: by it.
+        wait: seconds after which it wants to be asked again; 0 where it names none.
+    """
+
+    def __init__(self, said: str, wait: int) -> None:
+        super().__init__(said)
+        self.wait = wait
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,17 +168,20 @@ class Endpoint:
             choice = found["choices"][0]
             answer = choice["message"]["content"] or ""
         except (KeyError, IndexError, TypeError):
-            raise DataError(f"the endpoint answered {str(found)[:200]!r}; expected choices with a message") from None
+            answer = None
+        if not isinstance(answer, str):
+            raise DataError(f"the endpoint answered {str(found)[:200]!r}; expected choices with a message of text")
         return CutOff(answer) if choice.get("finish_reason") == "length" else answer
 
     def _patiently(self, send: Callable[[], Any]) -> Any:
         for trial in range(self.retries + 1):
             try:
                 return send()
-            except (OSError, http.client.HTTPException, json.JSONDecodeError) as error:
+            except (OSError, http.client.HTTPException) as error:
                 failure = error
             if trial < self.retries:
-                time.sleep(min(60.0, 0.5 * 2**trial))
+                wait = failure.wait if isinstance(failure, _Busy) else 0
+                time.sleep(min(_LONGEST_WAIT, max(wait, 0.5 * 2**trial)))
         raise ConfigError(
             f"the endpoint {self.url} did not answer {self.retries + 1} requests in a row ({failure}); start it "
             "again, and continue"
@@ -179,7 +196,12 @@ class Endpoint:
             OSError: it may be sent again.
         """
         with self._post(f"{self.url.rstrip('/')}/{path}", request) as reply:
-            return json.load(reply)
+            data = reply.read()
+        try:
+            return json.loads(data)
+        except (ValueError, RecursionError) as error:
+            start = data[:200].decode(errors="replace")
+            raise OSError(f"it answered {start!r}, which is not JSON") from error
 
     def _post(self, url: str, request: Mapping[str, Any] | None) -> Any:
         """Reply to a request, open for reading; raises as :meth:`_send`."""
@@ -191,7 +213,8 @@ class Endpoint:
         except urllib.error.HTTPError as error:
             said = error.read(300).decode(errors="replace")
             if error.code in _AGAIN:
-                raise OSError(f"status {error.code}: {said}") from error
+                wait = error.headers.get("Retry-After", "")  # seconds, or a date, which is not read
+                raise _Busy(f"status {error.code}: {said}", int(wait[:6]) if wait.isdecimal() else 0) from error
             if error.code in _SETTING:
                 raise ConfigError(
                     f"{url} answers with status {error.code}: {said}; check url and {self.key}"
