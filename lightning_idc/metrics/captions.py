@@ -200,6 +200,8 @@ _MEASURES: dict[str, Callable[[Corpus, ScoringResources], Measured | NotComputed
     "CIDEr": lambda corpus, resources: _mean("CIDEr", *cider(corpus, resources.counts)),
     "SPICE": _spice,
 }
+KNOWN = tuple(_MEASURES)
+"""Every metric by its name."""
 FROM_STATISTICS: dict[str, tuple[list[str], Callable[[Floats], Floats]]] = {
     "BLEU": ([f"BLEU-{n + 1}" for n in range(4)], bleu.from_statistics),
     "METEOR": (["METEOR"], lambda summed: meteor.from_statistics(summed)[None]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,10 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_idc.metrics.captions import FAST, References, Scores, score_captions
+from lightning_idc.errors import PairError
+from lightning_idc.metrics.captions import FAST, KNOWN, References, Scores, check_metrics, score_captions
+
+_NEEDED = ("id", "caption", "references")
 
 
 class CaptionScores(Metric):
@@ -23,6 +26,9 @@ class CaptionScores(Metric):
 
     Args:
         metrics: as in :func:`~lightning_idc.metrics.captions.score_captions`.
+
+    Raises:
+        PairError: a metric is unknown.
 
     Example:
         >>> metric = CaptionScores(["ROUGE-L"])
@@ -37,6 +43,7 @@ class CaptionScores(Metric):
 
     def __init__(self, metrics: Sequence[str] = FAST, **options: Any) -> None:
         super().__init__(**options)
+        check_metrics(metrics, KNOWN)
         self.metrics = tuple(metrics)
         # a validation scores the same references after every epoch
         self._prepared: tuple[dict[str, list[str]], References] | None = None
@@ -44,8 +51,14 @@ class CaptionScores(Metric):
         self.add_state("payload", default=[], dist_reduce_fx="cat")
 
     def update(self, records: Sequence[dict[str, Any]]) -> None:
-        """Add records."""
-        text = "".join(json.dumps(record) + "\n" for record in records)
+        """Add records.
+
+        Raises:
+            PairError: one is no dict of plain values, or lacks what every record has.
+        """
+        if isinstance(records, Mapping):
+            raise PairError(f"update was given one dict with {', '.join(records)}; expected a list of records")
+        text = "".join(_line(record, number) for number, record in enumerate(records, 1))
         data = (
             torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
         )
@@ -60,11 +73,12 @@ class CaptionScores(Metric):
     def records(self) -> list[dict[str, Any]]:
         """Records by id, sorted; of all processes when called from :meth:`compute`."""
         parts = self.payload if isinstance(self.payload, list) else [self.payload]
-        lines = b"".join(bytes(part.cpu().numpy()) for part in parts).splitlines()
+        # `set_dtype` of a collection reaches the bytes, too
+        lines = b"".join(bytes(part.cpu().to(torch.uint8).numpy()) for part in parts).splitlines()
         unique: dict[str, dict[str, Any]] = {}
         for record in map(json.loads, lines):
             unique.setdefault(record["id"], record)
-        return [unique[id] for id in sorted(unique)]
+        return [unique[id] for id in sorted(unique, key=lambda id: (isinstance(id, str), id))]
 
     def compute(self) -> tuple[list[dict[str, Any]], Scores | None]:
         """All records, and the scores of those that have references; None when none has."""
@@ -93,3 +107,22 @@ class CaptionScores(Metric):
         if self._prepared is None or self._prepared[0] != references:
             self._prepared = references, References(references)
         return score_captions(captions, self._prepared[1], self.metrics)
+
+
+def _line(record: Any, number: int) -> str:
+    """A record as one line of JSON.
+
+    Raises:
+        PairError: it is none.
+    """
+    if not isinstance(record, Mapping):
+        raise PairError(f"record {number} is {record!r}; expected a dict with {', '.join(_NEEDED)}")
+    absent = [name for name in _NEEDED if name not in record]
+    if absent:
+        raise PairError(f"record {number} has no {', '.join(absent)}; it has {', '.join(record)}")
+    if isinstance(record["id"], bool) or not isinstance(record["id"], str | int):
+        raise PairError(f"record {number}: id is {record['id']!r}; expected text or a whole number")
+    try:
+        return json.dumps(dict(record)) + "\n"
+    except (TypeError, ValueError) as error:
+        raise PairError(f"record {number} holds what JSON cannot ({error}); give it plain values") from None

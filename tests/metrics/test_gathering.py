@@ -9,9 +9,12 @@ import pickle
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -78,3 +81,33 @@ def test_prepared_references_follow_the_references() -> None:
         _, scores = metric.compute()
         assert scores is not None and scores.as_dict() == scores_of(records)
         metric.reset()
+
+
+@pytest.mark.parametrize(
+    ("records", "message"),
+    [
+        (RECORDS[0], "expected a list of records"),
+        (["a"], "record 1 is 'a'; expected a dict with id, caption, references"),
+        ([RECORDS[0], {"id": "e", "caption": "x"}], "record 2 has no references; it has id, caption"),
+        ([{**RECORDS[0], "id": None}], "record 1: id is None; expected text or a whole number"),
+        ([{**RECORDS[0], "score": torch.tensor(1.0)}], "record 1 holds what JSON cannot .*plain values"),
+    ],
+)
+def test_what_is_no_record_is_refused_at_once(records: Any, message: str) -> None:
+    metric = CaptionScores()
+    with pytest.raises(PairError, match=message):
+        metric.update(records)
+    assert metric.compute() == ([], None), "nothing of them was kept"
+
+
+def test_unknown_metrics_are_refused_before_anything_is_collected() -> None:
+    with pytest.raises(PairError, match="unknown metrics: BLEU-4; there are BLEU"):
+        CaptionScores(["BLEU-4"])
+
+
+def test_ids_may_be_numbers_and_the_type_of_a_collection_may_be_set() -> None:
+    metric = CaptionScores(["ROUGE-L"])
+    metric.update([{**RECORDS[0], "id": id} for id in (10, "a", 9)])
+    metric.set_dtype(torch.float64)
+    records, scores = metric.compute()
+    assert [record["id"] for record in records] == [9, 10, "a"] and scores is not None and scores.pairs == 3
