@@ -122,6 +122,19 @@ def test_the_wipe_goes_with_the_thumb_and_shows_full_size(page: Any) -> None:
     assert page.locator("#stage .box").count() == 2 and page.inner_text("#stage .box >> nth=0") == "truth"
 
 
+@pytest.mark.parametrize("width", [320, 360, 900])
+def test_nothing_is_cut_off_in_a_narrow_window(browser: Any, report: Path, tmp_path: Path, width: int) -> None:
+    title = "total_change_captions_reformatted_of_the_test_split: coco"
+    write_leaderboard(tmp_path / "board.html", [Board(title, "note", Table(["model", "CIDEr-D"], [["a", "1"]]))])
+    tab = browser.new_page(viewport={"width": width, "height": 900})
+    for page in (tmp_path / "board.html", report):
+        tab.goto(page.as_uri())
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width, page.name
+    tab.locator(".frame").first.click()
+    assert tab.locator("#large").evaluate("element => element.scrollWidth - element.clientWidth") <= 0
+    tab.close()
+
+
 def test_without_the_folder_of_pictures_the_page_still_shows_them(browser: Any, report: Path, tmp_path: Path) -> None:
     shutil.copy(report, tmp_path / "moved.html")
     tab = browser.new_page()
