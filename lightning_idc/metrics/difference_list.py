@@ -6,6 +6,7 @@ the share of which nothing is claimed. Which claim states which difference is a 
 
 from __future__ import annotations
 
+import itertools
 import re
 import string
 from collections import Counter
@@ -169,8 +170,8 @@ def prompt_of(there: Sequence[str], claims: Sequence[str]) -> str:
 
 
 def _letters(count: int) -> list[str]:
-    signs = string.ascii_lowercase
-    return [signs[place] if place < 26 else signs[place // 26 - 1] + signs[place % 26] for place in range(count)]
+    every = (itertools.product(string.ascii_lowercase, repeat=length) for length in itertools.count(1))
+    return ["".join(signs) for signs in itertools.islice(itertools.chain.from_iterable(every), count)]
 
 
 def read_matches(answer: str, there: int, claims: int) -> Matches | None:
@@ -186,8 +187,10 @@ def read_matches(answer: str, there: int, claims: int) -> Matches | None:
         [1, None]
     """
     letters = {letter: place for place, letter in enumerate(_letters(claims))}
+    longest = max([2, *map(len, letters)])
+    line = rf"^\W*(\d{{1,3}})\W*[:.)-]\W*(none|[a-z]{{1,{longest}}})\b"
     found: dict[int, int | None] = {}
-    for number, said in re.findall(r"^\W*(\d{1,3})\W*[:.)-]\W*(none|[a-z]{1,2})\b", answer.lower(), re.MULTILINE):
+    for number, said in re.findall(line, answer.lower(), re.MULTILINE):
         place = int(number) - 1
         if place in found or not 0 <= place < there or (said != "none" and said not in letters):
             return None

@@ -115,7 +115,8 @@ def list_differences(texts: Iterable[str]) -> list[str]:
         # numbers and bullets first, since "1." would end a sentence
         bare = re.sub(r"^\s*(?:[-*\u2022]|\(?\d{1,2}[.):])\s+", "", text, flags=re.MULTILINE)
         for part in re.split(r"\n+|(?<=[\w)\"'])[.;!](?:\s+|$)", bare):
-            said = part.strip()
+            # and those within a line, of which a full stop leaves the number alone
+            said = re.sub(r"^\(?\d{1,2}(?:[.):]\s+|\)?$)", "", part.strip())
             if re.search(r"\w", said) and not says_nothing_changed(said) and not _REST.match(said):
                 found.setdefault(said)
     return list(found)

@@ -91,6 +91,10 @@ def test_differences_are_lines_or_sentences() -> None:
     text = "1. The car is gone.\n2) A man appeared! Nothing else changed.\n- The car is gone.\n* it is 2.5 m longer"
     assert list_differences([text]) == ["The car is gone", "A man appeared", "it is 2.5 m longer"]
     assert list_differences(["There is no difference.", ""]) == []
+    # a list may stand in one line
+    two = ["The car is gone", "2 men appeared"]
+    for line in ("1. {}. 2. {}.", "1) {}; 2) {}.", "(1) {}. (2) {}", "1: {}! 2: {}!", "{}. {}. 3. Nothing else."):
+        assert list_differences([line.format(*two)]) == two, line
 
 
 def test_pairs_are_parted_and_references_listed() -> None:
@@ -158,6 +162,14 @@ def test_unreadable_answers_are_asked_again_and_counted() -> None:
     assert scores.ids == ["b"] and scores.values == {"recall": 100.0} and "1 of 2" in scores.missing["unread"]
     with pytest.raises(DataError, match="no answer of the judge"):
         by_differences({"a": "it fell"}, {"a": ["a tree fell"]}, ("recall",), ScoringResources(judge=never))
+
+
+def test_claims_without_end_have_letters_of_their_own() -> None:
+    claims = [f"claim {number}" for number in range(800)]
+    prompt = prompt_of(["a difference"], claims)
+    letters = [line.partition(":")[0] for line in prompt.splitlines() if ": claim " in line]
+    assert letters[:3] + letters[26:28] + letters[-1:] == ["a", "b", "c", "aa", "ab", "adt"]
+    assert [read_matches(f"1: {letter}", 1, 800) for letter in letters] == [[place] for place in range(800)]
 
 
 def test_the_prompt_names_differences_by_number_and_claims_by_letter() -> None:
