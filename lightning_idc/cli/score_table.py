@@ -37,6 +37,8 @@ def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
 
 def _lines(result: Mapping[str, Any]) -> list[str]:
     """What stands below the table."""
+    from lightning_idc.metrics.bootstrap import p_text
+
     varied = result["diversity"]
     lines = [
         f"{varied['distinct']:.0%} of the captions are said once, {varied['words']:.1f} words each, "
@@ -59,7 +61,7 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         found = result["against"][name]
         lines.append(
             f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
-            f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {found['p']:.3f}), "
+            f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {p_text(found['p'])}), "
             f"higher on {found['wins']} pairs, lower on {found['losses']}"
         )
     if "floors" in result:

@@ -62,6 +62,16 @@ class Difference:
         return asdict(self)
 
 
+def p_text(p: float) -> str:
+    """A p for readers, with three digits; none is 0.
+
+    Example:
+        >>> p_text(0.0421), p_text(0.0002)
+        ('0.042', '<0.001')
+    """
+    return f"{p:.3f}" if p >= 0.001 else "<0.001"
+
+
 def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, seed: int = 0) -> dict[str, Interval]:
     """Confidence interval of every metric, by percentiles.
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from lightning_idc.core.text import markdown, plain
 from lightning_idc.errors import DataError, IDCError
-from lightning_idc.metrics.bootstrap import compare
+from lightning_idc.metrics.bootstrap import compare, p_text
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
@@ -169,8 +169,7 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[P
     for row in rows[1:]:
         scores = _pair_scores(row, ranked)
         if scores is not None:
-            p = compare(best, scores, samples)[ranked].p
-            found[row.files[0]] = f"{p:.3f}" if p >= 0.001 else "<0.001"
+            found[row.files[0]] = p_text(compare(best, scores, samples)[ranked].p)
     return ranked, found
 
 

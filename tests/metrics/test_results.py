@@ -306,6 +306,8 @@ def test_two_files_are_compared(tmp_path: Path, capsys: pytest.CaptureFixture[st
     arguments = files(tmp_path)
     assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1]]) == 0
     assert "higher on 3 pairs, lower on 0" in capsys.readouterr().out
+    assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1], "--bootstrap", "5000"]) == 0
+    assert "p <0.001" in capsys.readouterr().out, "no p is 0"
     assert main([arguments[0], str(better), *arguments[2:], "--against", arguments[1], "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     against = result["against"]
