@@ -30,18 +30,25 @@ _SAYS = [
     rf"\b(?:can ?not|can't|could not|couldn't|do not|don't|did not|unable to)\s+(?:\w+\s+){{0,2}}"
     rf"(?:see|find|spot|detect|identify|notice)\s+(?:\w+\s+){{0,3}}{_THINGS}\b",
     # the images are identical; both look the same; everything is the same as before
-    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:identical|unchanged|indistinguishable|alike)\b",
-    rf"\b{_SIDES}\b[^.;]{{0,60}}(?<!not )\b(?:the|exact) same(?=\s*(?:$|as before|in both|scene|image|picture|photo|"
+    rf"\b{_SIDES}\b[^.;]{{0,60}}\b(?:identical|unchanged|indistinguishable|alike)\b",
+    rf"\b{_SIDES}\b[^.;]{{0,60}}\b(?:the|exact) same(?=\s*(?:$|as before|in both|scene|image|picture|photo|"
     r"as the (?:first|other|previous|original)(?:\s+(?:one|image|picture|photo|scene))?\W*$))",
     r"^\s*(?:the )?same (?:picture|image|photo|scene)s?\W*$",
     # did not change; has not changed
-    rf"\b{_SIDES}\b[^.;]{{0,40}}\b(?:not|n't)\s+(?:been\s+)?(?:chang\w+|differ\w*|altered|modified)\b",
+    rf"\b{_SIDES}\b[^.;]{{0,40}}(?:\bnot|n't)\s+(?:been\s+)?(?:chang\w+|differ\w*|altered|modified)\b",
     r"^\s*(?:identical|unchanged|the same|same|none)\W*$",
 ]
 _NOTHING = re.compile("|".join(f"(?:{pattern})" for pattern in _SAYS), re.IGNORECASE)
 # what takes it back
 _EXCEPT = re.compile(
-    r"\b(?:except|but|other than|apart from|outside of|besides|however|although|while|only difference|else)\b",
+    r"\b(?:except|(?<!without )exception|but|other than|apart from|aside from|outside of|besides|however|although|"
+    r"while|only difference|else)\b",
+    re.IGNORECASE,
+)
+# not the same, no longer quite identical
+_DENIED = re.compile(
+    r"(?:\bnot|n't|\bno longer|\bnever|\bhardly|\bfar from)\s+(?:\w+\s+){0,2}"
+    r"(?:identical|unchanged|indistinguishable|alike|same)\b",
     re.IGNORECASE,
 )
 # beside another sentence it says that this one was a change
@@ -70,11 +77,20 @@ def says_nothing_changed(text: str) -> bool:
         >>> says_nothing_changed("The scene is the same, but the red car is gone.")
         False
     """
-    every = [sentence for sentence in re.split(r"[.;!?\n]+", text) if sentence.strip()]
+    straight = text.replace("\u2019", "'")
+    every = [sentence for sentence in re.split(r"[.;!?\n]+", straight) if sentence.strip()]
     sentences = [sentence for sentence in every if not _OTHERS.search(sentence)] or every
-    nothing = [bool(_NOTHING.search(sentence)) and not _EXCEPT.search(sentence) for sentence in sentences]
+    nothing = [_says_nothing(sentence) for sentence in sentences]
     told = any(_CHANGED.search(sentence) for sentence, same in zip(sentences, nothing, strict=True) if not same)
     return any(nothing) and not told
+
+
+def _says_nothing(sentence: str) -> bool:
+    if not _NOTHING.search(sentence) or _EXCEPT.search(sentence) or _DENIED.search(sentence):
+        return False
+    # "the cube is gone, no other changes" tells one
+    beside, others = _OTHERS.subn("", sentence)
+    return not (others and _CHANGED.search(beside))
 
 
 def no_change_rule(sentences: Iterable[str]) -> Callable[[str], bool]:

@@ -45,7 +45,10 @@ SAME = (
     "There aren't any changes.", "There do not seem to be any differences.", "no different", "Unchanged",
     "The two images show the same kitchen. There are no noticeable changes between them.",
     "It looks the same as before.", "The page has not been changed.", "The second image is the same as the first one.",
-    "There are no more changes.",
+    "There are no more changes.", "There aren\u2019t any changes.",
+    "The scene hasn't changed.", "The images don't differ.", "It hasn't been altered.",
+    "I can\u2019t see any difference.", "The scene has not changed and is the same as before.",
+    "The images are identical without exception.",
 )  # fmt: skip
 CHANGED = (
     "The red car is gone.", "The person is in the same place but the car moved.",
@@ -59,6 +62,10 @@ CHANGED = (
     "The sign says 20 and not 10. No additional differences can be seen.",
     "There are no more than two changes.", "I count no fewer than three differences.", "It has no less than one edit.",
     "In the second image the cup is the same as the first plate was.",
+    "The images aren't identical.", "The two scenes aren\u2019t the same.", "The pictures are no longer identical.",
+    "The images are not quite the same.", "They are hardly identical.", "The images are far from identical.",
+    "The images are identical with the exception of the car.", "The images are identical, aside from the missing car.",
+    "The red cube is gone and there are no other changes.", "The car is missing, with no other differences.",
 )  # fmt: skip
 
 
@@ -83,6 +90,7 @@ def test_no_change_of_levir_cc_and_no_other_sentence(shared: Path) -> None:
 def test_that_nothing_else_changed_is_no_difference() -> None:
     text = "The cube is red instead of blue. There are no other changes. There are not any further visible differences."
     assert list_differences([text]) == ["The cube is red instead of blue"]
+    assert list_differences(["The cube is gone, no other changes."]) == ["The cube is gone, no other changes"]
     assert says_nothing_changed("The images are identical. There are no other differences.")
     assert says_nothing_changed("There are no other changes.")  # it says no more than that
 
