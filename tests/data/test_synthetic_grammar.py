@@ -81,6 +81,14 @@ def test_sentences_of_others_are_understood(text: str, expected: ParsedChange) -
     assert parse(text) == expected
 
 
+def test_british_spelling_says_the_same() -> None:
+    for sentence in ("the small gray metal cube changed its color to gray", "the large gray sphere is missing"):
+        assert parse(sentence.replace("gray", "grey").replace("color", "colour")) == parse(sentence)
+    report = "The color of the gray cube in the center of the scene changed to gray. A gray ball appeared."
+    spelt = report.replace("gray", "grey").replace("color", "colour").replace("center", "centre")
+    assert parse_report(spelt) == parse_report(report) and parse_report(report)[0].value == "gray"
+
+
 def truth_of(mode_module, name: str, kind: str, seed: int = 0):
     """Truth of the first pair of a kind; nothing is drawn, so boxes are empty."""
     key = Key(name, "train", 1000, 64, 64, seed, mode_module.WORLD)

@@ -15,6 +15,7 @@ NUMBERS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 LETTERS = frozenset("CHILOTUX")
 
 _WORDS = re.compile(r"[a-z0-9]+")
+_SPELT = {"grey": "gray", "colour": "color", "centre": "center"}
 _SLOTS: dict[str, tuple[int, str]] = {
     **{word: (0, word) for word in SIZES},
     **{word: (1, word) for word in COLORS},
@@ -61,6 +62,10 @@ _REPORT_CUES: tuple[tuple[str, frozenset[str]], ...] = (
     ("color", frozenset(("color", *COLORS))),
 )
 _DIRECTIONS = ("brighter", "darker", "larger", "smaller", "higher", "lower", "closer", "farther")
+
+
+def _words(text: str) -> list[str]:
+    return [_SPELT.get(word, word) for word in _WORDS.findall(text.lower())]
 
 
 def _read(words: list[str]) -> tuple[list[tuple[int, int, Attributes]], list[int]]:
@@ -117,7 +122,7 @@ def parse(caption: str) -> ParsedChange:
     Args:
         caption: any string; what is not understood stays None.
     """
-    words = _WORDS.findall(caption.lower())
+    words = _words(caption)
     part, rest, _ = _spoken(words)
     value = next((_SLOTS[word][1] for word in reversed(rest) if word in _SLOTS and _SLOTS[word][0] in (1, 2)), None)
     kind = _kind(rest, _CLEVR_CUES)
@@ -140,7 +145,7 @@ def parse_report(caption: str) -> list[ParsedChange]:
 
 
 def _parse_sentence(sentence: str) -> ParsedChange:
-    words = _WORDS.findall(sentence.lower())
+    words = _words(sentence)
     part, rest, others = _spoken(words)
     kind = _kind(rest, _REPORT_CUES)
     old = value = None
