@@ -17,6 +17,7 @@ from lightning_idc.errors import PairError
 from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
+from lightning_idc.metrics.difference_list import UNCHANGED
 from lightning_idc.metrics.diversity import diversity
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.no_change import NO_CHANGE
@@ -231,8 +232,16 @@ def _is_sound(value: dict[str, Any]) -> bool:
 
 def _not_computed(protocol: Protocol, parts: Mapping[str, Scores]) -> dict[str, str]:
     there = {name for scores in parts.values() for name in _families(scores)}
-    absent = {name: "not computed: not asked for" for name in protocol.metrics if name not in there}
+    absent = {name: _absence(protocol, parts, name) for name in protocol.metrics if name not in there}
     return absent | next(iter(parts.values())).missing
+
+
+def _absence(protocol: Protocol, parts: Mapping[str, Scores], metric: str) -> str:
+    """Why no part has a metric of the protocol."""
+    of_part = "unchanged" if metric in UNCHANGED else "changed"
+    if protocol.lists_differences and of_part not in parts:
+        return f"not computed: no pair is {of_part}"
+    return "not computed: not asked for"
 
 
 def _counts(scores: Scores) -> dict[str, int]:

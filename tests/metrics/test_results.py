@@ -205,6 +205,22 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
     assert len(set(found)) == 4
 
 
+def test_a_list_of_differences_says_of_which_pairs_there_are_none(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    changed = {"id": "a", "caption": "a man came", "references": ["a man came"], "change_type": "add"}
+    same = {"id": "b", "caption": "no change", "references": [], "change_type": "no_change"}
+    lacking = {
+        "specificity": "not computed: no pair is unchanged",
+        **dict.fromkeys(("recall", "precision", "F1"), "not computed: no pair is changed"),
+    }
+    for records, metrics in (([changed], ["specificity"]), ([same], ["recall", "precision", "F1"])):
+        (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
+        assert main(["score", str(tmp_path / "predictions.json"), "--protocol", "difference-list", "--json"]) == 0
+        reasons = json.loads(capsys.readouterr().out)["not_computed"]
+        assert {name: reasons[name] for name in metrics} == {name: lacking[name] for name in metrics}
+
+
 @pytest.mark.parametrize(
     ("named", "asked", "split"),
     [
