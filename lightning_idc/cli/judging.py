@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +44,7 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
             raise ConfigError(
                 f"--judge is the endpoint {options.judge}; name the model that it runs with --judge-model"
             )
+        from lightning_idc.synthesis.slots.base import CutOff
         from lightning_idc.synthesis.slots.endpoint import Endpoint
 
         # 120 s, or as long as ten tokens a second take: a model that thinks is not asked again halfway
@@ -58,7 +60,9 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # asked again, the most probable answer would come again
             drawn = replace(endpoint, temperature=0.7) if attempt else endpoint
-            return drawn.ask(prompts, [attempt] * len(prompts))
+            said = drawn.ask(prompts, [attempt] * len(prompts))
+            # "score: 8" may be the beginning of "score: 85"
+            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in said]
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

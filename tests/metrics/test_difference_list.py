@@ -209,6 +209,8 @@ class Judge(BaseHTTPRequestHandler):
     requests: ClassVar[list[dict[str, Any]]] = []
     left: ClassVar[int] = 10**9
     """Requests that it answers before it refuses all."""
+    cut: ClassVar[str | None] = None
+    """What it says in place of an answer, when its tokens are at an end."""
 
     def do_POST(self) -> None:
         request = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -221,7 +223,10 @@ class Judge(BaseHTTPRequestHandler):
             self.send_error(400)
             return
         answer = "hm" if "weird" in asked else "1: a" if "came" in asked else "1: none"
-        body = json.dumps({"choices": [{"message": {"content": answer}}]}).encode()
+        choice: dict[str, Any] = {"message": {"content": answer}}
+        if self.cut is not None:
+            choice = {"message": {"content": self.cut}, "finish_reason": "length"}
+        body = json.dumps({"choices": [choice]}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
@@ -356,6 +361,25 @@ def test_the_length_of_answers_is_the_users_and_part_of_the_judge(
         hashes.add(found["protocol"]["hash"])
     assert len(hashes) == 2
     assert main([*given, "--judge-tokens", "0"]) == 1 and "--judge-tokens is 0" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "score"), [("The score is 8", None), ("Score: 85. It names the", 85.0), ("Score: 85\n", 85.0)]
+)
+def test_a_number_within_which_an_answer_breaks_off_is_no_score(
+    tmp_path: Path,
+    endpoint: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    said: str,
+    score: float | None,
+) -> None:
+    for name, value in {"there": THERE, "mine": MINE}.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(value))
+    given = ["score", str(tmp_path / "mine.json"), "--references", str(tmp_path / "there.json"), "--metrics", "BLEU"]
+    monkeypatch.setattr(Judge, "cut", said)
+    assert main([*given, "--judge", endpoint, "--judge-model", "any", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["judge"]["mean"] == score
 
 
 def test_a_judge_that_goes_away_is_asked_only_for_what_is_missing(
