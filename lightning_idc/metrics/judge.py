@@ -51,7 +51,9 @@ class Rubric:
         # the scale itself, as the prompt names it, is not a score
         text = re.sub(rf"\(?\b0\s*(?:-|–|to)\s*{most}\b\)?", " ", text)
         out_of = rf"\s*(?:/|out of)\s*{most}(?![\d.])"
-        marked = re.findall(rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d)", text, re.IGNORECASE)
+        # nor is a number of another scale, or one end of a range
+        other = rf"(?!\s*(?:/|out of)\s*(?!{most}(?!\.?\d))\d)(?!(?:[-–]|\s+to\s+)\d)"
+        marked = re.findall(rf"\bscore\b(?:\s+is)?\s*[:=]?\s*({_NUMBER})(?!\.?\d){other}", text, re.IGNORECASE)
         marked += re.findall(rf"(?<![\d.])({_NUMBER}){out_of}", text)
         if not marked:
             alone = re.match(rf"\s*({_NUMBER})(?=\s*(?:[.,;:!\n)]|$|-\s))(?!\.\d)", text)

@@ -39,6 +39,12 @@ from lightning_idc.metrics.paired_accuracy import (
         ("2 cubes moved", None),
         ("Score: 85. Or rather score: 20.", None),
         ("Score: 0-100", None),
+        ("Score: 3/4", None),
+        ("Score: 3/4, which is 75/100", 75),
+        ("Score: 3 out of 4", None),
+        ("Score: 80-90", None),
+        ("Score: 80 to 90", None),
+        ("Score: 80 - 3 of 4 aspects", 80),
         ("Score: 150", None),
         ("Score: 1000", None),
         ("-5", None),
@@ -52,7 +58,9 @@ def test_answers_are_read_strictly(answer: str, score: float | None) -> None:
 
 
 def test_the_other_scale() -> None:
-    assert [IMG_DIFF.read(text) for text in ("Score: 2", "3/3", "2/30", "Score: 5")] == [2, 3, None, None]
+    assert [IMG_DIFF.read(text) for text in ("Score: 2", "3/3", "2/30", "Score: 5", "Score: 2/10")] == [
+        2, 3, None, None, None
+    ]  # fmt: skip
 
 
 @given(st.text())
