@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.text import encodable
 from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -60,7 +62,8 @@ def run(given: list[str]) -> int:
     found = boards(results, folder, options.samples)
     if options.out is not None:
         return write(found, Path(options.out))
-    print(as_latex(found) if options.format == "latex" else as_markdown(found))
+    text = as_latex(found) if options.format == "latex" else as_markdown(found)
+    print(encodable(text, sys.stdout.encoding))
     return 0
 
 

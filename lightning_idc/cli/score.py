@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.text import encodable
 from lightning_idc.errors import IDCError, PairError
 from lightning_idc.files import save
 
@@ -47,9 +49,11 @@ def run(given: list[str]) -> int:
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
-    written = not options.out or save(Path(options.out), lambda path: path.write_text(text + "\n", encoding="utf-8"))
+    data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may be no UTF-8
+    written = not options.out or save(Path(options.out), lambda path: path.write_bytes(data))
     if options.json:
-        print(text)
+        whole = encodable(text, sys.stdout.encoding) == text
+        print(text if whole else json.dumps(result, indent=1, allow_nan=False))
     else:
         show(result, table)
     if not written:

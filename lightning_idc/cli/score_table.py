@@ -32,7 +32,7 @@ def show(result: Mapping[str, Any], parts: Mapping[str, Scores]) -> None:
     console.print(title, style="bold", soft_wrap=True)
     console.print(as_rich(summary, "", width))
     for line in _lines(result):
-        console.print(f"  {plain(line)}", soft_wrap=True)
+        console.print(f"  {plain(line, console.encoding)}", soft_wrap=True)
 
 
 def _lines(result: Mapping[str, Any]) -> list[str]:

@@ -25,6 +25,21 @@ def printable(text: str) -> str:
     )
 
 
+def encodable(text: str, encoding: str | None) -> str:
+    """The text, with escapes for what an encoding lacks.
+
+    Args:
+        text: of any lines.
+        encoding: of a stream; None for UTF-8.
+
+    Example:
+        >>> encodable("1.0 ± 0.2", "ascii")
+        '1.0 \\\\xb1 0.2'
+    """
+    name = encoding or "utf-8"
+    return text.encode(name, "backslashreplace").decode(name)
+
+
 def markdown(text: str) -> str:
     """One line of Markdown in which the text is text: never markup, HTML or a link."""
     return "".join(f"&#{ord(c)};" if c in "<>&|`*[]\\" else c for c in plain(text))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +83,18 @@ def test_score_as_json_says_what_its_numbers_are(tmp_path: Path, capsys: pytest.
     assert set(result["files"]) == {"said.json", "truth.json"}
     low, high = result["intervals"]["ROUGE-L"]
     assert low <= result["scores"]["all"]["ROUGE-L"] <= high
+
+
+def test_names_that_an_output_cannot_hold_end_no_scoring(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    printed = io.BytesIO()
+    result = tmp_path / "r.json"
+    arguments = [*files(tmp_path), "--metrics", "BLEU", "--model", "caf\u00e9 \udcff", "--out", str(result)]
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert main([*arguments, "--json"]) == 0
+    assert json.loads(printed.getvalue())["model"] == "caf\u00e9 \udcff"
+    assert json.loads(result.read_text(encoding="utf-8"))["model"] == "caf\u00e9 ?"
+    assert main(arguments) == 0 and b"BLEU-4" in printed.getvalue()
+    assert main(["leaderboard", str(tmp_path)]) == 0 and b"caf\\xe9" in printed.getvalue()
 
 
 @pytest.mark.parametrize("form", [["--json"], []])
