@@ -57,7 +57,9 @@ class CaptionScores(Metric):
             PairError: one is no dict of plain values, or lacks what every record has.
         """
         if isinstance(records, Mapping):
-            raise PairError(f"update was given one dict with {', '.join(records)}; expected a list of records")
+            raise PairError(
+                f"update was given one dict with {', '.join(map(str, records))}; expected a list of records"
+            )
         text = "".join(_line(record, number) for number, record in enumerate(records, 1))
         data = (
             torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8) if text else torch.zeros(0, dtype=torch.uint8)
