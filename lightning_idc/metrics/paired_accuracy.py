@@ -202,7 +202,10 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[Answere
         PairError: the file holds no records, one of them lacks something, or a question comes twice.
     """
     found, seen = [], set()
-    for where, record in Content(path).records():
+    content = Content(path)
+    # a single line looks like a map
+    lone = content.form == "map" and "answer" in content.items
+    for where, record in [(content.name, content.items)] if lone else content.records():
         given = record if isinstance(record, dict) else {}
         mmvp = "question_id" in given
         names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "said")

@@ -59,6 +59,16 @@ def test_answers_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixt
     assert "is a folder; name a file in it" in capsys.readouterr().err
 
 
+def test_a_single_answer_is_scored(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    answers = tmp_path / "answers.jsonl"
+    answers.write_text(json.dumps({"pair": "spatialmap.0", "answer": "a", "said": "(a)"}) + "\n")
+    assert main(["questions", "score", str(answers), "--by-task"]) == 0
+    assert "all: 100.0 % of 1" in capsys.readouterr().out
+    answers.write_text(json.dumps({"1": "a"}))
+    assert main(["questions", "score", str(answers), "--by-task"]) == 1
+    assert "holds a map; expected a list of records" in capsys.readouterr().err
+
+
 def test_questions_of_both_layouts(tmp_path: Path) -> None:
     own = read_questions(table(tmp_path / "own"))
     folder = tmp_path / "own"
