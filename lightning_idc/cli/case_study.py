@@ -75,8 +75,13 @@ def _read(path: Path) -> dict[str, Any]:
     """Pairs that a stage met, by id."""
     try:
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        sound = all({"positive", "negative", "margin"} <= set(pair) for pair in found.values())
-    except (ValueError, AttributeError, TypeError, RecursionError):
+        sound = all(
+            isinstance(pair["positive"], str)
+            and isinstance(pair["negative"], str)
+            and isinstance(pair["margin"], int | float | None)
+            for pair in found.values()
+        )
+    except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         sound = False
     if not sound:
         raise PairError(

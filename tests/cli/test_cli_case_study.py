@@ -45,7 +45,17 @@ def test_what_cannot_be_compared_is_told(tmp_path: Path, capsys: pytest.CaptureF
     assert "at least 1" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("text", ['{"red": ', "[]", '{"red": {"positive": "a cube moved"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"red": ',
+        "[]",
+        '{"red": {"positive": "a cube moved"}}',
+        '{"red": ["positive", "negative", "margin"]}',
+        '{"red": {"positive": "a cube moved", "negative": 2, "margin": null}}',
+        '{"red": {"positive": "a cube moved", "negative": "a", "margin": "0.1"}}',
+    ],
+)
 def test_damaged_negatives_are_named(text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "dpo").mkdir()
     (tmp_path / "dpo" / "negatives.json").write_text(text)
