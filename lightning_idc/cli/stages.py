@@ -107,12 +107,15 @@ class Run:
                 print(f"\n== {stage.name} ({stage.run}, stage {number} of {len(recipe.stages)})", flush=True)
                 started = time.monotonic()
                 status = self._run_with_followers(recipe, number - 1, fits)
+                resume = f"lightning-idc run {shlex.quote(str(recipe.path))} --resume {shlex.quote(shown)}"
                 if status:
                     said = "stopped in" if status == 130 else "failed in"
-                    resume = f"lightning-idc run {shlex.quote(str(recipe.path))} --resume {shlex.quote(shown)}"
                     print(f"\n{said} stage {stage.name}; continue with\n  {resume}", file=sys.stderr, flush=True)
                     return status
-                result = self._finished(stage, key) or {}
+                result = self._finished(stage, key)
+                if result is None:  # the share of one task of an array
+                    print(f"when the others are there, complete them with\n  {resume} --engine complete", flush=True)
+                    return 0
                 print(f"== {stage.name} took {_spent(started)}", flush=True)
             if stage.run == "fit":
                 fits.append((stage, result.get("best", "")))
@@ -180,6 +183,10 @@ class Run:
         if not (home / OUTCOME).is_file():
             return 1
         result = read_record(home / OUTCOME, ("best", "metrics"), "resume the run to make it anew")
+        if "unfinished" in result:
+            print(f"\nstage {home.name} is not finished: {result['unfinished']}", flush=True)
+            (home / OUTCOME).unlink()
+            return 0
         best = Path(result["best"]) if result["best"] else None
         if best is not None:
             from lightning_idc.core.checkpoint_io import check_intact

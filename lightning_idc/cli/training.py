@@ -396,4 +396,17 @@ def _write_result(cli: PairCLI) -> None:
         best = saver.best_model_path or saver.last_model_path or "".join(last[-1:])
         if saver.monitor is not None and not saver.best_model_path and best:
             print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)
-    atomic_write(Path(target), json.dumps({"best": best, "metrics": metrics}, indent=2))
+    outcome = {"best": best, "metrics": metrics, **_unfinished(cli)}
+    atomic_write(Path(target), json.dumps(outcome, indent=2))
+
+
+def _unfinished(cli: PairCLI) -> dict[str, str]:
+    """What there is of a store of records whose other shards other processes make, such as tasks of an array."""
+    if cli.verb != "predict":
+        return {}
+    from lightning_idc.synthesis.pipeline import Records
+
+    if not isinstance(cli.datamodule, Records) or cli.datamodule.job.completed:
+        return {}
+    job = cli.datamodule.job
+    return {"unfinished": f"{job.shards - len(job.pending())} of {job.shards} shards are in {job.target}"}

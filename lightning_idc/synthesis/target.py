@@ -209,6 +209,11 @@ class Target:
         """Whether a shard is there."""
         return described_shard(self.target, number, read_manifest(self.target, "records", REMEDY)) is not None
 
+    @property
+    def completed(self) -> bool:
+        """Whether the target was marked as finished."""
+        return bool(read_manifest(self.target, "records", REMEDY).get("complete"))
+
     def complete(self, stage: BasePipelineStage) -> bool:
         """Mark the target as finished if all shards are there, and say whether they are."""
         if self.pending():

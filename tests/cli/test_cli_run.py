@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from toy_idc import RECIPE
 
 from lightning_idc.cli import main, processes, stages
@@ -150,6 +151,41 @@ def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew
     Path("shared.yaml").write_text(f"base:\n{base}".replace("width: 3", "width: 6"))
     assert resumed(runs) == ["second", "test"], "the first stage names another class, and so other arguments"
     assert resumed(runs) == []
+
+
+SHARES = """
+recipe: {title: Hashes}
+stages:
+  - name: hash
+    run: predict
+    config:
+      model: {class_path: ImageHashes, init_args: {images: [image]}}
+      data:
+        class_path: Records
+        init_args: {source: {class_path: ImageFolder, init_args: {root: photos}}, target: "${run_dir}/a", shard_size: 1}
+  - name: again
+    like: hash
+    config: {data: {init_args: {source: "${run_dir}/a", target: "${run_dir}/b"}}}
+"""
+
+
+def test_the_share_of_one_task_of_an_array_does_not_finish_a_stage(
+    runs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other tasks go on with it, and the stage that reads its records waits until it is completed."""
+    Path("photos").mkdir()
+    for number in range(3):
+        Image.new("RGB", (24, 24), (50 * number, 0, 99)).save(f"photos/{number}.png")
+    Path("shares.yaml").write_text(SHARES)
+    share = ["--engine", "array", "--engine.tasks", "2", "--engine.task"]
+    assert main(["run", "shares.yaml", "--run_dir", "out", *share, "0"]) == 0
+    said = capsys.readouterr().out
+    assert "stage hash is not finished: 2 of 3 shards" in said and "--resume out --engine complete" in said
+    assert main(["run", "shares.yaml", "--resume", "out", *share, "1"]) == 0
+    assert "3 of 3 shards" in capsys.readouterr().out
+    assert main(["run", "shares.yaml", "--resume", "out", "--engine", "complete"]) == 1
+    assert "out/b: 3 of 3 shards are missing" in capsys.readouterr().err
+    assert names(runs) == ["hash", "hash", "hash", "again"]
 
 
 def test_an_unknown_recipe_is_refused_with_the_nearest(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
