@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,24 @@ def test_a_resumed_run_of_parts_of_epochs_sees_its_batches(tmp_path: Path, step:
     trainer.fit(second, GreyPairs(batch_size=4), ckpt_path=tmp_path / f"step={step}.ckpt", weights_only=True)
     assert len(straight.trained) == 9
     assert straight.trained[step:] == second.trained
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "says"),
+    [(8, "8 pairs of that epoch are left out"), (2, "4 pairs of that epoch are seen twice"), (12, "8 .* seen twice")],
+)
+def test_a_step_of_another_size_is_told_within_an_epoch(batch_size: int, says: str) -> None:
+    """Lightning counts steps, so the position in the epoch is another one: 2 steps of 4 pairs of 23 were taken."""
+    before, after = (GreyPairs(batch_size=size).loader("train") for size in (4, batch_size))
+    batches = iter(before)
+    next(batches), next(batches)
+    with pytest.warns(UserWarning, match=f"2 steps of 4 pairs.*a step has {batch_size} now: {says}"):
+        after.load_state_dict(before.state_dict())
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        GreyPairs(batch_size=4).loader("train").load_state_dict(before.state_dict())
+        list(batches)
+        after.load_state_dict(before.state_dict())  # between two epochs nothing is lost
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -96,7 +97,11 @@ class PairLoader(DataLoader[Any]):
 
     def state_dict(self) -> dict[str, int]:
         """Where the epoch stands, for Lightning's checkpoints."""
-        return {"epoch": self.pair_sampler.epoch, "served": self._served}
+        return {"epoch": self.pair_sampler.epoch, "served": self._served, "pairs_per_step": self._pairs_per_step}
+
+    @property
+    def _pairs_per_step(self) -> int:
+        return (self.batch_size or 1) * self.pair_sampler.world
 
     def give_back(self) -> None:
         """Count the last batch as not served, since nothing came of it."""
@@ -107,6 +112,21 @@ class PairLoader(DataLoader[Any]):
         self.pair_sampler.set_epoch(state["epoch"])
         self._start_epoch = state["epoch"]
         self._start = state["served"] if state["served"] < len(self) else 0
+        self._tell_other_steps(state["epoch"], state["served"], state.get("pairs_per_step", self._pairs_per_step))
+
+    def _tell_other_steps(self, epoch: int, served: int, before: int) -> None:
+        """Say what a step of another size costs within an epoch: Lightning counts steps, not pairs."""
+        now, size = self._pairs_per_step, self.pair_sampler.size
+        if before == now or not 0 < served * before < size:
+            return
+        missed = min(self._start * now, size) - served * before
+        warnings.warn(
+            f"the checkpoint stands in epoch {epoch} after {served} steps of {before} pairs (batch_size times "
+            f"processes), but a step has {now} now: {abs(missed)} pairs of that epoch are "
+            f"{'left out' if missed > 0 else 'seen twice'}; go on with steps of {before}, or from a checkpoint between "
+            "two epochs, where every pair shall be seen once",
+            stacklevel=2,
+        )
 
 
 class Batches:
