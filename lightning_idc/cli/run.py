@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shlex
 import sys
 import warnings
 from pathlib import Path
@@ -78,7 +79,12 @@ def run(given: list[str]) -> int:
             folder = home and home / "_".join(choice.values())
         begun = resume is not None and folder is not None and (not seeds or (folder / RUN).is_file())
         resumed, new = (folder, None) if begun else (None, folder)
+        if resume is not None and not begun:
+            keys = {**_keys_of_begun(resume), **keys}
         if status := _run_one(path, keys, new, resumed, smoke, imported_only):
+            if seeds and home:
+                every = f"--seeds {','.join(map(str, seeds))} --resume {shlex.quote(str(home))}"
+                print(f"or all seeds with\n  lightning-idc run {shlex.quote(str(path))} {every}", file=sys.stderr)
             return status
     place = place_in_job() if seeds else None
     return _compare_seeds(home, len(seeds)) if seeds and home and (place is None or place.rank == 0) else 0
@@ -93,6 +99,18 @@ def _seeds(overrides: dict[str, Any]) -> list[int]:
     if found and "seed_everything" in overrides:
         raise ConfigError("--seeds sets seed_everything of each run; leave --seed_everything out")
     return [int(seed) for seed in found]
+
+
+def _keys_of_begun(folder: Path) -> dict[str, Any]:
+    """Keys of a seed that was begun, which the others are to be run with, too: one table compares them all."""
+    from lightning_idc.cli.records import read_record
+    from lightning_idc.cli.stages import RUN
+
+    for record in sorted(folder.glob(f"seed_*/**/{RUN}")):
+        known = read_record(record, ("recipe", "overrides"), "a run without it cannot be resumed: start anew")
+        own = [key for key in known["overrides"] if key == "seed_everything" or key.startswith("matrix.")]
+        return {key: value for key, value in known["overrides"].items() if key not in own}
+    return {}
 
 
 def _compare_seeds(folder: Path, seeds: int) -> int:

@@ -153,6 +153,21 @@ def test_a_changed_file_of_defaults_counts_and_so_do_weights_that_were_made_anew
     assert resumed(runs) == []
 
 
+def test_seeds_that_were_not_begun_go_on_with_the_keys_of_those_that_were(
+    runs: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They are compared in one table, for which they must be runs of the same settings."""
+    keys = ["--model.width", "4", "--trainer.max_epochs", "1", "--stages.second.model.fail_at", "1"]
+    assert main(["run", "toy.yaml", "--seeds", "1,2", "--run_dir", "out", *keys]) == 1
+    assert "lightning-idc run toy.yaml --seeds 1,2 --resume out" in capsys.readouterr().err
+    runs.clear()
+    mended = ["--stages.second.model.fail_at", "-1"]
+    assert main(["run", "toy.yaml", "--seeds", "1,2", "--resume", "out", *mended]) == 0
+    assert names(runs) == ["second", "test", "first", "second", "test"]
+    assert [config["seed_everything"] for _, config in runs] == [1, 1, 2, 2, 2]
+    assert all(config["model"]["init_args"]["width"] == 4 for _, config in runs)
+
+
 SHARES = """
 recipe: {title: Hashes}
 stages:
