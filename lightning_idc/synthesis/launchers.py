@@ -74,7 +74,7 @@ class ArrayTask(Launcher):
         device: of the models.
 
     Raises:
-        ConfigError: neither the arguments nor SLURM say which task this is.
+        ConfigError: neither the arguments nor SLURM say which task this is, or the array has gaps.
     """
 
     def __init__(self, task: int | None = None, tasks: int | None = None, device: str = "cpu") -> None:
@@ -157,11 +157,18 @@ def array_task() -> tuple[int, int]:
     """Number of this task, from 0, and number of tasks, as SLURM tells them.
 
     Raises:
-        ConfigError: this process is not a task of an array.
+        ConfigError: this process is not a task of an array, or the array has gaps.
     """
     names = ("SLURM_ARRAY_TASK_ID", "SLURM_ARRAY_TASK_MIN", "SLURM_ARRAY_TASK_COUNT")
     found = [os.environ.get(name, "") for name in names]
     if not all(text.isdigit() for text in found):
         raise ConfigError(f"this is not a task of a SLURM array: {', '.join(names)} are not set; name task and tasks")
     number, first, count = map(int, found)
+    last = os.environ.get("SLURM_ARRAY_TASK_MAX", "")
+    if last.isdigit() and int(last) - first + 1 != count:  # some were submitted again, or every second one
+        raise ConfigError(
+            f"the SLURM array has {count} tasks from {first} to {last}, so their numbers do not say which shards are "
+            "theirs; name task and tasks, as in --engine.task $SLURM_ARRAY_TASK_ID --engine.tasks 8, with the number "
+            "of tasks that the whole array had"
+        )
     return number - first, count

@@ -133,6 +133,20 @@ def test_a_task_or_a_number_of_tasks_that_is_named_goes_before_that_of_slurm(
         assert {int(path.stem[6:]) for path in target.glob("shard-*.json")} == made
 
 
+@pytest.mark.parametrize(("number", "last", "count"), [("3", "7", "2"), ("0", "6", "4")])
+def test_an_array_with_gaps_is_refused_unless_the_task_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, last: str, count: str
+) -> None:
+    """Tasks that failed are submitted again by their numbers, as ``--array=3,7``: they are not 0 and 1 of 2."""
+    for name, value in (("ID", number), ("MIN", number), ("MAX", last), ("COUNT", count)):
+        monkeypatch.setenv(f"SLURM_ARRAY_TASK_{name}", value)
+    for options in ({}, {"tasks": 8}):
+        with pytest.raises(PairError, match=rf"{count} tasks from {number} to {last}.*name task and tasks"):
+            run_share(Shade(), Numbers(80), tmp_path, **options, **SIZES)
+    run_share(Shade(), Numbers(80), tmp_path, int(number), 8, **SIZES)
+    assert {int(path.stem[6:]) for path in tmp_path.glob("shard-*.json")} == {int(number), int(number) + 8}
+
+
 class Fragile(PipelineStage):
     """Adds 1, and raises an error where it meets a number."""
 
