@@ -6,6 +6,7 @@ import errno
 import re
 import tempfile
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.arguments import accepted_arguments
@@ -44,6 +45,12 @@ def _without_workers_traceback(message: str) -> str:
     return message[last[-1].end() :].rstrip() if last else message
 
 
+def _file_on_the_way(error: OSError) -> Path | None:
+    """File that keeps a folder from being made."""
+    path = Path(str(error.filename or ""))
+    return next((place for place in (path, *path.parents) if place.is_file()), None)
+
+
 def _fixable(error: BaseException) -> str | None:
     """Sentence for one error of a chain."""
     text = " ".join(str(error).split())
@@ -57,6 +64,8 @@ def _fixable(error: BaseException) -> str | None:
             f"{str(error.filename)!r} cannot be used ({error.strerror}); results go into the current folder: start in "
             "one that can be written to, or name one with --trainer.default_root_dir (caches: LIGHTNING_IDC_CACHE)"
         )
+    if isinstance(error, FileExistsError | NotADirectoryError) and (file := _file_on_the_way(error)) is not None:
+        return f"{str(file)!r} is a file where a folder is to be made ({error.filename!r}); name another folder"
     if isinstance(error, RuntimeError) and "Connection closed by peer" in text:
         return "another process of this run has ended; what it printed says why"
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_ANOTHER_MODEL):

@@ -198,6 +198,18 @@ def test_a_lock_is_held_while_forked_processes_come_and_go(tmp_path: Path) -> No
         pass
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "notes.txt/out"])
+@pytest.mark.parametrize("seeds", [[], ["--seeds", "1,2"]])
+def test_a_file_in_place_of_the_folder_is_one_sentence(
+    runs: Any, capsys: pytest.CaptureFixture[str], name: str, seeds: list[str]
+) -> None:
+    Path("notes.txt").write_text("mine")
+    assert main(["run", "toy.yaml", "--run_dir", name, *seeds]) == 1
+    (said,) = capsys.readouterr().err.strip().splitlines()[:1]
+    assert "'notes.txt' is a file" in said and "name another folder" in said
+    assert runs == [] and Path("notes.txt").read_text() == "mine"
+
+
 def test_a_folder_that_cannot_be_written_to_is_one_sentence(tmp_path: Path) -> None:
     made = subprocess.run(["mount", "-t", "tmpfs", "-o", "ro", "none", str(tmp_path)], capture_output=True, text=True)
     if made.returncode:
