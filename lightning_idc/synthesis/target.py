@@ -10,7 +10,7 @@ from typing import Any
 
 from lightning_idc.core.shards import adopt_shard, remove_shard
 from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError, check_number
 from lightning_idc.files import fingerprint, remove_partials
 from lightning_idc.synthesis.claims import forget_claims
 from lightning_idc.synthesis.progress import Progress
@@ -57,8 +57,11 @@ class Target:
         image_format: ImageFormat = "png",
         max_failures: int = 100,
     ) -> None:
-        if batch_size < 1 or shard_size < 1:
-            raise ConfigError(f"batch_size is {batch_size} and shard_size {shard_size}; expected at least 1")
+        for name, value in (("batch_size", batch_size), ("shard_size", shard_size), ("limit", limit)):
+            if value is not None:
+                check_number(name, value, minimum=1)
+        check_number("num_workers", num_workers, minimum=0)
+        check_number("max_failures", max_failures, minimum=0)
         if keep_dropped not in ("all", "thumbnails", "none") or image_format not in ("png", "jpeg", "webp"):
             raise ConfigError(
                 f"keep_dropped is {keep_dropped!r} and image_format {image_format!r}; expected all, thumbnails or "
@@ -176,6 +179,12 @@ class Target:
         if found["fingerprint"] != fingerprint_of(identity):
             known = found["identity"]
             changed = [key for key in ("stage", "settings", "records") if known.get(key) != identity[key]]
+            before, now = known.get("shard_size"), identity["shard_size"]
+            if not changed and before != now:
+                raise ConfigError(
+                    f"{self.target} was begun with shard_size that is {now} now and was {before}; give that one, name "
+                    "another target, or remove that folder to begin anew"
+                )
             raise ConfigError(
                 f"{self.target} was begun with {' and '.join(changed) or 'records of the source'} that are "
                 "different now; name another target, or remove that folder to begin anew"

@@ -18,6 +18,7 @@ from helpers.toy_stages import Numbers, Shade, digests, everything
 
 from lightning_idc.core import shards
 from lightning_idc.core.types import PairError
+from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import MapStage
@@ -226,6 +227,21 @@ def test_another_setting_or_source_is_refused(tmp_path: Path) -> None:
         run(Shade(), Numbers(13), tmp_path / "a")
     with pytest.raises(PairError, match="stage"):
         run(MapStage(number_plus), Numbers(12), tmp_path / "a")
+
+
+def test_another_size_of_shards_is_named_as_what_differs(tmp_path: Path) -> None:
+    run_in_process(Shade(), Numbers(12), tmp_path / "a", shard_size=4)
+    with pytest.raises(PairError, match="was begun with shard_size that is 6 now and was 4"):
+        run_in_process(Shade(), Numbers(12), tmp_path / "a", shard_size=6)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "shard_size", "limit", "num_workers", "max_failures"])
+def test_a_number_out_of_range_is_refused_before_anything_is_made(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PairError, match=f"{name} is -1; expected at least"):
+        run_in_process(Shade(), Numbers(12), tmp_path / "a", **{name: -1})
+    with pytest.raises(PairError, match="limit is 0"):  # which would make an empty store
+        run_in_process(Shade(), Numbers(12), tmp_path / "a", limit=0)
+    assert not (tmp_path / "a").exists()
 
 
 def test_arrays_come_back(tmp_path: Path) -> None:
