@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from lightning_idc.errors import ConfigError
 
 
@@ -13,14 +11,15 @@ def run(given: list[str]) -> int:
 
     about = "Memory of a recipe's stages that train a published vision-language model, computed; of all entries of its "
     arguments = parser("plan", about + "matrix, or of those that --matrix.AXIS ENTRY names.")
-    arguments.add_argument("recipe", help="YAML file")
+    arguments.add_argument("recipe", help="YAML file, or the name of a recipe that comes with the library")
     arguments.add_argument("--memory", type=float, metavar="GIB", help="of a device; fail where a stage needs more")
     options, rest = arguments.parse_known_args(given[1:])
     from lightning_idc.cli.configuration import parse_overrides
     from lightning_idc.cli.recipe import choices, load
+    from lightning_idc.cli.recipes import file_of
     from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
 
-    path, planned, overrides = Path(options.recipe), 0, parse_overrides(rest)
+    path, planned, overrides = file_of(options.recipe), 0, parse_overrides(rest)
     for key in overrides:
         if not key.startswith("matrix."):
             raise ConfigError(f"plan takes --memory and --matrix.AXIS, found --{key}; change the recipe instead")

@@ -37,6 +37,21 @@ def named(name: str) -> Path:
     return known[wanted]
 
 
+def file_of(given: str) -> Path:
+    """File of a recipe: a path, or the name of one that comes with the library.
+
+    Raises:
+        ConfigError: there is neither; the nearest name.
+    """
+    if Path(given).is_file():
+        return Path(given)
+    try:
+        return named(given)
+    except ConfigError as error:
+        missing = Path(given).suffix in (".yaml", ".yml")
+        raise ConfigError(f"there is no file {given!r}, and {error}" if missing else str(error)) from None
+
+
 def run(given: list[str]) -> int:
     """The verb `recipes`."""
     verb, *arguments = given[1:] or ["ls"]

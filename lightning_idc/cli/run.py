@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.cli.recipes import named
+from lightning_idc.cli.recipes import file_of
 from lightning_idc.errors import ConfigError, IDCError
 
 _HELP = """usage: lightning run RECIPE.yaml [--smoke] [--run_dir DIR | --resume DIR] [--key value ...]
@@ -61,7 +61,7 @@ def run(given: list[str]) -> int:
     if run_dir and resume:
         raise ConfigError("--run_dir names a new folder and --resume an old one; give one of them")
     seeds = _seeds(overrides)
-    path = _file(given[0])
+    path = file_of(given[0])
     smoke = any(flag in given for flag in flags)
     chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
     # a run that is resumed says itself which entry it is of; one folder of several seeds does not
@@ -186,14 +186,3 @@ def _with_engine(overrides: dict[str, Any]) -> dict[str, Any]:
 def _folder(overrides: dict[str, Any], name: str) -> Path | None:
     value = overrides.pop(name, None)
     return None if value is None else Path(str(value))
-
-
-def _file(given: str) -> Path:
-    """File of a recipe: a path, or the name of one that comes with the library."""
-    if Path(given).is_file():
-        return Path(given)
-    try:
-        return named(given)
-    except IDCError as error:
-        missing = Path(given).suffix in (".yaml", ".yml")
-        raise ConfigError(f"there is no file {given!r}, and {error}" if missing else str(error)) from None

@@ -88,6 +88,13 @@ def test_the_verb_prints_it(stock: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert "more than 1e-06: set quantize" in capsys.readouterr().err
 
 
+def test_a_recipe_is_named_as_run_names_it(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "own_pairs"]) == 1
+    assert "train: plan reads stages that train a VLMCaptioner" in capsys.readouterr().out
+    assert main(["plan", "own_pair"]) == 1
+    assert "did you mean 'own_pairs'" in capsys.readouterr().err
+
+
 def test_other_stages_are_refused() -> None:
     with pytest.raises(ConfigError, match="published `model`"):
         plan_of_stage({"model": {"class_path": "lightning_idc.methods.namc.module.NAMC"}})
