@@ -66,8 +66,11 @@ def _fixable(error: BaseException) -> str | None:
         )
     if isinstance(error, FileExistsError | NotADirectoryError) and (file := _file_on_the_way(error)) is not None:
         return f"{str(file)!r} is a file where a folder is to be made ({error.filename!r}); name another folder"
-    if isinstance(error, RuntimeError) and "Connection closed by peer" in text:
-        return "another process of this run has ended; what it printed says why"
+    if isinstance(error, RuntimeError) and re.search("Connection (closed|reset) by peer", text):
+        return (
+            "another process of this run has ended; what it printed says why, and one that printed nothing was ended "
+            "from outside, often for want of memory: resume the run"
+        )
     if isinstance(error, RuntimeError | ValueError) and text.startswith(_ANOTHER_MODEL):
         return f"the checkpoint is of another model, or of other settings: {text[:500]}"
     if isinstance(error, RuntimeError) and text.startswith("DataLoader worker"):

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from toy_idc import RECIPE
 
+from lightning_idc.cli.errors import readable
 from lightning_idc.cli.peers import place_in_job
 from lightning_idc.errors import PairError
 
@@ -137,6 +138,15 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
             monkeypatch.setenv(name, value)
 
     return set_them
+
+
+@pytest.mark.parametrize(
+    "said", ["Connection closed by peer [127.0.0.1]", "Read error [::1]:27: Connection reset by peer"]
+)
+def test_a_process_that_was_killed_is_one_sentence_in_the_others(said: str) -> None:
+    """As gloo says it, which depends on the moment of the kill."""
+    told = readable(RuntimeError(f"[/gloo/transport/tcp/pair.cc:545] {said}. This is typically caused by a worker"))
+    assert told is not None and "another process of this run has ended" in told and "resume the run" in told
 
 
 def test_a_process_alone_has_no_fellows(variables: Any) -> None:
