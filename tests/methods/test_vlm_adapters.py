@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.vlm_tiny import ARCHITECTURES, captioner, samples
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightning_idc.core.types import PairError
@@ -67,6 +68,15 @@ def test_lora_trains_the_language_model_only_and_leaves_the_rest_to_full_trainin
     assert [n for n, p in model.named_parameters() if p.requires_grad and p.grad is None] == []
 
 
+@pytest.mark.parametrize("targets", [r".*\.q_proj|.*\.v_proj", r".*\.(q_proj|v_proj)"])
+def test_targets_that_are_one_of_several_stay_within_the_frozen_part(targets: str) -> None:
+    """The tower of this family names its layers as the language model does."""
+    model = captioner("llava_onevision")
+    model.add_adapter("lora", LoraAdapter, rank=4, alpha=8, targets=targets)
+    updated = [name for name, _ in model.built_net.named_parameters() if "lora_" in name]
+    assert len(updated) == 2 * 2 * 2 and all(".language_model." in name for name in updated)
+
+
 @pytest.mark.parametrize("first", ["lora", "mdp"])
 def test_one_switch_gives_back_the_model_before_both(first: str) -> None:
     model = captioner("llava_onevision")
@@ -118,6 +128,16 @@ def test_adapters_alone_are_saved_and_loaded(first: str, options: dict[str, Any]
     assert list(again.adapters) == list(model.adapters)
 
 
+def test_a_lora_that_lacks_weights_is_refused(tmp_path: Path) -> None:
+    adapted().save_adapters(tmp_path)
+    file = tmp_path / "lora" / "adapter_model.safetensors"
+    weights = load_file(file)
+    name = next(key for key in weights if "lora_B" in key)
+    save_file({key: value for key, value in weights.items() if key != name}, file, {"format": "pt"})
+    with pytest.raises(PairError, match=r"lora' lacks 1 of the 28 weights of the LoRA .*lora_B"):
+        captioner("llava_onevision").load_adapters(tmp_path)
+
+
 def test_peft_itself_reads_the_saved_lora(tmp_path: Path) -> None:
     from peft import PeftModel
 
@@ -166,6 +186,7 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
     [
         ({"freeze": ["model.brain"]}, "finds no module 'model.brain'"),
         ({"targets": "nothing"}, "cannot be put into"),
+        ({"targets": ".*(q_proj"}, r"targets is '\.\*\(q_proj', which is no regular expression"),
         ({"rank": 0}, "rank is 0"),
         ({"alpha": 0}, "alpha is 0"),
         ({"dropout": 1.0}, "dropout is 1.0"),

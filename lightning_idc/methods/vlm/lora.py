@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -128,7 +129,15 @@ class LoraAdapter(Adapter):
     def _target_modules(self, model: nn.Module, freeze: Sequence[str]) -> str | list[str]:
         if self.targets != ALL_LINEAR:
             roots = "|".join(path.replace(".", r"\.") for path in freeze)
-            return rf"(?=({roots})(\.|$)){self.targets}"
+            pattern = rf"(?=({roots})(\.|$))(?:{self.targets})"
+            try:
+                re.compile(pattern)
+            except re.error as error:
+                raise ConfigError(
+                    f"targets is {self.targets!r}, which is no regular expression ({error.msg}); expected {ALL_LINEAR} "
+                    r"or one of paths of layers, for example '.*\.(q_proj|v_proj)'"
+                ) from error
+            return pattern
         inside = tuple(f"{path}." for path in freeze)
         found = [
             name for name, part in model.named_modules() if isinstance(part, nn.Linear) and name.startswith(inside)
@@ -240,6 +249,13 @@ class LoraAdapter(Adapter):
         if result.unexpected_keys:
             raise CheckpointError(
                 f"{str(folder)!r} holds a LoRA of another model: {', '.join(result.unexpected_keys[:3])}"
+            )
+        # what a file does not bring would stay as it was drawn
+        lost = [key for key in result.missing_keys if NAME in key.split(".")]
+        if lost:
+            raise CheckpointError(
+                f"{str(folder)!r} lacks {len(lost)} of the {len(lost) + len(state)} weights of the LoRA that its "
+                f"records describe: {', '.join(lost[:3])}; use another copy of it, or save the adapters again"
             )
 
 
