@@ -125,7 +125,8 @@ def reading(path: Any) -> Iterator[None]:
 def loading_model(name: Any) -> Iterator[None]:
     """Turn what transformers says of a folder or hub id that it does not load into one sentence.
 
-    Its own sentence on a model with code advises to run that code.
+    Its own sentence on a model with code advises to run that code, and what a damaged file makes fail depends on its
+    content.
 
     Args:
         name: folder or hub id.
@@ -135,21 +136,26 @@ def loading_model(name: Any) -> Iterator[None]:
     """
     try:
         yield
-    except IDCError:
+    except (IDCError, RuntimeError, MemoryError):  # too little memory says so itself
         raise
     except pickle.UnpicklingError as error:
         raise ConfigError(
             f"{str(name)!r} holds pickled objects and not only tensors, or is damaged: loading it would run code, "
             "so do not load it; ask for weights as safetensors"
         ) from error
-    except (ValueError, OSError, ImportError) as error:
+    except Exception as error:
         said = " ".join(str(error).split())
         if any(words in said for words in ("trust_remote_code", "does not recognize", "Unrecognized")):
             raise ConfigError(
                 f"{str(name)!r} is of a type that the installed transformers does not know, or brings code of its own, "
                 "which is never run; choose a model that transformers itself has, or update transformers"
             ) from error
-        raise ConfigError(f"{str(name)!r} cannot be loaded: {said[:300]}") from error
+        if isinstance(error, (OSError, ImportError)) or type(error) is ValueError:
+            raise ConfigError(f"{str(name)!r} cannot be loaded: {said[:300]}") from error
+        raise ConfigError(
+            f"{str(name)!r} cannot be loaded ({type(error).__name__}: {said[:300]}); a file of it is damaged, or was "
+            "made by another program or version: use another copy of it"
+        ) from error
 
 
 def reads_file(argument: str) -> Callable[[F], F]:

@@ -124,6 +124,50 @@ def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, ca
         model.collate(samples())
 
 
+@pytest.mark.parametrize(
+    ("file", "left", "message"),
+    [
+        ("processor_config.json", None, "cannot be loaded: Can't load image processor"),
+        ("tokenizer.json", 1, "cannot be loaded .* a file of it is damaged"),
+        ("model.safetensors", 100, "cannot be loaded .* a file of it is damaged"),
+    ],
+)
+def test_a_folder_that_was_copied_in_part_is_refused(
+    file: str, left: int | None, message: str, stock: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "part"
+    shutil.copytree(stock, folder)
+    content = (folder / file).read_bytes()
+    (folder / file).unlink()
+    if left is not None:
+        (folder / file).write_bytes(content[:left])
+    with pytest.raises(PairError, match=f"part' {message}"):
+        open_captioner(str(folder), device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{% for message in messages %}", "Unexpected end of template"),
+        ("{% for m in messages %}{{ m['content'] + '' }}{% endfor %}", "can only concatenate list"),
+    ],
+)
+def test_a_template_that_cannot_be_filled_in_is_refused(
+    template: str, message: str, stock: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(stock, tmp_path / "broken")
+    (tmp_path / "broken" / "chat_template.jinja").write_text(template)
+    with pytest.raises(PairError, match=f"the chat template of the model .*{message}.*; give the model"):
+        open_captioner(str(tmp_path / "broken"), device="cpu")
+
+
+def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images: tuple[Path, Path]) -> None:
+    ask = QuestionAnswerer(open_captioner(str(stock), device="cpu"), 3)  # type: ignore[arg-type]
+    for shown in (images, images[:1]):
+        with pytest.raises(PairError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
+            ask(shown, ["<|image_pad|> what?"])
+
+
 def test_a_saved_folder_needs_no_base(stock: Path, tmp_path: Path) -> None:
     base = tmp_path / "base"
     shutil.copytree(stock, base)

@@ -14,6 +14,7 @@ from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES
 from lightning_idc.methods.vlm.lora import LoraAdapter
 from lightning_idc.methods.vlm.module import VLMCaptioner
+from lightning_idc.methods.vlm.prompting import refuse_placeholders
 from lightning_idc.methods.vlm.sizes import fitting_size
 
 Picture = str | Path | bytes
@@ -74,6 +75,7 @@ class QuestionAnswerer:
                 "asked about without it: disable it, or leave out --single"
             )
         net, vocabulary, options = captioner.built_net, captioner.built_vocabulary, captioner.hparams
+        refuse_placeholders(net, question)
         height, width = picture.shape[1:]
         size = fitting_size(height, width, options["min_pixels"], options["max_pixels"])
         inputs = net.processor(

@@ -44,8 +44,9 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
         answer: tokens that an answer may have.
 
     Raises:
-        ConfigError: the prompt shows no two images, or is longer than the model's context.
+        ConfigError: the prompt shows no two images or others, or is longer than the model's context.
     """
+    refuse_placeholders(net, prompt)
     height, width = size
     images = list(torch.zeros(1, 2, 3, height, width, dtype=torch.uint8))
     try:
@@ -68,6 +69,25 @@ def prompt_tokens(net: VLMNet, prompt: str, size: tuple[int, int], answer: int) 
             f"is more than the {room} of the model. Set `max_pixels`, or a smaller max_length"
         )
     return {name: found[name][0] for name in ("input_ids", *TOKEN_TYPES) if name in found}
+
+
+def refuse_placeholders(net: VLMNet, prompt: str) -> None:
+    """Raise where a prompt holds what stands for an image, as those of instruction data do.
+
+    Args:
+        net: of the captioner.
+        prompt: what is asked, without its images.
+
+    Raises:
+        ConfigError: it does.
+    """
+    names = net.processor.tokenizer.convert_ids_to_tokens(media_tokens(net.model.config))
+    found = [name for name in names if name in prompt]
+    if found:
+        raise ConfigError(
+            f"the prompt {prompt!r} holds {found[0]}, which stands for an image; leave it out: the images are put in "
+            "front of what is asked"
+        )
 
 
 def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[str, Tensor]:

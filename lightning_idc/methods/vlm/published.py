@@ -61,7 +61,8 @@ def load_model(source: Source) -> tuple[Any, Any, Family]:
     find_model(source.name, source.revision)
     config = read_config(source)
     options = source.options()
-    processor = AutoProcessor.from_pretrained(source.name, **options)
+    with loading_model(source.name):
+        processor = AutoProcessor.from_pretrained(source.name, **options)
     if source.attn is not None:
         options["attn_implementation"] = source.attn
     if source.quantize is not None:
@@ -110,7 +111,8 @@ def load_empty(source: Source) -> tuple[Any, Any, Family]:
     find_model(source.name, source.revision)
     config = read_config(source)
     options = source.options()
-    processor = AutoProcessor.from_pretrained(source.name, **options)
+    with loading_model(source.name):
+        processor = AutoProcessor.from_pretrained(source.name, **options)
     if source.attn is not None:
         options["attn_implementation"] = source.attn
     with weights_on_meta():

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from jinja2 import TemplateError
+
 from lightning_idc.core.vocabulary import SpecialIds, Vocabulary
 from lightning_idc.errors import ConfigError
 
@@ -36,7 +38,14 @@ def _turn_end(processor: Any) -> list[int]:
     mark = "ANSWER"
     texts = {"user": "?", "assistant": mark}
     talk = [{"role": role, "content": [{"type": "text", "text": text}]} for role, text in texts.items()]
-    _, _, behind = processor.apply_chat_template(talk, tokenize=False).rpartition(mark)
+    try:
+        said = processor.apply_chat_template(talk, tokenize=False)
+    except (TemplateError, TypeError) as error:
+        raise ConfigError(
+            f"the chat template of the model cannot be filled in with a question and an answer ({error}); give the "
+            "model's processor a template that takes contents as lists of images and texts, or none"
+        ) from error
+    _, _, behind = said.rpartition(mark)
     special = set(processor.tokenizer.all_special_ids) | set(processor.tokenizer.added_tokens_decoder)
     return [i for i in processor.tokenizer(behind, add_special_tokens=False).input_ids[:1] if i in special]
 
