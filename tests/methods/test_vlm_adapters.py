@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.vlm_tiny import ARCHITECTURES, captioner, samples
+from helpers.vlm_tiny import ARCHITECTURES, architecture, captioner, samples, tokenizer
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -171,6 +171,42 @@ def test_settling_makes_sft_the_model_that_the_next_lora_can_be_switched_back_to
     assert not torch.allclose(scores(model), settled, atol=1e-2)
     with model.disable_adapters():
         assert torch.equal(scores(model), settled)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"targets": r".*\.q_proj|lm_head"},
+        {"targets": r".*\.embed_tokens"},
+        {"modules_to_save": ["lm_head"]},
+    ],
+)
+def test_what_is_merged_into_one_of_two_tied_weights_leaves_the_other(options: dict[str, Any], tmp_path: Path) -> None:
+    """As in Qwen2.5-VL-3B, whose head reads the weights of its embeddings."""
+    base = VLMCaptioner(
+        architecture={**architecture("qwen2_5_vl"), "tie_word_embeddings": True}, tokenizer=tokenizer("qwen2_5_vl")
+    )
+    base.build()
+    base.save_model(tmp_path / "base")
+    model = VLMCaptioner(model=str(tmp_path / "base"), max_length=6)
+    model.add_adapter("lora", LoraAdapter, **{"rank": 4, "alpha": 8, **options})
+    model.build()
+    stir(model)
+    expected = scores(model)
+    model.merge_adapters()
+    torch.testing.assert_close(scores(model), expected, rtol=1e-4, atol=1e-3)
+    model.save_pretrained(tmp_path / "all")
+    model.save_model(tmp_path / "model")
+    again = VLMCaptioner(model=str(tmp_path / "model"), max_length=6)
+    again.build()
+    assert not again.built_net.model.config.tie_word_embeddings
+    for other in (again, VLMCaptioner.from_pretrained(tmp_path / "all")):
+        torch.testing.assert_close(scores(other), expected, rtol=1e-4, atol=1e-3)
+    again = VLMCaptioner(model=str(tmp_path / "base"), max_length=6)
+    again.build()
+    again.load_state_dict(model.state_dict())
+    assert not again.built_net.model.config.tie_word_embeddings
+    torch.testing.assert_close(scores(again), expected, rtol=1e-4, atol=1e-3)
 
 
 def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.core.distributed import full_state_dict, is_rank_zero
 from lightning_idc.errors import CheckpointError, ConfigError, check_number, check_positive
+from lightning_idc.methods.vlm.tying import untie
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
@@ -210,6 +211,7 @@ class LoraAdapter(Adapter):
         hooks = _take_hooks(model, self.modules_to_save)
         for path, layer in [(name, part) for name, part in model.named_modules() if _is_layer(part)]:
             if isinstance(layer, BaseTunerLayer):
+                untie(layer.get_base_layer(), model)
                 layer.merge()
                 model.set_submodule(path, layer.get_base_layer())
             else:

@@ -39,6 +39,7 @@ from lightning_idc.methods.vlm.sharding import fill_from_first, shard_net, take_
 from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.methods.vlm.stock import belongs, leave_stock, stock_name, take_stock
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
+from lightning_idc.methods.vlm.tying import tell_ties
 from lightning_idc.nn.backbones import load_backbone
 
 KEPT = "weights"
@@ -360,6 +361,7 @@ class VLMCaptioner(PairCaptioner):
 
     def merge_adapters(self) -> None:
         super().merge_adapters()
+        tell_ties(self.built_net.model)
         self._stock.clear()  # merged weights are no longer those of `model`
 
     # ---- giving it away ---------------------------------------------------------------------------------

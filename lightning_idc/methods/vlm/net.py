@@ -18,6 +18,7 @@ from lightning_idc.methods.m3diff.mdp import Rewrite
 from lightning_idc.methods.vlm.chunked import chunked_log_probs
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, image_token
 from lightning_idc.methods.vlm.scoring import WAYS, plain, up_to_last
+from lightning_idc.methods.vlm.tying import untie_what_differs
 
 SCALED_HEADS = ("final_logit_softcapping", "logit_scale", "logits_scaling", "output_multiplier_scale")
 """Settings by which a model changes what its head gives; its logits then come from the model itself."""
@@ -64,6 +65,7 @@ class VLMNet(nn.Module):
         self._seen: dict[int, Tensor] = {}
         self._rewrites = True
         self._places: list[int] = []
+        self.register_load_state_dict_pre_hook(untie_what_differs)
 
     # ---- the pair ---------------------------------------------------------------------------------------
 
