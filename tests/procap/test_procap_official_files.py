@@ -51,6 +51,24 @@ def test_the_import_of_a_vqgan_is_a_command(shared: Path, tmp_path: Path) -> Non
         assert load_image_tokenizer(str(target)).config["attention"] is attention
 
 
+@pytest.mark.parametrize(
+    ("method", "weight", "options"),
+    [
+        ("vqgan", {"quantize.embedding.weight": torch.zeros(2, 2)}, []),
+        ("procap", {"intermediate_generator.image_mask": torch.zeros(1)}, ["--vocabulary", "words.json"]),
+        ("procap_stage1", {"text_emb.weight": torch.zeros(49408 + 25, 1)}, ["--procedures", "folder"]),
+    ],
+)
+def test_a_file_that_lacks_most_weights_is_told_in_a_sentence(
+    method: str, weight: dict[str, torch.Tensor], options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    source = tmp_path / "cut.pt"
+    torch.save(weight, source)
+    assert main(["import", method, str(source), str(tmp_path / "out.ckpt"), *options]) == 1
+    said = capsys.readouterr().err
+    assert f"{str(source)!r} is damaged, or was made by another program or version" in said
+
+
 @pytest.mark.parametrize("name", ["model.chkpt", "model_exact.chkpt"])
 def test_a_second_stage_is_read_with_the_objects_in_its_file(name: str, shared: Path) -> None:
     folder = shared / "parity" / "procap_stage2_file"

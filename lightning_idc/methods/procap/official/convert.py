@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, reads_file
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     SPECIAL_TOKENS,
@@ -208,6 +208,7 @@ def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
     return names, [words[word] for word in (*first, *rest)]
 
 
+@reads_file("source")
 def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProCap:
     """ProCap with the weights of an official second stage.
 
@@ -255,6 +256,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     return model.eval()
 
 
+@reads_file("source")
 def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     """First stage with the weights of an official one, to train on or to begin a second stage with.
 
@@ -296,6 +298,7 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     return model.eval()
 
 
+@reads_file("source")
 def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> TokenizerTraining:
     """Image tokenizer with the weights of a VQGAN of taming-transformers, to fine-tune or to use.
 
