@@ -199,6 +199,17 @@ def test_plain_transformers_reads_what_is_merged(options: dict[str, Any], stock:
     assert not loaded[1]["missing_keys"] and not loaded[1]["unexpected_keys"]
 
 
+def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -> None:
+    from transformers import AutoModelForImageTextToText
+
+    model = VLMCaptioner(model=str(stock), max_length=6)
+    model.build()
+    model.save_model(tmp_path, dtype="bfloat16")
+    again: Any = AutoModelForImageTextToText.from_pretrained(tmp_path)
+    assert {parameter.dtype for parameter in again.parameters()} == {torch.bfloat16}
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}, "the captioner stays as it is"
+
+
 def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.add_adapter("mdp", MDP)

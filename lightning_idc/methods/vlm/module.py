@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -413,6 +414,11 @@ class VLMCaptioner(PairCaptioner):
         if is_rank_zero():
             written = {k: v.to(kind) if kind and v.is_floating_point() else v for k, v in state.items()}
             net.model.save_pretrained(folder, state_dict=written)
+            if kind is not None:
+                # by which transformers opens them, and which it took from the model
+                config = copy.deepcopy(net.model.config)
+                config.dtype = kind
+                config.save_pretrained(folder)
             net.processor.save_pretrained(folder)
         all_gather_object(None)
         return Path(folder)
