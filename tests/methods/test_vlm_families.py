@@ -15,6 +15,7 @@ from lightning_idc.core.beam_search import beam_search
 from lightning_idc.core.decoding import greedy
 from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.methods.m3diff.mdp import MDP
+from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.scoring import WAYS
 
@@ -208,6 +209,17 @@ def test_mdp_sees_the_two_images_of_one_pair(kind: str) -> None:
     torch.testing.assert_close(together[1:2], alone, rtol=1e-4, atol=1e-5)
     first, second = together[1].unflatten(0, (2, -1))
     torch.testing.assert_close(together[2].unflatten(0, (2, -1)), torch.stack([second, first]), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
+    """Some configurations call its id `image_token_index`."""
+    model = model_of(kind)
+    special = model.built_vocabulary.special
+    kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
+    assert kept <= set(special.never_said)
+    with pytest.raises(PairError, match="which stands for an image; leave it out"):
+        model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
 
 
 def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:

@@ -111,5 +111,7 @@ def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[
 
 def media_tokens(config: Any) -> list[int]:
     """Ids of a configuration that stand for features of images, videos or sound."""
-    names = ("image_token_id", "video_token_id", "audio_token_id")
-    return [value for name, value in config.to_dict().items() if name in names and isinstance(value, int)]
+    known = config.to_dict()
+    # LLaVA's files have names of their own for them
+    names = [config.attribute_map.get(name, name) for name in ("image_token_id", "video_token_id", "audio_token_id")]
+    return [known[name] for name in names if isinstance(known.get(name), int)]
