@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -220,6 +220,9 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
     assert kept <= set(special.never_said)
     with pytest.raises(PairError, match="which stands for an image; leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
+    first, second = samples()
+    with pytest.raises(PairError, match="a caption of pair 'p1' holds what stands for an image"):
+        model.collate([first, replace(second, captions=[f"{model.built_net.family.image_text} moved"])])
 
 
 def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:

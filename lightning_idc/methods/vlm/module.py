@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
 from lightning_idc.methods.vlm.loading import (
@@ -278,10 +278,19 @@ class VLMCaptioner(PairCaptioner):
         Raises:
             ConfigError: a prompt and its images are longer than the model's context, or a pair has no question of its
                 own where the prompt asks it.
+            DataError: a caption holds the placeholder of an image.
         """
         shown = [self.fit(sample) for sample in samples]
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
         batch = super().collate(padded(shown))
+        # a template may end a turn with one of them
+        shows = set(media_tokens(self.built_net.model.config)) - set(self.built_vocabulary.special.ends)
+        held = torch.isin(batch.tokens, torch.tensor(sorted(shows), dtype=torch.long)).flatten(1).any(1)
+        if held.any():
+            raise DataError(
+                f"a caption of pair {batch.ids[int(held.int().argmax())]!r} holds what stands for an image in this "
+                "model's prompts; take it out of the captions"
+            )
         batch.model_inputs = self.prompt_inputs(self._questions(batch.ids, batch.meta), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
