@@ -144,7 +144,7 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
     rows = [row for row in table.rows if row[0] in kept]
     notes = list(table.notes)
     if len(rows) < len(table.rows):
-        notes.insert(0, f"and {len(table.rows) - len(rows)} rarer types, which scores.json holds")
+        notes.insert(0, f"and {len(table.rows) - len(rows)} rarer types, which the scores as JSON hold")
     return replace(table, rows=rows, notes=notes, strong={n for n, row in enumerate(rows) if row[0] == "all"}).rich(
         width
     )

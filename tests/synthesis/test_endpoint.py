@@ -149,6 +149,13 @@ def test_what_is_no_answer_is_told(server: Server, body: bytes, message: str) ->
         Endpoint(server.url, "tiny", concurrency=1, retries=3).ask(["a"])
 
 
+def test_a_list_in_the_place_of_models_is_told(server: Server) -> None:
+    slot = Endpoint(server.url, "tiny")
+    assert slot.problem() is None
+    server.body = b'["tiny"]'
+    assert "lists no models, but answered ['tiny']" in str(slot.problem())
+
+
 @pytest.mark.parametrize(
     ("asked", "waits"), [("20", [20, 20]), ("0", [0.5, 1]), ("3600", [60, 60]), ("soon", [0.5, 1]), (None, [0.5, 1])]
 )

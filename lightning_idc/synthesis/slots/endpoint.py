@@ -89,7 +89,10 @@ class Endpoint:
             found = self._send("models", None)
         except (ConfigError, DataError, OSError, http.client.HTTPException, ValueError) as error:
             return f"the endpoint {self.url} does not answer ({error}); start it, or name another url"
-        names = [entry.get("id") for entry in found.get("data", []) if isinstance(entry, dict)]
+        listed = found.get("data") if isinstance(found, dict) else None
+        if not isinstance(listed, list):
+            return f"the endpoint {self.url} lists no models, but answered {str(found)[:200]}; name another url"
+        names = [entry.get("id") for entry in listed if isinstance(entry, dict)]
         return None if self.model in names else f"the endpoint {self.url} has no model {self.model!r}; it has {names}"
 
     def ask(self, contents: Sequence[Any], seeds: Sequence[int] | None = None) -> list[str]:
