@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from lightning_idc.cli import typed
-from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
@@ -41,10 +41,8 @@ def describe(
     if save is not None and save.suffix.lower() != ".png":
         raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
     if save is not None:
-        refuse_inputs("--save", save, (before, after))
+        check_target("--save", save, (before, after))
         # the answer, which may take minutes, would be lost
-        if save.is_dir():
-            raise ConfigError(f"--save {str(save)!r} is a folder; name a file in it")
         if not save.parent.is_dir():
             raise ConfigError(
                 f"--save {str(save)!r}: {str(save.parent)!r} is no folder; name a .png in one that exists"

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import encodable
 from lightning_idc.errors import ConfigError
 
@@ -50,7 +50,7 @@ def run(given: list[str]) -> int:
     folder = Path(options.folder)
     results = read_results(folder)
     if options.out is not None and options.hub is None:
-        refuse_inputs("--out", Path(options.out), results)
+        check_target("--out", Path(options.out), results)
     if options.data is not None:
         results = of_data(results, options.data)
     if options.hub is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import printable
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.serve.notes import noted
@@ -123,7 +123,7 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
         from lightning_idc.serve.pairs import list_pairs
 
         out = formats.check_out(batch.out or Path("predictions.jsonl"))
-        refuse_inputs("--out", out, pairs)
+        check_target("--out", out, pairs)
         found = list_pairs(pairs)
         lonely = [pair.id for pair in found if pair.before is None or pair.after is None]
         if lonely:

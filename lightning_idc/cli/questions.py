@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.paths import check_target
 from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -59,9 +59,7 @@ def run(given: list[str]) -> int:
     if len(set(letters)) < 2 or not letters.isascii() or not letters.isalpha():
         raise ConfigError(f"--letters {options.letters!r}: expected at least two different letters, such as abcd")
     if options.out is not None:
-        if Path(options.out).is_dir():
-            raise ConfigError(f"--out {options.out!r} is a folder; name a file in it")
-        refuse_inputs("--out", Path(options.out), [options.file])
+        check_target("--out", Path(options.out), [options.file])
     return _ask(options) if options.what == "ask" else _score(options, letters)
 
 

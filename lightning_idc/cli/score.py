@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.paths import refuse_inputs
+from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import encodable
 from lightning_idc.errors import IDCError, PairError
 from lightning_idc.files import save
@@ -42,10 +42,8 @@ def run(given: list[str]) -> int:
         return _list_protocols()
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
-    if options.out and Path(options.out).is_dir():
-        raise PairError(f"--out {options.out!r} is a folder; name a file in it")
     if options.out:
-        refuse_inputs("--out", Path(options.out), _inputs(options))
+        check_target("--out", Path(options.out), _inputs(options))
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours

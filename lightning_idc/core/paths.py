@@ -89,8 +89,8 @@ def describe_start(start: bytes) -> str:
     return f"its first bytes are {start[:12]!r}"
 
 
-def refuse_inputs(option: str, target: Path, inputs: Iterable[str | Path]) -> None:
-    """Refuse to write over a file that is read.
+def check_target(option: str, target: Path, inputs: Iterable[str | Path] = ()) -> None:
+    """Refuse to write over a folder, or over a file that is read.
 
     Args:
         option: that names the target, for the message.
@@ -98,7 +98,9 @@ def refuse_inputs(option: str, target: Path, inputs: Iterable[str | Path]) -> No
         inputs: paths that are read; those that are not there do not count.
 
     Raises:
-        ConfigError: the target is one of them.
+        ConfigError: the target is a folder, or one of them.
     """
+    if target.is_dir():
+        raise ConfigError(f"{option} {str(target)!r} is a folder; name a file in it")
     if target.is_file() and any(os.path.isfile(path) and os.path.samefile(target, path) for path in inputs):
         raise ConfigError(f"{option} {str(target)!r} is what is read, and would be lost; name another file")

@@ -16,6 +16,7 @@ import torch
 
 from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.core.images import open_pair, resize
+from lightning_idc.core.paths import check_target
 from lightning_idc.core.value_range import ImageOptions
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import atomic_write
@@ -49,8 +50,7 @@ def check_folder(option: str, file: Path) -> None:
     Raises:
         ConfigError: there can be no such folder, or the file is a folder.
     """
-    if file.is_dir():
-        raise ConfigError(f"{option} {str(file)!r} is a folder; name a file in it")
+    check_target(option, file)
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
