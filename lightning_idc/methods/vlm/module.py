@@ -15,7 +15,7 @@ from lightning_idc.core.distributed import all_gather_object, full_state_dict, g
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
 from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.vlm.families import family_of
-from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family
+from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, media_tokens
 from lightning_idc.methods.vlm.loading import (
     load_language_model,
     make_model,
@@ -25,7 +25,7 @@ from lightning_idc.methods.vlm.loading import (
 )
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
-from lightning_idc.methods.vlm.prompting import PROMPT, media_tokens, padded_prompts, prompt_tokens, with_question
+from lightning_idc.methods.vlm.prompting import PROMPT, padded_prompts, prompt_tokens, with_question
 from lightning_idc.methods.vlm.published import (
     QUANTIZED,
     SKELETON,
@@ -284,7 +284,7 @@ class VLMCaptioner(PairCaptioner):
         sizes = [(sample.before.shape[1], sample.before.shape[2]) for sample in shown]
         batch = super().collate(padded(shown))
         # a template may end a turn with one of them
-        shows = set(media_tokens(self.built_net.model.config)) - set(self.built_vocabulary.special.ends)
+        shows = self.built_net.media_tokens - set(self.built_vocabulary.special.ends)
         held = torch.isin(batch.tokens, torch.tensor(sorted(shows), dtype=torch.long)).flatten(1).any(1)
         if held.any():
             raise DataError(

@@ -81,7 +81,7 @@ def refuse_placeholders(net: VLMNet, prompt: str) -> None:
     Raises:
         ConfigError: it does.
     """
-    names = net.processor.tokenizer.convert_ids_to_tokens(media_tokens(net.model.config))
+    names = net.processor.tokenizer.convert_ids_to_tokens(sorted(net.media_tokens))
     found = [name for name in names if name in prompt]
     if found:
         raise ConfigError(
@@ -107,11 +107,3 @@ def padded_prompts(asked: Sequence[Mapping[str, Tensor]], padding: int) -> dict[
     }
     longest = int(lengths.max())
     return {**found, "prompt_mask": torch.arange(longest) >= longest - lengths[:, None]}
-
-
-def media_tokens(config: Any) -> list[int]:
-    """Ids of a configuration that stand for features of images, videos or sound."""
-    known = config.to_dict()
-    # LLaVA's files have names of their own for them
-    names = [config.attribute_map.get(name, name) for name in ("image_token_id", "video_token_id", "audio_token_id")]
-    return [known[name] for name in names if isinstance(known.get(name), int)]

@@ -196,6 +196,14 @@ class Family:
         return found.transpose(0, 1)
 
 
+def media_tokens(config: Any) -> list[int]:
+    """Ids of a configuration that stand for features of images, videos or sound."""
+    known = config.to_dict()
+    # LLaVA's files have names of their own for them
+    names = [config.attribute_map.get(name, name) for name in ("image_token_id", "video_token_id", "audio_token_id")]
+    return [known[name] for name in names if isinstance(known.get(name), int)]
+
+
 def image_token(config: Any) -> int:
     """Id of the placeholder of one feature of an image."""
     return int(config.image_token_id)
