@@ -9,9 +9,9 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.io import names_a_class
+from lightning_idc.core.io import names_a_class, read_checkpoint
 from lightning_idc.core.names import class_of, full_name, is_public
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError
 
 KEY = "data"
 READING = ("value_range", "bands", "page", "fill_nan", "interpolation")
@@ -60,6 +60,48 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
     return all(map(_is_plain, value)) if isinstance(value, (list, tuple)) else isinstance(value, _PLAIN)
+
+
+def is_path(ckpt_path: Any) -> bool:
+    """Whether a ``ckpt_path`` names a file, and is none of Lightning's keywords."""
+    return bool(ckpt_path) and ckpt_path not in ("best", "last", "hpc", "registry")
+
+
+def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
+    """Configuration with the model, and the data where they are stored, of its checkpoint, where it names none.
+
+    Raises:
+        ConfigError: ``ckpt_path`` is no path.
+        CheckpointError: the checkpoint cannot be read, or does not say which class it holds.
+    """
+    path = config.get("ckpt_path")
+    if not is_path(path):
+        return config
+    if not isinstance(path, str):
+        raise ConfigError(f"--ckpt_path {path!r}: expected the path of a checkpoint")
+    checkpoint, model = read_checkpoint(path), dict(config.get("model") or {})
+    if not model.get("class_path"):
+        stored = checkpoint.get("class_path")
+        if stored is None:
+            raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
+        # `--model.width 64` without a class stands beside, and not under, init_args
+        options = (model.pop("init_args", None) or {}) | {k: v for k, v in model.items() if k != "class_path"}
+        model = {"class_path": full_name(stored), "init_args": options}
+    return with_stored_data({**config, "model": model}, checkpoint)
+
+
+def check_content(checkpoint: Mapping[str, Any], verb: str, path: str) -> None:
+    """Refuse a checkpoint that lacks what Lightning looks up by name, before anything is built.
+
+    Raises:
+        CheckpointError: something is missing.
+    """
+    needed = ["state_dict", "pytorch-lightning_version", "loops", "global_step"]
+    needed += ["optimizer_states", "lr_schedulers", "callbacks"] if verb == "fit" else []
+    missing = [name for name in needed if name not in checkpoint]
+    if missing:
+        use = "training cannot go on from it" if verb == "fit" else "it cannot be loaded"
+        raise CheckpointError(f"{path!r} has no {missing[0]!r}, so {use}; expected a checkpoint that a Trainer wrote")
 
 
 def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> dict[str, Any]:

@@ -66,40 +66,42 @@ def _parsed(text: str) -> Any:
     return text if found == {text.strip(): None} else found  # a text alone is read as a key
 
 
-def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Copy of ``base`` with ``over`` merged in.
 
     A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
-    ``init_args+``, which keeps the arguments of that. Another key that ends in ``+`` appends to a list.
+    ``init_args+``, which keeps the arguments of that. ``callbacks+`` and ``logger+`` append to a list.
 
     Raises:
-        ConfigError: a key ends in ``+`` and what it adds to is not a list, or for ``init_args+`` not a mapping.
+        ConfigError: such a key adds to a value that is no list, or no mapping for ``init_args+``.
     """
-    merged = copied(base)
+    merged = copied(dict(base))
     for key, value in over.items():
-        name = str(key).removesuffix("+")
+        name = key.removesuffix("+") if key in ("init_args+", *LISTS) else key
         old = merged.get(name)
         if key == "init_args+":
-            merged[name] = merge(_added_to(key, {} if old is None else old, dict), _added_to(key, value, dict))
+            merged[name] = merge(_extended(key, {} if old is None else old, dict), _extended(key, value, dict))
         elif name != key:
-            given = value if isinstance(value, list) else [value]
-            merged[name] = [*_added_to(key, [] if old is None or old is False else old, list), *copied(given)]
+            items = value if isinstance(value, list) else [value]
+            merged[name] = [*_extended(key, [] if old is None or old is False else old, list), *copied(items)]
         elif isinstance(value, dict) and isinstance(old, dict):
-            keep = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
+            kept = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
             same = "class_path" not in value or old.get("class_path") == value["class_path"]
-            merged[name] = merge(old if same else keep, value)
+            merged[name] = merge(old if same else kept, value)
         else:
             merged[name] = merge({}, value) if isinstance(value, dict) else copied(value)
     return merged
 
 
-def _added_to(key: str, found: Any, expected: type[dict[str, Any]] | type[list[Any]]) -> Any:
-    if not isinstance(found, expected):
+LISTS = ("callbacks+", "logger+")
+"""Keys that append to a list."""
+
+
+def _extended(key: str, value: Any, expected: type[dict[str, Any]] | type[list[Any]]) -> Any:
+    if not isinstance(value, expected):
         kind = "keys with values" if expected is dict else "a list"
-        raise ConfigError(
-            f"{key} adds to {kind}, found {found!r}; write {key.removesuffix('+')} without + to replace it"
-        )
-    return found
+        raise ConfigError(f"{key} adds to {kind}, found {value!r}; {key.removesuffix('+')} without + replaces it")
+    return value
 
 
 def normalised(config: dict[str, Any]) -> dict[str, Any]:
@@ -112,7 +114,7 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
     trainer = found.get("trainer") if isinstance(found.get("trainer"), dict) else {}
     for at, keys in (
         (found, ("model", "data")),
-        (trainer, ("callbacks", "callbacks+", "logger", "strategy", "profiler")),
+        (trainer, ("callbacks", "callbacks+", "logger", "logger+", "strategy", "profiler")),
     ):
         for key in keys:
             if key in at:
@@ -127,20 +129,6 @@ def _as_class(value: Any, always: bool) -> Any:
     return (
         {"class_path": value} if isinstance(value, str) and (always or value[:1].isupper() or "." in value) else value
     )
-
-
-_ASK_FOR_A_FOLDER = tuple(f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger"))
-
-
-def with_log_folder(trainer: dict[str, Any]) -> dict[str, Any]:
-    """The Trainer's arguments with the folder of the run for loggers that ask for one, so that their name is enough."""
-    found = copied(trainer)
-    loggers = found.get("logger")
-    for logger in loggers if isinstance(loggers, list) else [loggers]:
-        if isinstance(logger, dict) and logger.get("class_path") in _ASK_FOR_A_FOLDER:
-            folder = {"save_dir": found.get("default_root_dir") or "."}
-            logger["init_args"] = {**folder, **(logger.get("init_args") or {})}
-    return found
 
 
 def copied(value: Any) -> Any:
@@ -179,7 +167,7 @@ def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:
         at = inner
 
 
-def _given(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple[str, str | None]]:
+def _flags(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple[str, str | None]]:
     """``--key value`` and ``--key=value`` one by one; None for a key that has no value.
 
     Raises:
@@ -196,7 +184,7 @@ def _given(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Keys of a command to their values, read as YAML."""
     found: dict[str, Any] = {}
-    for flag, value in _given(arguments):
+    for flag, value in _flags(arguments):
         if value is None:
             raise ConfigError(f"{flag} has no value; expected {flag} VALUE")
         try:
@@ -215,7 +203,7 @@ def gather(arguments: Sequence[str]) -> dict[str, Any]:
         ConfigError: a file or a value that cannot be read, or a name that is not known.
     """
     config: dict[str, Any] = {}
-    for flag, value in _given(arguments, short="-c"):
+    for flag, value in _flags(arguments, short="-c"):
         if flag in ("--config", "-c"):
             config = merge(config, _read(Path("true" if value is None else value)))
             continue

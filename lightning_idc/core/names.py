@@ -1,20 +1,24 @@
-"""Names of classes: ``ProCap`` in a configuration, ``lightning_idc.methods.ProCap`` in a checkpoint, one class."""
+"""Names of classes: ``ProCap`` in a configuration, ``lightning_idc.methods.ProCap`` in a checkpoint, one class.
+
+Bare names are looked up in source files, so that a misspelt one is found before torch and Lightning are imported.
+"""
 
 from __future__ import annotations
 
+import ast
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
+from importlib.machinery import PathFinder
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from lightning_idc._lazy import public_names
-from lightning_idc.core.aliases import RENAMED_ARGUMENTS, SPLIT_CLASSES, current_path
 from lightning_idc.errors import ConfigError
 
-PACKAGES = ("methods", "callbacks", "data", "synthesis", "nn")
-"""Packages of this library whose public names need no module; their stubs list them, so nothing is imported."""
+PACKAGES = tuple(f"lightning_idc.{name}" for name in ("methods", "callbacks", "data", "synthesis", "nn"))
+"""Packages of this library whose public names need no module; their stubs list them."""
 MODULES = [
     "lightning_idc.core.schedules",
     "lightning_idc.core.strategies",
@@ -28,20 +32,98 @@ MODULES = [
 
 
 @cache
-def _public() -> dict[str, tuple[str, str, str]]:
-    """Public name -> package that exports it, module that defines it, and its name there."""
-    root = Path(__file__).resolve().parents[1]
-    found: dict[str, tuple[str, str, str]] = {}
+def source_of(module: str) -> Path | None:
+    """Source file of a module, found without importing it or its parents; None where there is none."""
+    search: Any = None
+    parts = module.split(".")
+    spec = None
+    for depth in range(1, len(parts) + 1):
+        name = ".".join(parts[:depth])
+        try:
+            spec = find_spec(name) if depth == 1 else PathFinder.find_spec(name, search)
+        except (ImportError, ValueError):
+            return None
+        if spec is None:
+            return None
+        search = spec.submodule_search_locations
+    origin = Path(spec.origin) if spec is not None and spec.origin and spec.has_location else None
+    return origin if origin is not None and origin.suffix == ".py" else None
+
+
+@cache
+def bindings(module: str) -> dict[str, ast.stmt | str]:
+    """Names that a module binds: the statement that defines one, or the path of one that it imports.
+
+    A package with a stub beside its ``__init__.py`` exports lazily what the stub imports.
+
+    Args:
+        module: its path.
+    """
+    file = source_of(module)
+    if file is None:
+        return {}
+    package = module.split(".") if file.stem == "__init__" else module.split(".")[:-1]
+    stub = file.with_suffix(".pyi")
+    try:
+        body = ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8")).body
+    except (OSError, ValueError, SyntaxError):
+        return {}
+    found: dict[str, ast.stmt | str] = {}
+    for node in _statements(body):
+        if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
+            found[node.name] = node
+        elif isinstance(node, ast.Assign):
+            found.update({target.id: node for target in node.targets if isinstance(target, ast.Name)})
+        elif isinstance(node, ast.ImportFrom):
+            parents = package[: len(package) - node.level + 1] if node.level else []
+            home = ".".join([*parents, *([node.module] if node.module else [])])
+            for alias in node.names:
+                if alias.name == "*":
+                    found.update({name: f"{home}.{name}" for name in bindings(home) if not name.startswith("_")})
+                else:
+                    found[alias.asname or alias.name] = f"{home}.{alias.name}"
+        elif isinstance(node, ast.Import):
+            found.update({alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names})
+    return found
+
+
+def _statements(body: list[ast.stmt]) -> Iterable[ast.stmt]:
+    """Statements of a module, also those under a condition or a ``try``."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try)):
+            yield from _statements([*node.body, *node.orelse])
+
+
+@cache
+def definition(path: str) -> tuple[str, ast.stmt] | None:
+    """Module and statement that define a class or function; None where no source tells.
+
+    Args:
+        path: of the class, where it is defined or from where it is exported.
+    """
+    module, _, name = path.rpartition(".")
+    found = bindings(module).get(name) if module else None
+    if isinstance(found, str):
+        return definition(found) if found != path else None
+    return (module, found) if found is not None else None
+
+
+@cache
+def _public() -> dict[str, tuple[str, str]]:
+    """Public name -> package that exports it, path of its definition."""
+    found: dict[str, tuple[str, str]] = {}
     for package in PACKAGES:
-        for name, (module, original) in public_names(root / package / "__init__.pyi").items():
-            found.setdefault(name, (f"lightning_idc.{package}", module, original))
+        for name, path in bindings(package).items():
+            if isinstance(path, str):
+                found.setdefault(name, (package, path))
     return found
 
 
 @cache
-def _exported() -> dict[tuple[str, str], str]:
-    """Module and name there -> public path."""
-    return {(module, original): f"{package}.{name}" for name, (package, module, original) in _public().items()}
+def _exported() -> dict[str, str]:
+    """Path of a definition -> public path."""
+    return {path: f"{package}.{name}" for name, (package, path) in _public().items()}
 
 
 def is_public(name: str) -> bool:
@@ -63,12 +145,12 @@ def nearest(name: str, valid: Iterable[str]) -> str:
         "did you mean 'width'?"
     """
     options = sorted(valid)
-    near = difflib.get_close_matches(name, options, 1, 0.5)
-    return f"did you mean {near[0]!r}?" if near else f"expected one of {', '.join(options)}"
+    close = difflib.get_close_matches(name, options, 1, 0.5)
+    return f"did you mean {close[0]!r}?" if close else f"expected one of {', '.join(options)}"
 
 
 def full_name(name: str) -> str:
-    """Path of a class for its bare name, for its path, or for a path of an earlier edition.
+    """Public path of a class for its bare name or for any path of it.
 
     Args:
         name: as in a configuration, such as ``ProCap``, ``AdamW`` or ``mine.Captioner``.
@@ -81,61 +163,23 @@ def full_name(name: str) -> str:
         ('lightning_idc.methods.ProCap', 'lightning_idc.methods.ProCap')
     """
     if "." in name:
-        module, _, original = current_path(name).rpartition(".")
-        if (module, original) in _exported():
-            return _exported()[module, original]
-        package, home, _ = _public().get(original, ("", "", ""))
-        # a package on the way to the module may export the class, too
-        return f"{package}.{original}" if home.startswith(f"{module}.") else f"{module}.{original}"
+        if name in _exported():
+            return _exported()[name]
+        module, _, original = name.rpartition(".")
+        package, path = _public().get(original, ("", ""))
+        # a package on the way to the defining module may export the class, too
+        return f"{package}.{original}" if path.startswith(f"{module}.") else name
     if name in _public():
         return f"{_public()[name][0]}.{name}"
     known = set(_public())
     for module in MODULES:
-        classes = _classes(module)
-        if name in classes:
+        names = {other for other in bindings(module) if other[:1].isupper()}
+        if name in names:
             return f"{module}.{name}"
-        known |= classes
-    if "" in (near := difflib.get_close_matches(name, known, 1, 0.6) or [""]):
-        raise ConfigError(
-            f"there is no class {name!r}; give a public name of lightning_idc or the path of a class, as in "
-            f"module.{name} (classes of your own: --import module)"
-        )
-    raise ConfigError(f"there is no class {name!r}; did you mean {near[0]!r}?")
-
-
-def known_name(name: str) -> str:
-    """Public path of a class that a file names, or the name as it stands where it is not known.
-
-    Example:
-        >>> known_name("lightning_idc.methods.vlm.lora.LoRA"), known_name("NoSuchClass")
-        ('lightning_idc.callbacks.LoRA', 'NoSuchClass')
-    """
-    try:
-        return full_name(name)
-    except ConfigError:
-        return name
-
-
-def class_and_options(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Class of today and its options, where an option of an earlier edition has another name or chose the class.
-
-    Example:
-        >>> class_and_options("ProCap", {"variant": "official", "queries": 2})
-        ('lightning_idc.methods.OfficialProCap', {'queries': 2})
-    """
-    name = known_name(name)
-    renamed = RENAMED_ARGUMENTS.get(name, {})
-    options = {renamed.get(key, key): value for key, value in options.items()}
-    option, classes = SPLIT_CLASSES.get(name, ("", {}))
-    if option not in options:
-        return name, options
-    chosen = options.pop(option)
-    return classes.get(chosen, name) if isinstance(chosen, str) else name, options
-
-
-def _classes(module: str) -> set[str]:
-    found = importlib.import_module(module)
-    return {name for name, value in vars(found).items() if isinstance(value, type) and not name.startswith("_")}
+        known |= names
+    close = difflib.get_close_matches(name, known, 1, 0.6)
+    hint = f"did you mean {close[0]!r}?" if close else "expected a public name or the path of a class (--import MODULE)"
+    raise ConfigError(f"there is no class {name!r}; {hint}")
 
 
 def public_name(kind: type) -> str:
@@ -165,7 +209,7 @@ def class_of(name: str) -> Any:
     try:
         found = getattr(module, original)
     except AttributeError:
-        classes = [n for n in dir(module) if n[:1].isupper()]
+        classes = [other for other in dir(module) if other[:1].isupper()]
         raise ConfigError(
             f"class_path {name!r}: {module_name} has no class {original!r}; {nearest(original, classes)}"
         ) from None
@@ -175,7 +219,7 @@ def class_of(name: str) -> Any:
 
 
 def with_full_names(config: Any) -> Any:
-    """Copy of a configuration in which every ``class_path`` is a full path, and a class given as text has one.
+    """Copy of a configuration in which every ``class_path`` is a full path.
 
     Raises:
         ConfigError: a bare name that is not known.
@@ -188,6 +232,4 @@ def with_full_names(config: Any) -> Any:
     path = found.get("class_path")
     if isinstance(path, str) and "${" not in path:
         found["class_path"] = full_name(path)
-        if isinstance(options := found.get("init_args"), dict):
-            found["class_path"], found["init_args"] = class_and_options(found["class_path"], options)
     return found

@@ -12,7 +12,7 @@ from lightning_idc.errors import ConfigError
 
 def shipped_folder() -> Path:
     """Folder of the recipes of this library: inside the package when installed, beside it in a checkout."""
-    package = Path(__file__).resolve().parent.parent
+    package = Path(__file__).resolve().parents[2]
     inside = package / "recipes"
     return inside if inside.is_dir() else package.parent / "recipes"
 

@@ -1,0 +1,349 @@
+"""Composing a recipe: one YAML of stages, each an ordinary LightningCLI configuration that runs on its own.
+
+    defaults: [cpu, rendered]                        # files of recipes/_base, merged in order; this file wins
+    recipe: {title, requirements, expected, minutes, smoke: {dotted key: value}, import: [module]}
+    base: configuration that all stages share
+    stages:
+      - {name: pretrain_backbone}                    # as a file of `defaults` defines it
+      - {name: train, run: fit, config: {...}}       # merged over base
+      - {name: again, like: train, config: {...}}    # merged over what `train` says
+      - {name: test, of: train}                      # the model and the best checkpoint of `train`
+    matrix: {dataset: {levir_cc: {recipe, base, stages: {train: {config}}}}}    # merged over the file, one at a time
+
+Classes need no module (``class_path: ProCap``). ``callbacks+`` appends to a list; ``init_args+`` beside another class
+keeps the arguments of the class before. A value may name another one, ``${base.data.init_args.root}``, what an earlier
+stage made, ``${stages.train.best}``, and the folder of the run, ``${run_dir}``. A stage that names no weights, by
+``of`` or ``ckpt_path``, begins without any.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from lightning_idc.cli.configuration import merge, normalised, read_yaml
+from lightning_idc.cli.recipes.shipped import shipped_folder
+from lightning_idc.core.names import nearest, with_full_names
+from lightning_idc.errors import ConfigError
+from lightning_idc.files import digest
+
+VERBS = ("fit", "validate", "test", "predict")
+SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")
+ABOUT = ("title", "requirements", "expected", "minutes", "smoke", "import")
+_STAGE_KEYS = {"name", "run", "of", "like", "config"}
+
+
+@dataclass
+class Stage:
+    """One step of a recipe.
+
+    Args:
+        name: unique within the recipe; the name of its folder.
+        run: LightningCLI verb.
+        config: of LightningCLI.
+        key: digest of what the recipe says of this stage and of those whose results it reads.
+    """
+
+    name: str
+    run: str
+    config: dict[str, Any]
+    key: str = ""
+
+
+@dataclass
+class Recipe:
+    """A recipe as read from its file.
+
+    Args:
+        path: of the file.
+        about: title, requirements, expected, minutes, smoke, import.
+        stages: in order.
+        choice: entry of each axis of the matrix.
+    """
+
+    path: Path
+    about: dict[str, Any]
+    stages: list[Stage]
+    choice: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass
+class _Sections:
+    """Sections of a recipe file, merged over those of its defaults.
+
+    Args:
+        recipe, base, matrix: as in the file.
+        stages: entry of each stage by name, with a list of configurations, since ``init_args+`` needs those below it.
+        order: names of the stages that run.
+    """
+
+    recipe: dict[str, Any] = field(default_factory=dict)
+    base: dict[str, Any] = field(default_factory=dict)
+    matrix: dict[str, Any] = field(default_factory=dict)
+    stages: dict[str, dict[str, Any]] = field(default_factory=dict)
+    order: list[str] = field(default_factory=list)
+
+    def merged(self, over: Mapping[str, Any]) -> _Sections:
+        """Copy with other sections merged in; a stage that is null there leaves the order."""
+        stages, order = dict(self.stages), self.order
+        for name, entry in (over.get("stages") or {}).items():
+            if entry is None:
+                order = [other for other in order if other != name]
+            else:
+                stages[name] = _layered(stages.get(name, {}), entry)
+        return _Sections(
+            merge(self.recipe, over.get("recipe") or {}),
+            merge(self.base, over.get("base") or {}),
+            {**self.matrix, **(over.get("matrix") or {})},
+            stages,
+            order,
+        )
+
+
+def load(path: Path, choice: Mapping[str, str] | None = None) -> Recipe:
+    """Read a recipe.
+
+    Args:
+        path: of the file.
+        choice: entry of each axis of its matrix; the first one where nothing is given.
+
+    Raises:
+        ConfigError: the file is missing or is not a recipe.
+    """
+    chosen = choices(path, choice or {})[0]
+    sections = _read(path)
+    if not sections.order:
+        raise ConfigError(
+            f"{path} is not a recipe: expected the keys recipe, base and stages; see `lightning-idc recipes show`"
+        )
+    for axis, entry in chosen.items():
+        sections = sections.merged(sections.matrix[axis][entry] or {})
+    stages: dict[str, Stage] = {}
+    for name in sections.order:
+        stages[name] = _stage(f"{path}, stage {name}", sections, name, stages)
+    trained: list[str] = []
+    for name, stage in stages.items():
+        stage.config = with_full_names(_filled(stage.config, f"{path}, stage {name}", trained, sections.base))
+        trained += [name] if stage.run == "fit" else []
+    _set_keys(list(stages.values()))
+    return Recipe(path, sections.recipe, list(stages.values()), chosen)
+
+
+def about(path: Path) -> dict[str, Any]:
+    """Title, requirements and the like of a recipe, without its stages."""
+    raw = read_yaml(path)
+    below: dict[str, Any] = {}
+    for name in raw.get("defaults") or []:
+        below = merge(below, about(_default(path, str(name))))
+    section = raw.get("recipe") or {}
+    if not isinstance(section, dict):
+        raise ConfigError(f"{path}: expected keys with values under recipe, found {section!r:.200}")
+    return merge(below, section)
+
+
+def axes(path: Path) -> dict[str, dict[str, Any]]:
+    """Axes of the matrix of a recipe, with their entries.
+
+    Raises:
+        ConfigError: an axis that has no entries, or an entry that changes something else than a recipe has.
+    """
+    sections = _read(path)
+    for axis, entries in sections.matrix.items():
+        if not isinstance(entries, dict) or not entries:
+            raise ConfigError(
+                f"{path}: matrix.{axis}: expected entries with what each of them changes, found {entries!r}"
+            )
+        for name, entry in entries.items():
+            where = f"{path}: matrix.{axis}.{name}"
+            if not isinstance(entry or {}, dict) or set(entry or {}) - {"recipe", "base", "stages"}:
+                raise ConfigError(f"{where}: expected recipe, base and stages, found {entry!r:.200}")
+            for stage in (entry or {}).get("stages") or {}:
+                if stage not in sections.order:
+                    raise ConfigError(f"{where}: there is no stage {stage!r}; {nearest(stage, sections.order)}")
+    return sections.matrix
+
+
+def choices(path: Path, chosen: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Entries of the matrix of a recipe to run, one of each axis; one empty choice without a matrix.
+
+    Args:
+        path: of the recipe.
+        chosen: entry of some axes; the others are run through.
+
+    Raises:
+        ConfigError: an axis or an entry that the recipe does not have.
+    """
+    matrix = axes(path)
+    for axis, entry in chosen.items():
+        if axis not in matrix:
+            hint = nearest(axis, matrix) if matrix else "it has no matrix"
+            raise ConfigError(f"--matrix.{axis}: {path} has no such axis; {hint}")
+        if entry not in matrix[axis]:
+            raise ConfigError(f"--matrix.{axis}: there is no entry {str(entry)!r}; {nearest(str(entry), matrix[axis])}")
+    product = itertools.product(*([chosen[axis]] if axis in chosen else list(matrix[axis]) for axis in matrix))
+    return [dict(zip(matrix, entries, strict=True)) for entries in product]
+
+
+def resolve(config: Any, run_dir: Path, best: Mapping[str, str], where: str = "a stage") -> Any:
+    """Copy of a configuration with its references to the run and to earlier stages filled in.
+
+    Args:
+        config: of a stage.
+        run_dir: folder of the run.
+        best: checkpoint of each stage that has trained, by name; empty where it left none.
+        where: beginning of a message.
+
+    Raises:
+        ConfigError: a stage left no checkpoint.
+    """
+    stages = {name: {"best": path.replace("${", r"\${")} for name, path in best.items() if path}
+    try:
+        return _interpolated(config, {"run_dir": str(run_dir), "stages": stages})
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{where}: {_one_line(error)}; a stage that saves no checkpoint has no best one") from error
+
+
+def _read(path: Path) -> _Sections:
+    raw = read_yaml(path)
+    if unknown := set(raw) - set(SECTIONS):
+        raise ConfigError(f"{path}: unknown key {min(unknown)!r}; expected {', '.join(SECTIONS)}")
+    below = _Sections()
+    for name in raw.get("defaults") or []:
+        default = _read(_default(path, str(name)))
+        below = below.merged({**vars(default), "order": None})
+    entries = raw.get("stages") or []
+    if not isinstance(entries, list):
+        raise ConfigError(f"{path}: expected a list under stages, found {entries!r:.200}")
+    for number, entry in enumerate(entries, 1):
+        _check_entry(path, number, entry)
+    order = [entry["name"] for entry in entries]
+    if len(set(order)) != len(order):
+        raise ConfigError(f"{path}: stages must have different names; found {', '.join(order)}")
+    for name in ("recipe", "base", "matrix"):
+        if not isinstance(raw.get(name) or {}, dict):
+            raise ConfigError(f"{path}: expected keys with values under {name}, found {raw[name]!r:.200}")
+    if extra := set(raw.get("recipe") or {}) - set(ABOUT):
+        raise ConfigError(f"{path}: unknown key {min(extra)!r} under recipe; expected {', '.join(ABOUT)}")
+    try:
+        sections = _with_full_names(raw)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+    found = below.merged({**sections, "stages": {entry["name"]: entry for entry in sections.get("stages") or []}})
+    found.order = order
+    return found
+
+
+def _with_full_names(raw: dict[str, Any]) -> dict[str, Any]:
+    """Sections with full names of classes, and with names of the matrix as text: YAML reads 16 and off otherwise."""
+    sections = with_full_names(raw)
+    sections["base"] = normalised(sections.get("base") or {})
+    for entry in sections.get("stages") or []:
+        entry["config"] = normalised(entry.get("config") or {})
+    sections["matrix"] = {
+        axis: {str(name): entry for name, entry in entries.items()} if isinstance(entries, dict) else entries
+        for axis, entries in (sections.get("matrix") or {}).items()
+    }
+    return sections
+
+
+def _default(path: Path, name: str) -> Path:
+    """File of ``defaults``: beside the recipe, or in the folder ``_base`` of it, of a parent, or of this library."""
+    folders = [path.parent, path.parent / "_base", path.parent.parent / "_base", shipped_folder() / "_base"]
+    for folder in folders:
+        if (folder / f"{name}.yaml").is_file():
+            return folder / f"{name}.yaml"
+    known = {file.stem for folder in folders[1:] for file in folder.glob("*.yaml")}
+    raise ConfigError(f"{path}: defaults name {name!r}, for which there is no file; {nearest(name, known)}")
+
+
+def _check_entry(path: Path, number: int, entry: Any) -> None:
+    if not isinstance(entry, dict) or set(entry) - _STAGE_KEYS or ("run" in entry and entry["run"] not in VERBS):
+        raise ConfigError(
+            f"{path}: stage {number} needs name, run ({', '.join(VERBS)}) and config, or name and of; "
+            f"found {entry!r:.200}"
+        )
+    if not re.fullmatch(r"\w[\w-]*", str(entry.get("name") or "")):
+        raise ConfigError(
+            f"{path}: stage {number} is called {entry.get('name', '')!r}; expected letters, digits, - and _: it names "
+            "a folder"
+        )
+    if not isinstance(entry.get("config") or {}, dict):
+        raise ConfigError(
+            f"{path}: stage {entry['name']}: expected keys with values under config, found {entry['config']!r:.200}"
+        )
+
+
+def _layered(before: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+    """Entry of a stage over another one, with the configurations of both as layers."""
+    layers = over["layers"] if "layers" in over else [over.get("config") or {}]
+    return {**before, **over, "layers": [*before.get("layers", []), *layers]}
+
+
+def _inherited(where: str, entries: Mapping[str, Any], name: str, heirs: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Entry of a stage over the entry that it is ``like``."""
+    entry = entries[name]
+    other = entry.get("like")
+    if not other:
+        return dict(entry)
+    if other not in entries or other in (*heirs, name):
+        raise ConfigError(f"{where}: like names {other!r}; {nearest(str(other), set(entries) - {*heirs, name})}")
+    return _layered(_inherited(where, entries, other, (*heirs, name)), entry)
+
+
+def _stage(where: str, sections: _Sections, name: str, earlier: Mapping[str, Stage]) -> Stage:
+    entry = _inherited(where, sections.stages, name)
+    config = sections.base
+    if of := entry.get("of"):
+        trained = {other: stage for other, stage in earlier.items() if stage.run == "fit"}
+        if of not in trained:
+            raise ConfigError(f"{where}: of names {of!r}, which no earlier stage trains; {nearest(str(of), trained)}")
+        model = {"class_path": (trained[of].config.get("model") or {}).get("class_path")}
+        config = merge(config, {"model": model, "ckpt_path": f"${{stages.{of}.best}}"})
+    elif "run" not in entry:
+        raise ConfigError(f"{where} needs run ({', '.join(VERBS)}), or of and the name of the stage that it tests")
+    return Stage(name, entry.get("run", "test"), reduce(merge, entry["layers"], config))
+
+
+def _filled(config: dict[str, Any], where: str, trained: Iterable[str], base: dict[str, Any]) -> dict[str, Any]:
+    """Configuration with references to values of the recipe filled in, those to the run left as they are."""
+    stages = {name: {"best": rf"\${{stages.{name}.best}}"} for name in trained}
+    try:
+        filled: dict[str, Any] = _interpolated(config, {"run_dir": r"\${run_dir}", "stages": stages, "base": base})
+        return filled
+    except OmegaConfBaseException as error:
+        known = ", ".join(["${run_dir}", *(f"${{stages.{name}.best}}" for name in stages), "${base.KEY}"])
+        raise ConfigError(f"{where}: {_one_line(error)}; here there are {known}") from error
+
+
+def _interpolated(config: Any, values: dict[str, Any]) -> Any:
+    return OmegaConf.to_container(OmegaConf.create({**values, "config": config}), resolve=True)["config"]  # type: ignore[call-overload, index]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split()).removesuffix(" full_key: config")
+
+
+def _set_keys(stages: list[Stage]) -> None:
+    """Give each stage its digest."""
+    for number, stage in enumerate(stages):
+        text = json.dumps(stage.config, sort_keys=True, default=str)
+        read = [other for other in stages[:number] if _reads(text, other)]
+        stage.key = digest(stage.run, text, *(other.key for other in read))
+
+
+def _reads(text: str, earlier: Stage) -> bool:
+    """Whether a configuration names what an earlier stage leaves; predictions write files that any stage may read."""
+    return (
+        earlier.run == "predict"
+        or f"stages.{earlier.name}.best}}" in text
+        or f"{{run_dir}}/{earlier.name}/" in text
+    )

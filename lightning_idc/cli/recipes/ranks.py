@@ -1,0 +1,115 @@
+"""One run in several processes that a scheduler starts with the same command: SLURM's srun, torchrun, Kubernetes.
+
+All of them compose the same stages and run them in step: a stage's processes meet when Lightning joins them.
+"""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+from lightning_idc.errors import ConfigError
+
+_DEFAULT_PORT = 12910
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Where this process stands among those of its run.
+
+    Args:
+        rank: 0 for the one that makes the folder and speaks.
+        port: first port to meet at; None where this process is alone.
+    """
+
+    rank: int = 0
+    port: int | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether there are other processes."""
+        return self.port is not None
+
+    def environment(self, stage: int) -> dict[str, str]:
+        """Variables of a stage: its processes meet at a port of their own, since that of the last one may be in use.
+
+        Args:
+            stage: its number in the recipe.
+        """
+        if self.port is None:
+            return {}
+        return {"MASTER_PORT": str(self.port + 1 + stage), "TORCHELASTIC_USE_AGENT_STORE": "False"}
+
+
+def ranks_of_job() -> Ranks:
+    """Place of this process among those that a scheduler started.
+
+    Raises:
+        ConfigError: SLURM has several tasks, and this process is none of them.
+    """
+    env = os.environ
+    port = int(env.get("MASTER_PORT", _DEFAULT_PORT))
+    if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+        return Ranks(int(env["RANK"]), port)
+    # Lightning leaves interactive jobs alone, and so do we
+    if int(env.get("SLURM_NTASKS", "1")) > 1 and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):
+        if "SLURM_STEP_ID" not in env:
+            raise ConfigError(
+                f"SLURM gave this job {env['SLURM_NTASKS']} tasks, but the command was started once; begin it with "
+                "srun, or ask for one task"
+            )
+        # of two jobs on a node each has ports of its own, as in Lightning
+        from_job = 15000 + int(env["SLURM_JOB_ID"][-4:])
+        return Ranks(int(env["SLURM_PROCID"]), port if "MASTER_PORT" in env else from_job)
+    if "NODE_RANK" in env and "MASTER_ADDR" in env and "LOCAL_RANK" not in env:
+        return Ranks(int(env["NODE_RANK"]), port)
+    return Ranks()
+
+
+class Watch:
+    """Tells whether another process of a run has ended, however it ended.
+
+    Each holds a lock that the system gives back when it ends. Without it the others would wait until the time limit
+    of the backend, half an hour, for a process that was killed before they met.
+
+    Args:
+        folder: of the run, which all processes see.
+        rank: of this process.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self.folder, self.rank = folder / ".ranks", str(rank)
+        self._alive: set[str] = set()
+        self._lock: IO[str] | None = None
+        with suppress(ImportError, OSError):  # another system, or a file system without locks
+            import fcntl
+
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._lock = (self.folder / self.rank).open("w")
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+
+    def is_lost(self) -> bool:
+        """Whether a process that was there before is gone."""
+        with suppress(ImportError, OSError):
+            import fcntl
+
+            for path in self.folder.iterdir():
+                if path.name == self.rank:
+                    continue
+                with path.open() as file:
+                    try:
+                        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        self._alive.add(path.name)
+                        continue
+                if path.name in self._alive:
+                    return True
+        return False
+
+    def close(self) -> None:
+        """End the watch."""
+        if self._lock is not None:
+            self._lock.close()

@@ -1,0 +1,224 @@
+"""Running the stages of a recipe in a folder that a stopped run goes on from."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import shlex
+import shutil
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import yaml
+from filelock import FileLock, Timeout
+
+from lightning_idc.cli.recipes.compose import Recipe, Stage, resolve
+from lightning_idc.cli.recipes.launch import INTERRUPTED, REFUSED, Launch, Plan
+from lightning_idc.cli.recipes.ranks import Ranks
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.files import atomic_write
+
+RUN, DONE = "run.json", "stage.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run of a recipe.
+
+    Args:
+        recipe: with all keys of the command line.
+        folder: one sub-folder per stage, and ``run.json``; an absolute path.
+        keys: of the command line, also those that the run was started with.
+        launch: runs a stage.
+        ranks: place of this process among those of the run.
+    """
+
+    recipe: Recipe
+    folder: Path
+    keys: dict[str, Any]
+    launch: Launch
+    ranks: Ranks = Ranks()
+
+    def go(self) -> int:
+        """Run all stages that are not finished.
+
+        Returns:
+            The exit status.
+
+        Raises:
+            ConfigError: another run goes on in the folder, or it cannot be written to.
+            DataError: something in it is damaged.
+        """
+        if self.ranks.rank:
+            return self._run_stages()
+        new = [path for path in (self.folder, *self.folder.parents) if not path.exists()]
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with _locked(self.folder):
+            about = {"recipe": self.recipe.path.name, "overrides": self.keys}
+            atomic_write(self.folder / RUN, json.dumps(about, indent=2, default=str))
+            status = self._run_stages()
+        if status == REFUSED and new:
+            shutil.rmtree(new[-1])
+        return status
+
+    def _run_stages(self) -> int:
+        self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._shown()}")
+        began = time.monotonic()
+        best: dict[str, str] = {}
+        later: Sequence[Stage] = self.recipe.stages[1:]  # checked by the first process
+        for number, stage in enumerate(self.recipe.stages):
+            record = self._record(stage)
+            if record is not None and record["key"] == stage.key:
+                self._say(f"\n== {stage.name}: already done")
+            else:
+                self._say(f"\n== {stage.name} ({stage.run}, stage {number + 1} of {len(self.recipe.stages)})")
+                started = time.monotonic()
+                plan = self._plan(number, best, changed=record is not None, later=later)
+                status = self.launch(plan, number + 1 < len(self.recipe.stages))
+                if status:
+                    self._say_how_to_go_on(stage, status)
+                    return status
+                record, later = self._record(stage), ()
+                if record is None:  # the share of one task of an array
+                    self._say(f"when the others are there, complete them with\n  {self._resume()} --engine complete")
+                    return 0
+                self._say(f"== {stage.name} took {_spent(started)}")
+            if stage.run == "fit":
+                best[stage.name] = self._best(stage, record)
+        self._say(f"\ndone in {_spent(began)}; results: {self._shown()}")
+        return 0
+
+    def _plan(self, number: int, best: dict[str, str], changed: bool, later: Sequence[Stage]) -> Plan:
+        """Write the configuration of a stage, and say what its process does.
+
+        Args:
+            number: of the stage.
+            best: checkpoint of each stage that has trained.
+            changed: whether the stage was finished before the recipe was changed.
+            later: stages to check.
+        """
+        stage, rank = self.recipe.stages[number], self.ranks.rank
+        home = self.folder / stage.name
+        if changed and rank == 0:
+            kept = _set_aside(home)
+            self._say(f"the recipe was changed, so it runs again; what it left is in {os.path.relpath(kept)}")
+        config = resolve(stage.config, self.folder, best, f"stage {stage.name}")
+        config["trainer"] = {"default_root_dir": str(home), **(config.get("trainer") or {})}
+        if stage.run != "fit":
+            weights = config.get("ckpt_path")
+            self._say(f"weights: {os.path.relpath(weights) if weights else 'as built'}")
+        elif not changed and (newest := self._newest_checkpoint(home)):
+            config["ckpt_path"] = str(newest)
+        # only the first process writes into the folder of a stage, which it may have to rename
+        file = home / "stage.yaml" if rank == 0 else self.folder / ".ranks" / f"{stage.name}.{rank}.yaml"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, yaml.safe_dump(config, sort_keys=False, allow_unicode=True))
+        return Plan(
+            stage.run,
+            str(file),
+            str(home / DONE),
+            stage.key,
+            self.ranks.environment(number),
+            [(other.name, other.run, other.config) for other in later],
+        )
+
+    def _newest_checkpoint(self, home: Path) -> Path | None:
+        if not any(home.rglob("*.ckpt")):
+            return None
+        from lightning_idc.core.checkpoint_io import newest_checkpoint
+
+        newest = newest_checkpoint(home, self._say)
+        if newest is not None:
+            self._say(f"continuing from {os.path.relpath(newest)}")
+        return newest
+
+    def _record(self, stage: Stage) -> dict[str, Any] | None:
+        """What a stage left when it was finished."""
+        path = self.folder / stage.name / DONE
+        return read_record(path, ("key", "best", "metrics")) if path.is_file() else None
+
+    def _best(self, stage: Stage, record: dict[str, Any]) -> str:
+        if not record["best"]:
+            return ""
+        best = self.folder / record["best"]  # relative, so that a run may be moved
+        if not best.exists():
+            raise DataError(
+                f"stage {stage.name} is finished but its checkpoint {str(best)!r} is gone; put it back, or remove "
+                f"{self._shown()}/{stage.name}/{DONE} to run the stage again"
+            )
+        return str(best)
+
+    def _say(self, text: str) -> None:
+        if self.ranks.rank == 0:
+            print(text, flush=True)
+
+    def _shown(self) -> str:
+        return os.path.relpath(self.folder)
+
+    def _resume(self) -> str:
+        return f"lightning-idc run {shlex.quote(str(self.recipe.path))} --resume {shlex.quote(self._shown())}"
+
+    def _say_how_to_go_on(self, stage: Stage, status: int) -> None:
+        if status != REFUSED:
+            how = "stopped in" if status == INTERRUPTED else "failed in"
+            print(f"\n{how} stage {stage.name}; continue with\n  {self._resume()}", file=sys.stderr, flush=True)
+
+
+def read_record(path: Path, names: Sequence[str]) -> dict[str, Any]:
+    """Content of ``run.json`` or ``stage.json``.
+
+    Args:
+        path: of the record.
+        names: of the keys that it must have.
+
+    Raises:
+        DataError: the file is damaged.
+    """
+    try:
+        record = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path} is damaged: {error}") from error
+    missing = [name for name in names if name not in record] if isinstance(record, dict) else names
+    if missing:
+        raise DataError(f"{path} is damaged: it has no {missing[0]!r}")
+    return dict(record)
+
+
+def new_folder(recipe: Path) -> Path:
+    """Folder for a run that was given none; it is not made."""
+    first = Path("runs") / recipe.stem / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    numbered = (first.with_name(f"{first.name}_{number}") for number in itertools.count(2))
+    return next(folder for folder in itertools.chain([first], numbered) if not folder.exists())
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Hold the folder of a run; the system gives it back when this process ends, however it ends."""
+    try:
+        with FileLock(folder / ".lock", timeout=0):
+            yield
+    except Timeout:
+        if not os.access(folder, os.W_OK):  # a lock that cannot be made is waited for, too
+            raise ConfigError(f"{str(folder)!r} cannot be written to; a run needs its folder") from None
+        raise ConfigError(
+            f"{str(folder)!r} is in use by a run that is going on; wait for it, stop it, or name another folder"
+        ) from None
+
+
+def _set_aside(home: Path) -> Path:
+    """Rename the folder of a stage, so that nothing in it is lost."""
+    names = (home.with_name(f"{home.name}.{number}") for number in itertools.count(1))
+    kept = next(path for path in names if not path.exists())
+    return home.rename(kept)
+
+
+def _spent(since: float) -> str:
+    minutes, seconds = divmod(round(time.monotonic() - since), 60)
+    return f"{minutes} min {seconds} s" if minutes else f"{seconds} s"

@@ -1,0 +1,143 @@
+"""Keys of a configuration against the signatures of its classes, read from their source: nothing is imported."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Collection, Mapping
+from functools import cache
+from typing import Any
+
+from lightning_idc.core.names import bindings, definition, nearest, source_of
+from lightning_idc.errors import ConfigError
+
+TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
+"""Keys that a configuration may have at its top."""
+_TRAINER = "lightning.pytorch.Trainer"
+_WITHOUT_ARGUMENTS = ("object", "Generic", "Protocol", "ABC")
+_BUILT_TOO_EARLY = (
+    "a top-level `{key}:` is built before callbacks add their parameters, which would then never be trained; "
+    "put it under model.init_args (optimizer: ..., schedule: ...)"
+)
+
+
+@cache
+def arguments_of(path: str) -> frozenset[str] | None:
+    """Names of the arguments of a class or function, also those of parents that it hands ``**kwargs`` to.
+
+    Args:
+        path: of the class.
+
+    Returns:
+        The names; None where the source does not tell, as for a dataclass or a class that takes anything.
+    """
+    if path.rpartition(".")[2] in _WITHOUT_ARGUMENTS:
+        return frozenset()
+    source = definition(path)
+    if source is None:
+        return None
+    module, node = source
+    if isinstance(node, ast.FunctionDef):
+        return None if node.args.kwarg else _parameters(node)
+    if not isinstance(node, ast.ClassDef):
+        return None
+    init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
+    if init is None and node.decorator_list:
+        return None
+    names = frozenset() if init is None else _parameters(init) - {"self"}
+    if init is not None and init.args.kwarg is None:
+        return names
+    if init is not None and not node.bases:
+        return None
+    for base in node.bases:
+        inherited = arguments_of(_path_of(base, module))
+        if inherited is None:
+            return None
+        names |= inherited
+    return names
+
+
+def _parameters(function: ast.FunctionDef) -> frozenset[str]:
+    arguments = function.args
+    return frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+
+def _path_of(base: ast.expr, module: str) -> str:
+    """Path of a parent as a class statement in a module names it."""
+    head, _, rest = ast.unparse(base.value if isinstance(base, ast.Subscript) else base).partition(".")
+    bound = bindings(module).get(head)
+    start = bound if isinstance(bound, str) else head if bound is None else f"{module}.{head}"
+    return f"{start}.{rest}" if rest else start
+
+
+def unknown_key(name: str, keys: Collection[str] = TOP) -> str:
+    """Sentence for a key at the top of a configuration that does not exist."""
+    if name in ("optimizer", "lr_scheduler"):
+        return _BUILT_TOO_EARLY.format(key=name)
+    return f"unknown key {name!r}; {nearest(name, keys)}"
+
+
+def check_config(config: Mapping[str, Any], where: str = "") -> None:
+    """Refuse keys and classes that do not exist; LightningCLI checks the values.
+
+    Args:
+        config: with full names of classes.
+        where: beginning of the message, such as the name of the recipe and of the stage.
+
+    Raises:
+        ConfigError: the key, and the nearest one that exists.
+    """
+    try:
+        for key in config:
+            if key not in TOP:
+                raise ConfigError(unknown_key(key))
+        trainer = config.get("trainer")
+        if not isinstance(trainer or {}, Mapping):
+            raise ConfigError(f"trainer: expected keys with values, found {trainer!r}")
+        known = arguments_of(_TRAINER)
+        for key in trainer or {}:
+            if known is not None and key not in known:
+                raise ConfigError(f"trainer: Trainer has no argument {key!r}; {nearest(key, known)}")
+        for name in ("model", "data"):
+            # the class may be that of the checkpoint
+            if config.get(name) is not None and not config.get("ckpt_path"):
+                _check_has_class(config[name], name)
+        for key, value in config.items():
+            _check_classes(value, key)
+    except ConfigError as error:
+        raise ConfigError(f"{where}: {error}" if where else str(error)) from error
+
+
+def _check_has_class(value: Any, key: str) -> None:
+    if not isinstance(value, Mapping) or "class_path" not in value:
+        raise ConfigError(f"{key}: expected class_path and init_args, found {value!r:.200}")
+
+
+def _check_classes(value: Any, key: str) -> None:
+    """Check each class in a part of a configuration, and its arguments."""
+    if isinstance(value, list):
+        for item in value:
+            _check_classes(item, key)
+    if not isinstance(value, Mapping):
+        return
+    if isinstance(value.get("class_path"), str):
+        _check_class(value, key)
+        value = value.get("init_args") or {}
+        if not isinstance(value, Mapping):
+            raise ConfigError(f"{key}.init_args: expected keys with values, found {value!r:.200}")
+    for name, item in value.items():
+        _check_classes(item, f"{key}.{name}")
+
+
+def _check_class(value: Mapping[str, Any], key: str) -> None:
+    path = value["class_path"]
+    module, _, name = path.rpartition(".")
+    if extra := set(value) - {"class_path", "init_args", "dict_kwargs"}:
+        raise ConfigError(f"{key}: unknown key {min(extra)!r} beside class_path; arguments belong under init_args")
+    names = bindings(module)
+    if names and name not in names and "__getattr__" not in names and source_of(path) is None:
+        classes = [other for other in names if other[:1].isupper()]
+        raise ConfigError(f"{key}: {module} has no class {name!r}; {nearest(name, classes)}")
+    known = arguments_of(path)
+    for argument in value.get("init_args") or {}:
+        if known is not None and argument not in known:
+            raise ConfigError(f"{key}: {name} has no argument {argument!r}; {nearest(argument, known)}")

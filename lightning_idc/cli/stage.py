@@ -1,0 +1,359 @@
+"""fit, validate, test and predict: one LightningCLI for users and for the stages of a recipe."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import warnings
+from argparse import ArgumentError
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from jsonargparse import set_parsing_settings
+from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.cli import LightningArgumentParser, LightningCLI
+
+from lightning_idc.callbacks.interrupt import StopCleanly
+from lightning_idc.callbacks.progress import default_progress
+from lightning_idc.callbacks.resume import resume_point
+from lightning_idc.callbacks.selection import ValidationSelection
+from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
+from lightning_idc.cli.configuration import copied, gather
+from lightning_idc.cli.errors import readable
+from lightning_idc.cli.recipes.launch import REFUSED, STAGE, Plan
+from lightning_idc.cli.signatures import arguments_of, check_config
+from lightning_idc.core.captioner import PairCaptioner
+from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
+from lightning_idc.core.distributed import destroy_process_group
+from lightning_idc.core.io import plain_hparams, read_checkpoint
+from lightning_idc.core.module import PairModule
+from lightning_idc.core.names import class_of, full_name
+from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.files import atomic_write
+
+_MINIMUM = {
+    **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),
+    **dict.fromkeys(("gradient_clip_val", "log_every_n_steps", "min_epochs", "min_steps"), 0),
+    "num_sanity_val_steps": -1,
+    "val_check_interval": 1e-9,
+}
+"""Smallest values of the Trainer's arguments that it does not check itself."""
+_NEED_A_FOLDER = tuple(f"lightning.pytorch.loggers.{name}" for name in ("CSVLogger", "TensorBoardLogger"))
+_NOTHING_TO_ACT_ON = (
+    "LeafSpec",
+    "isinstance.treespec",
+    "does not have many workers",
+    "module.s. in eval mode at the start of training",
+    "LightningCLI's args parameter is intended",
+    "The dirpath has changed from",
+    "Be aware that when using `ckpt_path`, callbacks",
+)
+"""Warnings of Lightning that a user of this command line cannot act on."""
+
+
+class Refused(ConfigError):
+    """A configuration of a recipe that LightningCLI cannot parse."""
+
+    status = REFUSED
+
+
+def run(given: list[str]) -> int:
+    """Run a LightningCLI verb with its own arguments."""
+    _quieten()
+    verb, arguments = given[0], given[1:]
+    if any(name == "--help_all" or name.partition("=")[0].endswith(".help") for name in arguments):
+        PairCLI(verb, _for_help(arguments))
+        return 0
+    files = [Path(value) for flag, value in pairwise(arguments) if flag in ("--config", "-c")]
+    config = gather([name for name in arguments if name != "--print_config"])
+    check_config(config)
+    cli = PairCLI(verb, with_checkpoint(config), files)
+    if "--print_config" in arguments:
+        print(cli.parser.dump(cli.config, skip_none=False), end="")
+        return 0
+    cli.run()
+    destroy_process_group()
+    return 0
+
+
+def run_stage(plan: Plan) -> int:
+    """Run a stage of a recipe in this process and write its record.
+
+    Args:
+        plan: of the stage.
+
+    Raises:
+        Refused: its configuration, or that of a later stage, is wrong.
+    """
+    _quieten()
+    # Lightning starts further processes by the command of this one
+    sys.argv = [sys.argv[0], plan.verb, "--config", plan.file]
+    try:
+        for name, verb, config in plan.later:  # before hours are spent on this one
+            where = f"stage {name}"
+            PairCLI(verb, config)
+        where = f"stage {Path(plan.record).parent.name}"
+        config = gather(["--config", plan.file])
+        cli = PairCLI(plan.verb, with_checkpoint(config), [Path(plan.file)])
+    except ConfigError as error:
+        raise Refused(f"{where}: {error}") from error
+    cli.run()
+    if cli.trainer.is_global_zero and not (missing := _missing_shards(cli)):
+        atomic_write(Path(plan.record), json.dumps({"key": plan.key, **_outcome(cli)}, indent=2))
+    elif cli.trainer.is_global_zero:
+        print(f"\n{where} is not finished: {missing}", flush=True)
+    cli.trainer.strategy.barrier()  # each process reads the record before the next stage
+    destroy_process_group()
+    return 0
+
+
+def _for_help(arguments: list[str]) -> list[str]:
+    """Arguments of --help_all and --model.help NAME, with the full name of the class."""
+    for number, name in enumerate(arguments):
+        flag, equals, value = name.partition("=")
+        if flag.endswith(".help"):
+            value = value if equals else next(iter(arguments[number + 1 :]), "")
+            return [f"{flag}={full_name(value)}" if value else flag]
+    return ["--help"]
+
+
+class PairCLI(LightningCLI):
+    """LightningCLI of this library, for one verb; parses when it is made, and builds and runs on demand.
+
+    Args:
+        verb: fit, validate, test or predict.
+        config: merged configuration; or arguments that ask for help.
+        files: that it was read from.
+
+    Raises:
+        ConfigError: a value that is not right.
+    """
+
+    def __init__(self, verb: str, config: dict[str, Any] | list[str], files: Sequence[Path] = ()) -> None:
+        self.verb, self.given = verb, config
+        # a value typed Any must never become an object of a class that it names
+        set_parsing_settings(instantiate_subclass_spec_in_any=False)
+        replaced = any(file.name == "config.yaml" for file in files)
+        super().__init__(
+            LightningModule,
+            LightningDataModule,
+            subclass_mode_model=True,
+            subclass_mode_data=True,
+            # a top-level optimizer would be built before add-ons bring their parameters
+            auto_configure_optimizers=False,
+            # every run has a folder of its own; resuming in it must not stumble over its own file
+            save_config_kwargs={"overwrite": True, "config_filename": f"config{'_of_run' * replaced}.yaml"},
+            seed_everything_default=0,
+            parser_kwargs={"exit_on_error": False, "prog": f"lightning-idc {verb}"},
+            args=config,
+            run=False,
+        )
+
+    def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
+        self.of_verb = parser.add_method_arguments(Trainer, self.verb, skip=set(self.subcommands()[self.verb]))
+        parser.set_defaults({"weights_only": True})  # a checkpoint must not run code
+
+    def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        if isinstance(args, list):
+            self.config = parser.parse_args(args)
+            return
+        try:
+            self.config = parser.parse_object(_with_log_folder(args))
+        except ArgumentError as error:
+            raise ConfigError(_in_one_line(str(error))) from error
+
+    def _set_seed(self) -> None:
+        """Seeding belongs to running."""
+
+    def instantiate_classes(self) -> None:
+        """Building belongs to running."""
+
+    def run(self) -> None:
+        """Build everything and call the Trainer."""
+        self.build()
+        arguments = {name: self.config_init[name] for name in self.of_verb}
+        with self._one_sentence():
+            if not self._launched():
+                getattr(self.trainer, self.verb)(self.model, datamodule=self.datamodule, **arguments)
+
+    def _launched(self) -> bool:
+        """Make records of a pipeline with the launcher that its data module names, if it names one."""
+        if self.verb != "predict":
+            return False
+        from lightning_idc.synthesis.pipeline import Records
+
+        if not isinstance(self.datamodule, Records) or self.datamodule.launcher is None:
+            return False
+        self.datamodule.launcher.launch(self.model, self.datamodule.job)
+        return True
+
+    def build(self) -> None:
+        """Build trainer, model and data."""
+        check_number("seed_everything", self.config["seed_everything"], minimum=0, below=2**32)
+        for name, minimum in _MINIMUM.items():
+            value = self.config["trainer"].get(name)
+            if isinstance(value, int | float):
+                check_number(f"trainer.{name}", value, minimum)
+        self._take_from_checkpoint()
+        super()._set_seed()
+        with self._one_sentence():
+            super().instantiate_classes()
+        if self.verb != "fit" and not self.config.get("ckpt_path"):
+            _check_has_weights(self.model, self.verb)
+
+    @contextmanager
+    def _one_sentence(self) -> Iterator[None]:
+        """Say in one sentence what fails before the first batch: a value that no type excludes, such as 0 heads."""
+        try:
+            yield
+        except (ValueError, TypeError, AssertionError, ArithmeticError, RuntimeError) as error:
+            if readable(error) is not None or self._has_begun():
+                raise
+            text = " ".join(str(error).split()) or type(error).__name__
+            raise ConfigError(f"this configuration cannot be run: {text} (--traceback shows where)") from error
+
+    def _has_begun(self) -> bool:
+        trainer: Trainer | None = vars(self).get("trainer")
+        if trainer is None:
+            return False
+        fit = trainer.fit_loop.epoch_loop
+        loops = (fit, fit.val_loop, trainer.validate_loop, trainer.test_loop, trainer.predict_loop)
+        return any(loop.batch_progress.total.ready > 0 for loop in loops)
+
+    def _take_from_checkpoint(self) -> None:
+        """Take hyper-parameters that the configuration does not name; Lightning would let the checkpoint's win."""
+        path, model = self.config.get("ckpt_path"), self.config.get("model")
+        if not is_path(path) or model is None:
+            return
+        checkpoint = read_checkpoint(path)
+        check_content(checkpoint, self.verb, path)
+        stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
+        # plain save_hyperparameters() leaves no class; then the keys alone decide
+        if stored is not None and full_name(stored) != full_name(model.class_path):
+            return
+        named = (self.given.get("model") or {}).get("init_args") or {} if isinstance(self.given, dict) else {}
+        kind, known = class_of(model.class_path), arguments_of(model.class_path) or ()
+        # the checkpoint brings the words when it is loaded; as an argument all of them would be validated one by one
+        words = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
+        for name, value in plain_hparams(checkpoint, path).items():
+            if name in known and name not in named and name not in words:
+                # set as they are: parsing would build whatever class a value names
+                model.init_args[name] = value
+
+    def instantiate_trainer(self, **kwargs: Any) -> Any:
+        config = self._get(self.config_init, "trainer")
+        progress = default_progress(config)
+        if progress:  # Lightning's bar would stand beside the lines
+            kwargs["enable_progress_bar"] = False
+        # those of the configuration, with options of their own, take the place of these
+        chosen = config.get("callbacks") or []
+        extra = [one for one in (*progress, *self._callbacks()) if not any(isinstance(c, type(one)) for c in chosen)]
+        trainer = self._instantiate_trainer({**config, **kwargs}, extra)
+        if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:
+            trainer.strategy.checkpoint_io = AtomicCheckpointIO()
+        if STAGE in os.environ:
+            _add_resume_point(trainer, self.verb)
+        return trainer
+
+    def _callbacks(self) -> list[Callback]:
+        """Callbacks that every run of a verb has."""
+        if self.verb == "fit":
+            data = self.config.get("data")
+            options = (self.given.get("data") or {}).get("init_args") if isinstance(self.given, dict) else None
+            stored = [] if data is None else [StoreData(data.class_path, options)]
+            return [StopCleanly(), ValidationSelection(), *stored]
+        fits = self.verb == "predict" and WritePredictions.fits(self.model, self.datamodule)
+        return [WritePredictions()] if fits else []
+
+
+def _add_resume_point(trainer: Trainer, verb: str) -> None:
+    """Let a stage keep its last state, in a place where a resumed one finds it and which checkpoint was best."""
+    point = resume_point(trainer.checkpoint_callbacks) if verb == "fit" else None
+    if point is not None:
+        trainer.callbacks.append(point)  # type: ignore[attr-defined]
+    for saver in trainer.checkpoint_callbacks:
+        if isinstance(saver, ModelCheckpoint) and saver.dirpath is None:
+            saver.dirpath = str(Path(trainer.default_root_dir).resolve() / "checkpoints")
+
+
+def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy with the folder of the run for loggers that need one, so that their name is enough."""
+    trainer = copied(config.get("trainer") or {})
+    loggers = trainer.get("logger")
+    for logger in loggers if isinstance(loggers, list) else [loggers]:
+        if isinstance(logger, dict) and logger.get("class_path") in _NEED_A_FOLDER:
+            folder = {"save_dir": trainer.get("default_root_dir") or "."}
+            logger["init_args"] = {**folder, **(logger.get("init_args") or {})}
+    return {**config, "trainer": trainer} if trainer else {k: v for k, v in config.items() if k != "trainer"}
+
+
+def _in_one_line(text: str) -> str:
+    """Message of jsonargparse, which takes a line per type of a union and more."""
+    lines = [line.strip(" -") for line in text.splitlines()]
+    return "; ".join(line for line in lines if line and line != "Errors:" and not line.startswith("Subtypes"))
+
+
+def _check_has_weights(model: LightningModule, verb: str) -> None:
+    """Refuse a network with random weights, whose captions look like those of a bad captioner.
+
+    Raises:
+        ConfigError: the model is a captioner that would make its words, and so its network, from the data at hand.
+    """
+    if not isinstance(model, PairCaptioner) or type(model).make_net is not PairCaptioner.make_net:
+        return
+    if model.init_from is None and model.hparams["vocabulary"] is None:
+        raise ConfigError(
+            f"{verb} needs weights, and the {type(model).__name__} has none yet: expected --ckpt_path FILE, the "
+            "checkpoint of a fit"
+        )
+
+
+def _quieten() -> None:
+    for text in _NOTHING_TO_ACT_ON:
+        warnings.filterwarnings("ignore", message=f".*{text}")
+    log = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    if _is_no_advice not in log.filters:
+        log.addFilter(_is_no_advice)
+
+
+def _is_no_advice(record: logging.LogRecord) -> bool:
+    return "💡" not in record.getMessage()
+
+
+def _outcome(cli: PairCLI) -> dict[str, Any]:
+    """Best checkpoint of a stage, relative to the folder of the run, and its metrics."""
+    trainer = cli.trainer
+    saver = trainer.checkpoint_callback
+    best = ""
+    # a test takes over what its checkpoint says of the best one, which is not its own
+    if isinstance(saver, ModelCheckpoint) and cli.verb == "fit":
+        savers = [other for other in trainer.checkpoint_callbacks if isinstance(other, ModelCheckpoint)]
+        last = [other.best_model_path for other in savers if other.monitor is None]
+        best = saver.best_model_path or saver.last_model_path or "".join(last[-1:])
+        if saver.monitor is not None and not saver.best_model_path and best:
+            print(f"{saver.monitor} was never measured, so the last checkpoint is handed on as the best", flush=True)
+    home = Path(os.environ[STAGE]).parent.parent
+    if best and Path(best).resolve().is_relative_to(home):
+        best = str(Path(best).resolve().relative_to(home))
+    metrics = {name: float(value) for name, value in trainer.callback_metrics.items()}
+    return {"best": best, "metrics": metrics}
+
+
+def _missing_shards(cli: PairCLI) -> str:
+    """How many shards of a store of records there are, where other processes make the rest, such as tasks of an array."""
+    if cli.verb != "predict":
+        return ""
+    from lightning_idc.synthesis.pipeline import Records
+
+    if not isinstance(cli.datamodule, Records) or cli.datamodule.job.completed:
+        return ""
+    job = cli.datamodule.job
+    return f"{job.shards - len(job.pending())} of {job.shards} shards are in {job.target}"
