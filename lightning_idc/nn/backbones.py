@@ -154,7 +154,7 @@ def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
 
 @reads_file("checkpoint")
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
-    """Load the weights under ``backbone.`` (or ``net.backbone.``) of a checkpoint into a backbone, strictly.
+    """Load the weights under ``net.backbone.`` of a checkpoint into a backbone, strictly.
 
     Raises:
         PairError: the checkpoint is missing or holds another backbone.
@@ -162,15 +162,14 @@ def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
     from lightning_idc.core.io import read_checkpoint
 
     state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
-    for prefix in ("backbone.", "net.backbone."):
-        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        if own:
-            try:
-                backbone.load_state_dict(own)
-            except RuntimeError as error:
-                raise PairError(f"{str(checkpoint)!r} holds another backbone: {error}") from error
-            return
-    raise PairError(
-        f"{str(checkpoint)!r} holds no weights under 'backbone.'; expected a checkpoint of ObjectNaming or "
-        "PairTransformer"
-    )
+    prefix = "net.backbone."
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not weights:
+        raise PairError(
+            f"{str(checkpoint)!r} holds no weights under {prefix!r}; expected a checkpoint of ObjectNaming or "
+            "PairTransformer"
+        )
+    try:
+        backbone.load_state_dict(weights)
+    except RuntimeError as error:
+        raise PairError(f"{str(checkpoint)!r} holds another backbone: {error}") from error

@@ -21,7 +21,7 @@ from lightning_idc.core.types import PairError
 from lightning_idc.errors import reads_file
 
 CONFIG_KEY = "image_tokenizer"
-WEIGHTS_PREFIXES = ("tokenizer.", "net.tokenizer.")
+WEIGHTS_PREFIX = "net.tokenizer."
 
 
 def _norm(width: int) -> nn.GroupNorm:
@@ -281,14 +281,13 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
     if CONFIG_KEY not in checkpoint:
         raise PairError(f"{str(path)!r} holds no image tokenizer; expected a checkpoint of TokenizerTraining")
     tokenizer = ImageTokenizer(**checkpoint[CONFIG_KEY])
-    own = {
-        key.removeprefix(prefix): value
-        for prefix in WEIGHTS_PREFIXES
+    weights = {
+        key.removeprefix(WEIGHTS_PREFIX): value
         for key, value in checkpoint["state_dict"].items()
-        if key.startswith(prefix)
+        if key.startswith(WEIGHTS_PREFIX)
     }
     try:
-        tokenizer.load_state_dict(own)
+        tokenizer.load_state_dict(weights)
     except RuntimeError as error:
         raise PairError(f"the image tokenizer in {str(path)!r} does not fit its own description: {error}") from error
     return tokenizer.requires_grad_(False).eval()

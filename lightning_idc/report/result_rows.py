@@ -144,7 +144,7 @@ def _identity(path: Path, result: Mapping[str, Any]) -> str:
     try:
         run = json.loads(record.read_text(encoding="utf-8"))
         keys = {key: value for key, value in run["overrides"].items() if not key.endswith("seed_everything")}
-        recipe = [run["recipe"], run.get("digest")]  # earlier versions wrote none
+        recipe = [run["recipe"], run["digest"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{record} cannot be read ({error!r}); put back the one that the run wrote, or remove it"

@@ -110,7 +110,7 @@ def run(arguments: list[str]) -> None:
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.max_steps=1"]
 VERBS = {
-    "describe": ["describe", "b.png", "a.png", "--checkpoint", "model.ckpt"],
+    "describe": ["describe", "b.png", "a.png", "--model", "model.ckpt"],
     **{
         verb: [
             verb,

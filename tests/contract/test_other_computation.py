@@ -110,7 +110,7 @@ def test_what_takes_no_part_is_not_compared(tmp_path: Path) -> None:
     # the heads of a decoder that is left behind, and the text tower that a tower for images stands beside
     captioner(encoder_weights=saved(captioner(heads=4), tmp_path / "a.ckpt")).build()
     retrieval(tower_weights=saved(naming(MANY), tmp_path / "b.ckpt")).build()
-    # nor is what an older checkpoint does not say
+    # nor is what a checkpoint does not say
     NAMC(**CAPTIONER, heads=2, init_from=saved(NAMC(**CAPTIONER), tmp_path / "c.ckpt", without="heads")).build()
 
 

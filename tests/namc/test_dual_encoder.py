@@ -180,11 +180,3 @@ def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
     with pytest.raises(PairError, match="holds no dual encoder"):
         load_dual_encoder(tmp_path / "other.ckpt")
-
-
-def test_the_earlier_names_of_the_encoders_still_work(small: SmallDualEncoder) -> None:
-    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    with pytest.warns(DeprecationWarning, match="encode_image"):
-        assert torch.equal(small.look(images).whole, small.encode_image(images).whole)
-    with pytest.warns(DeprecationWarning, match="encode_text"):
-        assert torch.equal(small.read([["a"]]).whole, small.encode_text([["a"]]).whole)

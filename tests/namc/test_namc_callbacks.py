@@ -618,7 +618,7 @@ def test_sub_words_of_a_host_are_masked_together() -> None:
 
 def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
-    state = {f"tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
+    state = {f"net.tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer().config}, tmp_path / "tokens.ckpt")
     sizes: dict[str, Any] = dict(width=16, layers=2, heads=2, decoder_width=16, decoder_layers=1, decoder_heads=2)
     model = ProCap(tokenizer=str(tmp_path / "tokens.ckpt"), image_size=(64, 64), **sizes)

@@ -89,7 +89,7 @@ def test_the_command_writes_a_map(
     for side, image in zip(("before", "after"), images, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{side}.png")
     files = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
-    arguments = ["relevance", *files, CAPTION, "--checkpoint", str(tmp_path / "relevance.ckpt")]
+    arguments = ["relevance", *files, CAPTION, "--model", str(tmp_path / "relevance.ckpt")]
     capsys.readouterr()
     assert main([*arguments, "--out", str(tmp_path / "map.png")]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -13,7 +13,6 @@ from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.m3diff.mdp import (
     MDP,
-    DifferentialLayer,
     DifferentialPerception,
     MultiScaleDifferentialPerception,
     matching_layers,
@@ -210,21 +209,3 @@ def test_a_place_that_is_not_there_is_named() -> None:
         grid_captioner().add_adapter("mdp", MDP, at="tower")
     with pytest.raises(PairError, match="number of channels"):
         grid_captioner().add_adapter("mdp", MDP, at="fuse")
-
-
-def test_weights_of_earlier_editions_load() -> None:
-    layer = DifferentialLayer(8, 2, 16)
-    old = {
-        "self_attn": "look_at_difference",
-        "cross_attn": "look_at_images",
-        "mlp": "feed",
-        "image_cross_attn": "refine",
-    }
-    state = layer.state_dict()
-    stored = {
-        ".".join([old.get(key.split(".")[0], key.split(".")[0]), *key.split(".")[1:]]): state[key] for key in state
-    }
-    assert stored.keys() != state.keys()
-    again = DifferentialLayer(8, 2, 16)
-    again.load_state_dict(stored)
-    assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())

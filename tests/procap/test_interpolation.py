@@ -202,11 +202,6 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
         predict(FrameInterpolator(str(tmp_path / "frames"), 3, CrossFade()), pairs)
     with pytest.raises(PairError, match="midpoint_weights"):
         predict(FrameInterpolator(str(tmp_path / "frames"), 1, Faded(0.5)), pairs)
-    # of an earlier version, which knew the names of the classes only
-    folder = ProcedureFolder(tmp_path / "earlier")
-    folder.check_settings({"frames": 1, "midpoint": "CrossFade", "similarity": None})
-    predict(FrameInterpolator(str(tmp_path / "earlier"), 1, CrossFade()), pairs)
-    assert len(ProcedureFolder(tmp_path / "earlier")) == 7
 
 
 def test_frames_are_made_of_images_scaled_as_the_data_scales_them(tmp_path: Path) -> None:
@@ -261,7 +256,6 @@ def test_similarities_that_nobody_could_read_are_refused_before_they_are_measure
 def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:
     pairs, frames = data(tmp_path), tmp_path / "frames"
     predict(FrameInterpolator(str(frames), 1, CrossFade()), pairs)
-    # as an earlier version wrote them
     kept = GrowingStore(frames / SIMILARITIES / "old", identity={"name": "old"})
     kept.write("0000000-000-000000", ["pair"], scores=np.zeros((1, 2, 1)))
     assert "pair" in ProcedureFolder(frames).similarities("old")

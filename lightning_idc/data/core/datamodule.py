@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.core.images import Interpolation
 from lightning_idc.core.types import PairError, PairSample, stack_images
@@ -46,7 +46,6 @@ class PairDataModule(LightningDataModule):
         group_by_length: let the pairs of a training batch have captions of nearly one length in words, so that little
             of it is padding.
         cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
-        decode_once: deprecated name of ``cache_images``.
         value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
             images of a pair together), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None refuses them.
         bands: indices of the channels that are read, from 0, or ``all``; None refuses all but grey and colour images.
@@ -70,7 +69,6 @@ class PairDataModule(LightningDataModule):
         interpolation: Interpolation = "bilinear",
         corruption: Corruption | None = None,
         cache_images: str | Path | None = None,
-        decode_once: str | Path | None = None,
         value_range: ValueRange | None = None,
         bands: Bands | None = None,
         page: int | None = None,
@@ -101,9 +99,6 @@ class PairDataModule(LightningDataModule):
         self.group_by_size, self.group_by_length = group_by_size, group_by_length
         self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
-        if decode_once is not None:
-            rank_zero_deprecation("decode_once is called cache_images now; the old name goes with the next version")
-            cache_images = cache_images or decode_once
         self.cache_images = Path(cache_images).expanduser() if cache_images is not None else None
         if self.cache_images is not None and self.image_size is None:
             raise PairError("cache_images keeps images of one size; set image_size, too")

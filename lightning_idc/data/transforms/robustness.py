@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import Interpolation
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import ConfigError
@@ -81,7 +80,6 @@ class Corruption:
         return captions
 
 
-@renamed_arguments
 class ReplaceWords(Corruption):
     """Replaces words of captions by others that the split's captions use.
 

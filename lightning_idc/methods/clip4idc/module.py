@@ -280,8 +280,7 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
         PairError: the checkpoint is missing or holds another tower.
     """
     content = read_checkpoint(checkpoint)
-    state = content["state_dict"]
-    prefix = "tower." if any(key.startswith("tower.") for key in state) else "net.backbone.tower."
+    state, prefix = content["state_dict"], "net.backbone.tower."
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
     if not seen:

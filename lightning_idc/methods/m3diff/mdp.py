@@ -67,7 +67,6 @@ class DifferentialLayer(nn.Module):
         self.image_cross_attn = Attention(width, heads)
         norms: list[nn.Module] = [nn.Identity() if as_printed else nn.LayerNorm(width) for _ in range(5)]
         self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined, self.norm_images = norms
-        self.register_load_state_dict_pre_hook(_rename_weights)
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
@@ -83,22 +82,6 @@ class DifferentialLayer(nn.Module):
 
     def _onto(self, before: Tensor, change: Tensor) -> Tensor:
         return change if self.as_printed else before + change
-
-
-RENAMED = {
-    "look_at_difference": "self_attn",
-    "look_at_images": "cross_attn",
-    "feed": "mlp",
-    "refine": "image_cross_attn",
-}
-"""Parts of a layer in checkpoints of earlier editions, and what they are called now."""
-
-
-def _rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        part, _, rest = key.removeprefix(prefix).partition(".")
-        if part in RENAMED:
-            state_dict[f"{prefix}{RENAMED[part]}.{rest}"] = state_dict.pop(key)
 
 
 class DifferentialPerception(nn.Module):

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_deprecation
 from torch import Tensor, nn
 
 from lightning_idc.core.types import PairError
@@ -70,16 +69,6 @@ class DualEncoder(nn.Module):
     @abstractmethod
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         """Encode N texts, given as words; the word ``[MASK]`` stands for a masked one."""
-
-    def look(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
-        """Deprecated name of :meth:`encode_image`."""
-        rank_zero_deprecation("DualEncoder.look is called encode_image now; the old name goes with the next version")
-        return self.encode_image(images, masked)
-
-    def read(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
-        """Deprecated name of :meth:`encode_text`."""
-        rank_zero_deprecation("DualEncoder.read is called encode_text now; the old name goes with the next version")
-        return self.encode_text(texts)
 
 
 class SmallDualEncoder(DualEncoder):
@@ -186,8 +175,7 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     if options is None:
         raise PairError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
     encoder = SmallDualEncoder(**options)
-    state = checkpoint["state_dict"]
-    prefix = "encoder." if any(key.startswith("encoder.") for key in state) else "net."
+    state, prefix = checkpoint["state_dict"], "net."
     encoder.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
     return encoder.eval()
 

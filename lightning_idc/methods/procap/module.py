@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
-from lightning_idc.core.names import class_and_options
 from lightning_idc.core.schedules import Constant, Schedule
 from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
@@ -80,12 +79,11 @@ class ProCap(PairCaptioner):
         relative_places: bool = False,
         **options: Any,
     ) -> None:
-        drop_variant(self, options)
         super().__init__(**options)
         if queries < 0:
             raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
-        for name in ("procedure", "encoder_schedule", "variant", "trunk"):
+        for name in ("procedure", "encoder_schedule", "trunk"):
             self.hparams.pop(name, None)
         self._trunk: str | None = trunk
         self._procedure, self.encoder_schedule = procedure, encoder_schedule
@@ -291,21 +289,6 @@ def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
         )
 
 
-def drop_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> None:
-    """Take ``variant`` out of the options of a stage, by which one class was two in earlier versions.
-
-    Raises:
-        ConfigError: the variant is another class now.
-    """
-    if (variant := options.pop("variant", module.edition)) != module.edition:
-        raise ConfigError(
-            f"variant {variant!r} is a class of its own now: OfficialProCap and OfficialProcedureModel compute what "
-            "the authors' code does, ProCap and ProcedureModel what the paper says"
-        )
-
-
 def edition_of(checkpoint: Mapping[str, Any]) -> str:
-    """Whose first stage a checkpoint holds; one without a class, of an older version, is of the paper."""
-    options = checkpoint.get("hyper_parameters") or {}
-    name, _ = class_and_options(str(checkpoint.get("class_path", "ProcedureModel")), options)
-    return "official" if name.endswith(".OfficialProcedureModel") else str(options.get("variant", "paper"))
+    """Whose first stage a checkpoint holds."""
+    return "official" if str(checkpoint.get("class_path")).endswith(".OfficialProcedureModel") else "paper"

@@ -19,7 +19,6 @@ from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
 from lightning_idc.methods.procap.module import (
-    drop_variant,
     frames_of_own_images,
     image_size_of,
     start_from_clip,
@@ -132,12 +131,10 @@ class ProcedureModel(PairCaptioner):
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
-        drop_variant(self, options)
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
         check_number("keyframes", keyframes, minimum=0)
-        self.hparams.pop("variant", None)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]

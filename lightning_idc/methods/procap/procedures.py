@@ -86,8 +86,7 @@ class ProcedureFolder:
             PairError: the folder holds procedures that were made otherwise.
         """
         found = _settled(self.path, "procedures", settings)
-        # folders of earlier versions know the names of the classes only
-        if found != {name: value for name, value in settings.items() if name in found} or not found:
+        if found != settings:
             raise PairError(
                 f"{str(self.path)!r} holds procedures made with {found}; these would be made with {settings}: use "
                 "another folder"
@@ -127,7 +126,7 @@ class ProcedureFolder:
         """Similarities of a name to add to; how they are measured is written down, or checked to be as before.
 
         Raises:
-            PairError: the name's similarities were measured otherwise, or by an earlier version, which did not say how.
+            PairError: the name's similarities were measured otherwise.
         """
         path = self.path / SIMILARITIES / name
         found = _settled(path, "similarities", settings)
