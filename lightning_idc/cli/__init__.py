@@ -6,16 +6,15 @@ import argparse
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 # verb -> (module with `run(arguments) -> int`, what it does); modules are imported when their verb is used
 VERBS = {
     "run": ("run", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
-    "fit": ("training", "train: --config FILE [--key value ...]"),
-    "validate": ("training", "measure on the validation split"),
-    "test": ("training", "measure on the test split"),
+    "fit": ("stage", "train: --config FILE [--key value ...]"),
+    "validate": ("stage", "measure on the validation split"),
+    "test": ("stage", "measure on the test split"),
     "predict": ("pairs", "caption without references: PAIRS --out FILE | --config FILE"),
-    "stream": ("streams", "make records with Ray, several stages at the same time: STAGE.yaml STAGE.yaml ..."),
     "describe": ("describe", "say what changed between two images, and where"),
     "compare": ("pairs", "compare two folders of images: BEFORE AFTER [--fail-on changed]"),
     "caption-pairs": ("pairs", "write a caption beside every second image of a folder"),
@@ -31,12 +30,13 @@ VERBS = {
     "data": ("data", "ls | check, prepare or count NAME --root DIR"),
     "store": ("store", "verify | refilter | export | push what is kept on disk"),
     "plan": ("plan", "memory that a recipe takes, computed: plan RECIPE"),
-    "recipes": ("recipes", "ls | show NAME | cp NAME [FOLDER]"),
+    "recipes": ("recipes.shipped", "ls | show NAME | cp NAME [FOLDER]"),
     "import": ("import_", "bring an official checkpoint: METHOD CHECKPOINT OUT"),
     "doctor": ("doctor", "look at this installation"),
 }
 
-
+INTERNAL = {"stage": "recipes.launch"}
+"""Verbs that only this program calls."""
 OTHER_STATUS = {"compare": 2}
 """Exit status of an error by verb where it is not 1, by which `compare` says that something changed."""
 
@@ -82,7 +82,7 @@ def _dispatch(given: list[str]) -> int:
     if not given or given[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    if given[0] not in VERBS:
+    if given[0] not in VERBS and given[0] not in INTERNAL:
         import difflib
 
         near = difflib.get_close_matches(given[0], VERBS, 1)
@@ -94,18 +94,27 @@ def _dispatch(given: list[str]) -> int:
         if given[0] != "predict":
             return 0
         print("\nor, for files:\n")
-    return guarded(given)
-
-
-def guarded(given: list[str]) -> int:
-    """Run a verb; what the user can fix is one message, without a traceback."""
     if "--traceback" in given:
         given = [argument for argument in given if argument != "--traceback"]
         os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
+    return guarded(lambda: _run_verb(given), OTHER_STATUS.get(given[0], 1))
+
+
+def _run_verb(given: list[str]) -> int:
+    given = _without_imports(given)
+    module = INTERNAL.get(given[0]) or VERBS[given[0]][0]
+    return int(importlib.import_module(f"lightning_idc.cli.{module}").run(given))
+
+
+def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
+    """Exit status of a call; an error that the user can mend is printed as one message, without a traceback.
+
+    Args:
+        call: returns the exit status.
+        status_of_error: exit status after an error.
+    """
     try:
-        given = import_named(given)
-        module = importlib.import_module(f"lightning_idc.cli.{VERBS[given[0]][0]}")
-        return int(module.run(given))
+        return call()
     except KeyboardInterrupt:
         print("\nstopped", file=sys.stderr)
         return 130
@@ -123,64 +132,65 @@ def guarded(given: list[str]) -> int:
         from lightning_idc.cli.errors import readable
         from lightning_idc.core.text import printable
 
-        message, status = readable(error), OTHER_STATUS.get(given[0], 1)
-        if message is not None and not os.environ.get(TRACEBACK):
+        message = readable(error)
+        if message is None or os.environ.get(TRACEBACK):
+            import traceback
+
+            traceback.print_exc()
+        else:
             print(f"error: {printable(message)}", file=sys.stderr)
-            return status
-        if status == 1:
-            raise  # which Python ends with 1
-        import traceback
-
-        traceback.print_exc()
-        return status
+        return getattr(error, "status", status_of_error)
 
 
-def import_named(given: list[str]) -> list[str]:
-    """Import the modules that ``--import`` names, in this process and in those of the stages; the other arguments.
-
-    Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
-    The verb ``run`` imports them itself, once it knows whether this process may be forked.
+def _without_imports(given: list[str]) -> list[str]:
+    """Arguments without ``--import MODULE``; the modules are imported, but for the verb ``run``, which imports nothing.
 
     Raises:
         ConfigError: a module cannot be imported.
     """
     from lightning_idc.errors import ConfigError
 
-    rest, named = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
+    rest, modules = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
     arguments = iter(given)
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         if flag != "--import":
             rest.append(argument)
         elif name := value if equals else next(arguments, ""):
-            named.append(name)
+            modules.append(name)
         else:
             raise ConfigError("--import needs the name of a module, as in --import mine")
-    if named and rest[:1] == ["run"]:
-        os.environ[IMPORTS] = ",".join(dict.fromkeys(named))
-    else:
-        import_modules(named, "--import")
+    import_modules(modules, "--import", load=rest[0] != "run")
     return rest
 
 
-def import_modules(named: Sequence[str], where: str) -> None:
-    """Import modules with classes of the user, in this process and in those of the stages.
+def import_modules(modules: Sequence[str], where: str, load: bool = True) -> None:
+    """Let bare names of classes be those of the user, in this process and in those of the stages.
+
+    Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
+
+    Args:
+        modules: that are installed or lie in the current folder.
+        where: beginning of a message.
+        load: import them here, too.
 
     Raises:
         ConfigError: a module cannot be imported.
     """
+    from lightning_idc.core.names import MODULES, source_of
     from lightning_idc.errors import ConfigError
 
-    if not named:
+    if not modules:
         return
-    from lightning_idc.core.names import MODULES
-
-    os.environ[IMPORTS] = ",".join(dict.fromkeys([*os.environ.get(IMPORTS, "").split(","), *named])).strip(",")
+    os.environ[IMPORTS] = ",".join(dict.fromkeys([*os.environ.get(IMPORTS, "").split(","), *modules])).strip(",")
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
-    for name in dict.fromkeys(named):
+    for name in dict.fromkeys(modules):
         try:
-            importlib.import_module(name)
+            if load:
+                importlib.import_module(name)
+            elif source_of(name) is None:
+                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
         except ImportError as error:
             raise ConfigError(f"{where} {name}: {error}; name a module that is installed or in this folder") from error
         if name not in MODULES:
@@ -189,7 +199,7 @@ def import_modules(named: Sequence[str], where: str) -> None:
 
 def lightning(arguments: Sequence[str] | None = None) -> int:
     """The `lightning` script: ours for `run RECIPE` and our verbs, otherwise lightning-sdk's where installed."""
-    from lightning_idc.cli.recipes import shipped
+    from lightning_idc.cli.recipes.shipped import shipped
 
     given = list(sys.argv[1:] if arguments is None else arguments)
     recipe = len(given) > 1 and given[0] == "run" and (given[1].endswith((".yaml", ".yml")) or given[1] in shipped())

@@ -142,8 +142,8 @@ def _told(problems: list[str]) -> int:
 
 def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     """The data module of a name or class path with its arguments."""
-    from lightning_idc.cli.errors import check_names
-    from lightning_idc.core.names import class_of, is_public, nearest
+    from lightning_idc.cli.signatures import check_arguments
+    from lightning_idc.core.names import class_of, full_name, is_public, nearest
     from lightning_idc.data.core.datamodule import PairDataModule
 
     if name not in MODULES and "." not in name and not is_public(name):
@@ -151,7 +151,7 @@ def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
         raise PairError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
-    check_names(given, kind, f"data {verb} {name}")
+    check_arguments(given, full_name(MODULES.get(name, name)), f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
         p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given

@@ -34,7 +34,7 @@ def run(given: list[str]) -> int:
         print(_HELP, file=sys.stdout if wants_help else sys.stderr)
         return 0 if wants_help else 2
     from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.cli.errors import check_names
+    from lightning_idc.cli.signatures import check_arguments
     from lightning_idc.core.module import PairModule
     from lightning_idc.core.names import class_of, nearest
 
@@ -45,7 +45,7 @@ def run(given: list[str]) -> int:
         raise PairError(f"{str(target)!r} exists; name another file or folder")
     convert = class_of(CONVERTERS[method])
     options = parse_overrides(rest[3:])
-    check_names(options, convert, f"import {method}")
+    check_arguments(options, CONVERTERS[method], f"import {method}")
     needed = [p.name for p in inspect.signature(convert).parameters.values() if p.default is p.empty][1:]
     if absent := [name for name in needed if name not in options]:
         raise PairError(f"import {method} needs --{absent[0]} VALUE; `lightning-idc import --help`")

@@ -15,8 +15,8 @@ def run(given: list[str]) -> int:
     arguments.add_argument("--memory", type=float, metavar="GIB", help="of a device; fail where a stage needs more")
     options, rest = arguments.parse_known_args(given[1:])
     from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.cli.recipe import choices, load
-    from lightning_idc.cli.recipes import file_of
+    from lightning_idc.cli.recipes.compose import choices, load
+    from lightning_idc.cli.recipes.shipped import file_of
     from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
 
     path, planned, overrides = file_of(options.recipe), 0, parse_overrides(rest)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.cli.recipe import Recipe
+from lightning_idc.cli.recipes.compose import Recipe
 from lightning_idc.errors import ConfigError
 
-_DATA = "Records"
+_DATA = "lightning_idc.synthesis.Records"
 _MODELS = {
     "BlipMatcher", "ChatModel", "ChatVisionModel", "ClipImages", "ClipTexts", "DiffusionInpainter", "DinoImages",
     "EndpointText", "EndpointVision", "FastSamSegmenter", "PromptToPrompt", "SamSegmenter",
@@ -28,32 +25,27 @@ def check_models(recipe: Recipe, folder: Path) -> None:
         folder: where the run will lie.
 
     Raises:
-        ConfigError: there is something.
+        ConfigError: every problem, one a line.
     """
     steps = [
         {"name": stage.name, **{key: stage.config.get(key) for key in ("model", "data", "trainer")}}
         for stage in recipe.stages
-        if stage.run == "predict" and _name((stage.config.get("data") or {}).get("class_path")) == _DATA
+        if stage.run == "predict" and (stage.config.get("data") or {}).get("class_path") == _DATA
     ]
-    if not any(_name(path) in _MODELS for step in steps for path in _class_paths(step)):
+    if _MODELS.isdisjoint(path.rpartition(".")[2] for step in steps for path in _class_paths(step)):
         return
-    with tempfile.TemporaryDirectory() as home:
-        file = Path(home) / "steps.json"
-        file.write_text(json.dumps({"steps": steps, "folder": str(folder)}), encoding="utf-8")
-        # a process of its own: this one must not have used torch when it forks its stages
-        command = [sys.executable, "-m", "lightning_idc.synthesis.preflight", str(file)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
-    if done.returncode:
-        problems = "\n".join(f"  {line}" for line in done.stdout.splitlines() if line) or "  the check itself failed"
-        raise ConfigError(f"{recipe.path.name} cannot run here, nothing was started:\n{problems}")
+    from lightning_idc.synthesis.preflight import preflight
+
+    if problems := preflight(steps, folder):
+        listed = "\n".join(f"  {problem}" for problem in problems)
+        raise ConfigError(f"{recipe.path.name} cannot run here, nothing was started:\n{listed}")
 
 
-def _name(class_path: Any) -> str:
-    return str(class_path).rpartition(".")[2]
-
-
-def _class_paths(value: Any) -> list[str]:
+def _class_paths(value: Any) -> Iterator[str]:
+    """Paths of all classes in a configuration."""
     if isinstance(value, dict):
-        own = [value["class_path"]] if isinstance(value.get("class_path"), str) else []
-        return own + [path for item in value.values() for path in _class_paths(item)]
-    return [path for item in value for path in _class_paths(item)] if isinstance(value, list) else []
+        if isinstance(value.get("class_path"), str):
+            yield value["class_path"]
+        value = list(value.values())
+    for item in value if isinstance(value, list) else ():
+        yield from _class_paths(item)

@@ -1,16 +1,24 @@
-"""The verb `run`."""
+"""run: the stages of a recipe, for several seeds and all entries of its matrix."""
 
 from __future__ import annotations
 
-import itertools
 import os
 import shlex
 import sys
-import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.cli.recipes import file_of
+from lightning_idc.cli import import_modules
+from lightning_idc.cli.configuration import parse_overrides
+from lightning_idc.cli.preflight import check_models
+from lightning_idc.cli.recipes.compose import Recipe, about, choices, load
+from lightning_idc.cli.recipes.launch import Launch, Processes, run_here
+from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data, with_engine
+from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
+from lightning_idc.cli.recipes.run import RUN, Run, new_folder, read_record
+from lightning_idc.cli.recipes.shipped import file_of
 from lightning_idc.errors import ConfigError, IDCError
 
 _HELP = """usage: lightning run RECIPE.yaml [--smoke] [--run_dir DIR | --resume DIR] [--key value ...]
@@ -32,85 +40,160 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
 `lightning-idc recipes ls` lists the recipes. A recipe is code: it may name any class."""
 
 
-_ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask", "complete": "Complete"}
-
-
 def run(given: list[str]) -> int:
     """The verb `run`."""
     given = given[1:]
     if not given or any(argument in ("-h", "--help") for argument in given):
         print(_HELP)
         return 0 if given else 2
-    from lightning_idc.cli import IMPORTS, import_modules
-    from lightning_idc.cli.configuration import parse_overrides
-    from lightning_idc.cli.peers import place_in_job
-    from lightning_idc.cli.processes import PATIENT
-    from lightning_idc.cli.recipe import choices
-    from lightning_idc.cli.stages import RUN, new_folder
-
-    # within a larger program torch has been used, so that this process must not be forked
-    imported_only = "torch" not in sys.modules
-    if imported_only:
-        os.environ.setdefault(*PATIENT)  # read once, when torch is imported
-    import_modules([name for name in os.environ.get(IMPORTS, "").split(",") if name], "--import")
-    if "--smallest" in given:
-        warnings.warn("--smallest is called --smoke now", FutureWarning, stacklevel=2)
-    flags = ("--smoke", "--smallest")
-    overrides = _with_engine(parse_overrides([argument for argument in given[1:] if argument not in flags]))
-    run_dir, resume = (_folder(overrides, name) for name in ("run_dir", "resume"))
+    # threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    path, smoke = file_of(given[0]), "--smoke" in given
+    keys = with_engine(parse_overrides([argument for argument in given[1:] if argument != "--smoke"]))
+    run_dir, resume = (_folder(keys, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
-        raise ConfigError("--run_dir names a new folder and --resume an old one; give one of them")
-    seeds = _seeds(overrides)
-    path = file_of(given[0])
-    smoke = any(flag in given for flag in flags)
-    chosen = {key.removeprefix("matrix."): str(overrides[key]) for key in overrides if key.startswith("matrix.")}
-    # a run that is resumed says itself which entry it is of; one folder of several seeds does not
-    entries = [chosen] if resume and not seeds else choices(path, chosen)
-    home = resume or run_dir or (new_folder(path) if seeds else None)
-    for seed, choice in itertools.product(seeds or [0], entries):
-        keys = {**overrides, **{f"matrix.{axis}": entry for axis, entry in choice.items()}}
-        folder = home
-        if seeds:
-            print(f"\n#### {', '.join([f'seed {seed}', *choice.values()])}", flush=True)
-            keys["seed_everything"] = seed
-            folder = home and home.joinpath(f"seed_{seed}", *choice.values())
-        elif len(entries) > 1:
-            print(f"\n#### {', '.join(f'{axis} {entry}' for axis, entry in choice.items())}", flush=True)
-            folder = home and home / "_".join(choice.values())
-        begun = resume is not None and folder is not None and (not seeds or (folder / RUN).is_file())
-        resumed, new = (folder, None) if begun else (None, folder)
-        if resume is not None and not begun:
-            keys = {**_keys_of_begun(resume), **keys}
-        if status := _run_one(path, keys, new, resumed, smoke, imported_only):
-            if seeds and home:
-                every = f"--seeds {','.join(map(str, seeds))} --resume {shlex.quote(str(home))}"
-                print(f"or all seeds with\n  lightning-idc run {shlex.quote(str(path))} {every}", file=sys.stderr)
+        raise ConfigError("--run_dir names a new folder and --resume an old one; expected one of them")
+    seeds = _seeds(keys)
+    ranks = ranks_of_job()
+    if ranks.several and not (run_dir or resume):
+        raise ConfigError("each of several processes would make a folder of its own; expected --run_dir or --resume")
+    import_modules(about(path).get("import") or [], f"{path}, recipe.import", load=False)
+    home = (resume or run_dir or new_folder(path)).resolve()
+    begun = _begun(path, home) if resume else {}
+    entries = _entries(path, keys, seeds, home, begun)
+    for entry in entries if run_dir and ranks.rank == 0 else []:
+        if (entry.folder / RUN).exists():
+            raise ConfigError(f"{run_dir} holds a run already; continue it with --resume, or name another folder")
+    for entry in entries:
+        if entry.title and ranks.rank == 0:
+            print(f"\n#### {entry.title}", flush=True)
+        if status := _run_entry(path, entry, smoke, ranks):
+            if seeds and ranks.rank == 0:
+                all_seeds = f"--seeds {','.join(map(str, seeds))} --resume {shlex.quote(os.path.relpath(home))}"
+                print(f"or all seeds with\n  lightning-idc run {shlex.quote(str(path))} {all_seeds}", file=sys.stderr)
             return status
-    place = place_in_job() if seeds else None
-    return _compare_seeds(home, len(seeds)) if seeds and home and (place is None or place.rank == 0) else 0
+    return _compare_seeds(home, len(seeds)) if seeds and ranks.rank == 0 else 0
 
 
-def _seeds(overrides: dict[str, Any]) -> list[int]:
-    """Numbers of ``--seeds``; none where it is not given."""
-    given = str(overrides.pop("seeds", ""))
-    found = given.strip("[]").replace(",", " ").split()
-    if not all(seed.isdigit() for seed in found) or len(set(found)) != len(found) or (given and not found):
-        raise ConfigError(f"--seeds {given}: expected different whole numbers, as in --seeds 1,2,3")
-    if found and "seed_everything" in overrides:
+@dataclass(frozen=True)
+class _Entry:
+    """One run of a recipe.
+
+    Args:
+        folder: of the run.
+        keys: of the command line, with the seed and the entry of the matrix.
+        title: what tells it from the others.
+    """
+
+    folder: Path
+    keys: dict[str, Any]
+    title: str
+
+
+def _entries(
+    path: Path, keys: Mapping[str, Any], seeds: Sequence[int], home: Path, begun: Mapping[Path, dict[str, Any]]
+) -> list[_Entry]:
+    """Runs of all seeds and all entries of the matrix; one that was not begun gets the keys of those that were.
+
+    Args:
+        path: of the recipe.
+        keys: of the command line.
+        seeds: to run; none for one run with the seed of the recipe.
+        home: folder of all runs.
+        begun: folder of each run that was begun, and its keys.
+    """
+    if home in begun:  # which says itself what entry it is of
+        return [_Entry(home, {**begun[home], **keys}, "")]
+    chosen = {key.removeprefix("matrix."): str(value) for key, value in keys.items() if key.startswith("matrix.")}
+    combinations = choices(path, chosen)
+    common = next(iter(begun.values()), {})  # one table compares them all
+    common = {k: v for k, v in common.items() if k != "seed_everything" and not k.startswith("matrix.")}
+    entries = []
+    for seed in seeds or [None]:
+        for choice in combinations:
+            own = {f"matrix.{axis}": name for axis, name in choice.items()}
+            names = [name for name in choice.values() if len(combinations) > 1]
+            parts = ["_".join(names)] if names else []
+            title = ", ".join(f"{axis} {name}" for axis, name in choice.items()) if names else ""
+            if seed is not None:
+                own["seed_everything"] = seed
+                parts, title = [f"seed_{seed}", *parts], ", ".join(filter(None, [f"seed {seed}", title]))
+            folder = home.joinpath(*parts)
+            entries.append(_Entry(folder, {**begun.get(folder, common), **keys, **own}, title))
+    return entries
+
+
+def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
+    keys = entry.keys
+    matrix = {key.removeprefix("matrix."): value for key, value in keys.items() if key.startswith("matrix.")}
+    recipe = load(path, matrix)
+    data = keys.get("data")
+    if isinstance(data, str):
+        use_data(recipe, data)
+    if smoke:
+        keys = {**(recipe.about.get("smoke") or {}), **keys}
+    override(
+        recipe,
+        {k: v for k, v in keys.items() if not k.startswith("matrix.") and not (k == "data" and isinstance(v, str))},
+    )
+    check_recipe(recipe)
+    if ranks.rank == 0:
+        check_models(recipe, entry.folder)
+    watch = Watch(entry.folder, ranks.rank) if ranks.several else None
+    try:
+        return Run(recipe, entry.folder, keys, _launch(recipe, smoke, watch), ranks).go()
+    finally:
+        if watch is not None:
+            watch.close()
+
+
+def _launch(recipe: Recipe, smoke: bool, watch: Watch | None) -> Launch:
+    """How to run the stages: at smoke size in this process, unless Lightning would start further ones."""
+    if smoke and watch is None and all(_is_small(stage.config.get("trainer") or {}) for stage in recipe.stages):
+        return run_here
+    return Processes(early=watch is None, is_lost=watch.is_lost if watch is not None else None)
+
+
+def _is_small(trainer: Mapping[str, Any]) -> bool:
+    alone = all(trainer.get(key) in (None, 1) for key in ("devices", "num_nodes"))
+    return alone and trainer.get("accelerator") == "cpu" and trainer.get("strategy") in (None, "auto")
+
+
+def _begun(path: Path, home: Path) -> dict[Path, dict[str, Any]]:
+    """Keys of the runs that were begun in a folder, by their folder.
+
+    Raises:
+        ConfigError: there is none, or it is of another recipe.
+    """
+    found = {}
+    for file in sorted(file for depth in ("", "*/", "*/*/") for file in home.glob(f"{depth}{RUN}")):
+        record = read_record(file, ("recipe", "overrides"))
+        if record["recipe"] != path.name:
+            raise ConfigError(f"{file.parent} holds a run of {record['recipe']}, not of {path.name}")
+        found[file.parent] = record["overrides"]
+    if not found:
+        raise ConfigError(
+            f"there is no run in {os.path.relpath(home)!r} to resume; runs of {path} lie in {Path('runs') / path.stem}"
+        )
+    return found
+
+
+def _seeds(keys: dict[str, Any]) -> list[int]:
+    """Numbers of ``--seeds``, which is taken out of the keys; none where it is not there."""
+    if "seeds" not in keys:
+        return []
+    text = str(keys.pop("seeds"))
+    seeds = text.strip("[]").replace(",", " ").split()
+    if not seeds or not all(seed.isdigit() for seed in seeds) or len(set(seeds)) != len(seeds):
+        raise ConfigError(f"--seeds {text}: expected different whole numbers, as in --seeds 1,2,3")
+    if "seed_everything" in keys:
         raise ConfigError("--seeds sets seed_everything of each run; leave --seed_everything out")
-    return [int(seed) for seed in found]
+    return [int(seed) for seed in seeds]
 
 
-def _keys_of_begun(folder: Path) -> dict[str, Any]:
-    """Keys of a seed that was begun, which the others are to be run with, too: one table compares them all."""
-    from lightning_idc.cli.records import read_record
-    from lightning_idc.cli.stages import RUN
-
-    for record in sorted(folder.glob(f"seed_*/**/{RUN}")):
-        known = read_record(record, ("recipe", "overrides"), "a run without it cannot be resumed: start anew")
-        own = [key for key in known["overrides"] if key == "seed_everything" or key.startswith("matrix.")]
-        return {key: value for key, value in known["overrides"].items() if key not in own}
-    return {}
+def _folder(keys: dict[str, Any], name: str) -> Path | None:
+    value = keys.pop(name, None)
+    return None if value is None else Path(str(value))
 
 
 def _compare_seeds(folder: Path, seeds: int) -> int:
@@ -121,68 +204,9 @@ def _compare_seeds(folder: Path, seeds: int) -> int:
 
     print(f"\n#### {seeds} seeds\n", flush=True)
     try:
-        found = boards(read_results(folder), folder)
+        table = boards(read_results(folder), folder)
     except IDCError as error:  # a recipe without ShowResults; its runs are finished all the same
         print(f"no table: {error}", flush=True)
         return 0
-    print(as_markdown(found), flush=True)
-    return write(found, folder / "leaderboard.md")
-
-
-def _run_one(
-    path: Path,
-    overrides: dict[str, Any],
-    run_dir: Path | None,
-    resume: Path | None,
-    smoke: bool,
-    imported_only: bool,
-) -> int:
-    """Run one entry of a recipe's matrix, or a recipe without one."""
-    from lightning_idc.cli import import_modules
-    from lightning_idc.cli.chosen_data import use_data
-    from lightning_idc.cli.peers import Peers, place_in_job
-    from lightning_idc.cli.preflight import check_models
-    from lightning_idc.cli.recipe import about, check_recipe, load, override
-    from lightning_idc.cli.stages import Run, follow
-
-    place = place_in_job()
-    import_modules(about(path).get("import") or [], f"{path}, recipe.import")
-    if resume:
-        the_run = Run.resumed(path, resume)
-        overrides = {**{k: v for k, v in the_run.overrides.items() if k not in overrides}, **overrides}
-    choice = {key.removeprefix("matrix."): value for key, value in overrides.items() if key.startswith("matrix.")}
-    recipe = load(path, choice)
-    if isinstance(overrides.get("data"), str):
-        use_data(recipe, overrides["data"])
-    if smoke:
-        overrides = {**(recipe.about.get("smoke") or {}), **overrides}
-    applied = {key for key, value in overrides.items() if key == "data" and isinstance(value, str)}
-    override(recipe, {k: v for k, v in overrides.items() if k not in applied and not k.startswith("matrix.")})
-    check_recipe(recipe)
-    peers = None if place is None else Peers(place)
-    if peers is not None and not peers.leads:
-        return follow(peers)
-    check_models(recipe, resume or run_dir or Path("runs"))
-    if not resume:
-        the_run = Run.started(recipe.path, run_dir)
-    the_run.overrides, the_run.imported_only, the_run.peers = overrides, imported_only, peers
-    return the_run.go(recipe)
-
-
-def _with_engine(overrides: dict[str, Any]) -> dict[str, Any]:
-    """``--engine`` as the launcher that the data modules of data making take."""
-    name = overrides.pop("engine", None)
-    given = {key: overrides.pop(key) for key in [key for key in overrides if key.startswith("engine.")]}
-    if name is None:
-        if given:
-            raise ConfigError(f"--{next(iter(given))} belongs to --engine, which is not given: {', '.join(_ENGINES)}")
-        return overrides
-    if name not in _ENGINES:
-        raise ConfigError(f"--engine is {name!r}; expected one of {', '.join(_ENGINES)}")
-    arguments = {key.removeprefix("engine."): value for key, value in given.items()}
-    return {**overrides, "data.launcher": {"class_path": _ENGINES[name], "init_args": arguments}}
-
-
-def _folder(overrides: dict[str, Any], name: str) -> Path | None:
-    value = overrides.pop(name, None)
-    return None if value is None else Path(str(value))
+    print(as_markdown(table), flush=True)
+    return write(table, folder / "leaderboard.md")

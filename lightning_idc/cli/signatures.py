@@ -141,3 +141,20 @@ def _check_class(value: Mapping[str, Any], key: str) -> None:
     for argument in value.get("init_args") or {}:
         if known is not None and argument not in known:
             raise ConfigError(f"{key}: {name} has no argument {argument!r}; {nearest(argument, known)}")
+
+
+def check_arguments(options: Mapping[str, Any], path: str, where: str) -> None:
+    """Refuse options that a class or a function, which a verb calls itself, has no argument for.
+
+    Args:
+        options: by name.
+        path: of the class.
+        where: beginning of the message.
+
+    Raises:
+        ConfigError: the option, and the nearest argument.
+    """
+    known = arguments_of(path)
+    for name in options:
+        if known is not None and name not in known:
+            raise ConfigError(f"{where}: {path.rpartition('.')[2]} has no argument {name!r}; {nearest(name, known)}")

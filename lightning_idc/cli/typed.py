@@ -13,8 +13,6 @@ from typing import Any, Literal
 from docstring_parser import parse
 
 from lightning_idc.cli import parser
-from lightning_idc.cli.lean import import_lean
-from lightning_idc.serve.opening import ModelOptions
 
 
 def call(verb: str, function: Callable[..., int], given: list[str]) -> int:
@@ -38,8 +36,6 @@ def call(verb: str, function: Callable[..., int], given: list[str]) -> int:
     values = vars(arguments.parse_args(given))
     for name, (kind, names) in groups.items():
         values[name] = kind(**{own: values.pop(own) for own in names})
-    if any(kind is ModelOptions for kind, _ in groups.values()):
-        import_lean(verb)
     return function(**values)
 
 

@@ -166,7 +166,7 @@ class Run:
         return f"lightning-idc run {shlex.quote(str(self.recipe.path))} --resume {shlex.quote(self._shown())}"
 
     def _say_how_to_go_on(self, stage: Stage, status: int) -> None:
-        if status != REFUSED:
+        if status != REFUSED and self.ranks.rank == 0:
             how = "stopped in" if status == INTERRUPTED else "failed in"
             print(f"\n{how} stage {stage.name}; continue with\n  {self._resume()}", file=sys.stderr, flush=True)
 
@@ -201,15 +201,21 @@ def new_folder(recipe: Path) -> Path:
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Hold the folder of a run; the system gives it back when this process ends, however it ends."""
+    lock = FileLock(folder / ".lock", timeout=0)
     try:
-        with FileLock(folder / ".lock", timeout=0):
-            yield
+        lock.acquire()
     except Timeout:
         if not os.access(folder, os.W_OK):  # a lock that cannot be made is waited for, too
             raise ConfigError(f"{str(folder)!r} cannot be written to; a run needs its folder") from None
         raise ConfigError(
             f"{str(folder)!r} is in use by a run that is going on; wait for it, stop it, or name another folder"
         ) from None
+    except OSError as error:
+        raise ConfigError(f"{str(folder)!r} cannot be written to: {error.strerror}; a run needs its folder") from error
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _set_aside(home: Path) -> Path:
