@@ -66,9 +66,8 @@ def start(folder: Path, *arguments: str) -> Process:
         os.chdir(folder)
         for name in (signal.SIGINT, signal.SIGTERM):
             signal.signal(name, signal.default_int_handler if name == signal.SIGINT else signal.SIG_DFL)
-        from lightning_idc.cli import main, stages
+        from lightning_idc.cli import main
 
-        stages.may_fork = lambda trainer, imported_only: True  # nothing has been computed in this process either
         status = main(list(arguments))
     except BaseException:
         import traceback

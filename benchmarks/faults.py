@@ -269,7 +269,7 @@ def table(counts: dict[str, Counter[str]]) -> str:
 def warm(place: Path) -> None:
     """Import and compile what the forked processes need, so that none of them has to."""
     import lightning_idc.callbacks.show_results
-    import lightning_idc.cli.training
+    import lightning_idc.cli.stage
     import lightning_idc.data.benchmarks.folder
     import lightning_idc.methods.img_diff.areas
     import lightning_idc.methods.img_diff.edits

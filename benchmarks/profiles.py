@@ -125,14 +125,10 @@ def machine() -> dict[str, float]:
 
 def run_stages_here() -> None:
     """Have the stages of recipes run in this process, whose stack is read, instead of in children."""
-    from lightning_idc.cli import main, stages
-    from lightning_idc.cli.processes import RESULT
+    from lightning_idc.cli import run
+    from lightning_idc.cli.recipes.launch import run_here
 
-    def run_process(verb: str, config: Path, result: Path, *unused: Any, **more: Any) -> int:
-        os.environ[RESULT] = str(result)
-        return main([verb, "--config", str(config)])
-
-    stages.run_process = run_process  # type: ignore[assignment]
+    run.launch_for = lambda *unused: run_here  # type: ignore[assignment]
 
 
 def count_steps(steps: list[dict[str, Any]]) -> None:

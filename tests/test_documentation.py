@@ -15,7 +15,7 @@ import yaml
 from helpers.own_pairs import own_pairs
 
 from lightning_idc.cli import VERBS
-from lightning_idc.cli.recipes import shipped
+from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.core.names import class_of
 
 ROOT = Path(__file__).resolve().parents[1]

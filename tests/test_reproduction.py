@@ -10,7 +10,7 @@ import pytest
 
 import lightning_idc.callbacks
 from lightning_idc.cli import VERBS
-from lightning_idc.cli.recipe import axes
+from lightning_idc.cli.recipes.compose import axes
 
 ROOT = Path(__file__).parents[1]
 NUMBERS = {

@@ -141,13 +141,13 @@ def _run_entry(path: Path, entry: _Entry, smoke: bool, ranks: Ranks) -> int:
         check_models(recipe, entry.folder)
     watch = Watch(entry.folder, ranks.rank) if ranks.several else None
     try:
-        return Run(recipe, entry.folder, keys, _launch(recipe, smoke, watch), ranks).go()
+        return Run(recipe, entry.folder, keys, launch_for(recipe, smoke, watch), ranks).go()
     finally:
         if watch is not None:
             watch.close()
 
 
-def _launch(recipe: Recipe, smoke: bool, watch: Watch | None) -> Launch:
+def launch_for(recipe: Recipe, smoke: bool, watch: Watch | None) -> Launch:
     """How to run the stages: at smoke size in this process, unless Lightning would start further ones."""
     if smoke and watch is None and all(_is_small(stage.config.get("trainer") or {}) for stage in recipe.stages):
         return run_here

@@ -28,7 +28,7 @@ def arguments_of(path: str) -> frozenset[str] | None:
         path: of the class.
 
     Returns:
-        The names; None where the source does not tell, as for a dataclass or a class that takes anything.
+        The names; None where the source does not tell, as for a class that takes anything.
     """
     if path.rpartition(".")[2] in _WITHOUT_ARGUMENTS:
         return frozenset()
@@ -41,9 +41,9 @@ def arguments_of(path: str) -> frozenset[str] | None:
     if not isinstance(node, ast.ClassDef):
         return None
     init = next((n for n in node.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"), None)
-    if init is None and node.decorator_list:
+    if init is None and node.decorator_list and not _is_dataclass(node):
         return None
-    names = frozenset() if init is None else _parameters(init) - {"self"}
+    names = _fields(node) if init is None else _parameters(init) - {"self"}
     if init is not None and init.args.kwarg is None:
         return names
     if init is not None and not node.bases:
@@ -59,6 +59,17 @@ def arguments_of(path: str) -> frozenset[str] | None:
 def _parameters(function: ast.FunctionDef) -> frozenset[str]:
     arguments = function.args
     return frozenset(a.arg for a in (*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs))
+
+
+def _is_dataclass(node: ast.ClassDef) -> bool:
+    names = [ast.unparse(one.func if isinstance(one, ast.Call) else one) for one in node.decorator_list]
+    return names in (["dataclass"], ["dataclasses.dataclass"])
+
+
+def _fields(node: ast.ClassDef) -> frozenset[str]:
+    """Fields of a dataclass; nothing for another class."""
+    annotated = [one for one in node.body if isinstance(one, ast.AnnAssign) and _is_dataclass(node)]
+    return frozenset(one.target.id for one in annotated if isinstance(one.target, ast.Name))
 
 
 def _path_of(base: ast.expr, module: str) -> str:

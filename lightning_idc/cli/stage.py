@@ -348,7 +348,7 @@ def _outcome(cli: PairCLI) -> dict[str, Any]:
 
 
 def _missing_shards(cli: PairCLI) -> str:
-    """How many shards of a store of records there are, where other processes make the rest, such as tasks of an array."""
+    """How many shards of records there are, where other processes make the rest, such as tasks of an array."""
     if cli.verb != "predict":
         return ""
     from lightning_idc.synthesis.pipeline import Records

@@ -14,7 +14,7 @@ from helpers.paper import CLIP
 from helpers.processes import launch
 from helpers.training import tiny_retriever
 
-from lightning_idc.cli.recipe import choices, load
+from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.core.distributed import shard
 from lightning_idc.core.strategies import ShardedStrategy
 from lightning_idc.errors import ConfigError

@@ -1,4 +1,4 @@
-"""Reading, merging and overriding recipes; the oracles are the rules in the docstring of cli/recipe.py."""
+"""Reading, merging and overriding recipes; the oracles are the rules in the docstring of cli/recipes/compose.py."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli.configuration import merge, parse_overrides, parse_value, set_key
-from lightning_idc.cli.recipe import Recipe, choices, load, override, resolve
-from lightning_idc.errors import ConfigError, PairError
+from lightning_idc.cli.recipes.compose import Recipe, about, choices, load, resolve
+from lightning_idc.cli.recipes.overrides import check_recipe, override
+from lightning_idc.errors import ConfigError
 
 TWO = """
 recipe: {title: Toy, minutes: 1, smoke: {data.items: 4}}
@@ -49,6 +50,10 @@ def test_merging_another_class_does_not_keep_the_arguments_of_the_first() -> Non
     assert base == {"model": {"class_path": "a.A", "init_args": {"x": 1}}}, "merging must leave its inputs alone"
 
 
+def test_plus_in_the_name_of_a_user_is_a_part_of_the_name() -> None:
+    assert merge({"others": {"SFT": "a"}}, {"others": {"SFT+": "b"}}) == {"others": {"SFT": "a", "SFT+": "b"}}
+
+
 def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
     assert merge({}, {"trainer": {"callbacks+": [1]}}) == {"trainer": {"callbacks": [1]}}
     assert merge({"logger": False}, {"logger+": ["CSVLogger"]}) == {"logger": ["CSVLogger"]}, "false stands for none"
@@ -57,9 +62,8 @@ def test_plus_without_a_list_before_makes_one_at_any_depth() -> None:
 @pytest.mark.parametrize(
     ("base", "over", "says"),
     [
-        ({"a": True}, {"a+": 1}, "a\\+ adds to a list, found True"),
-        ({"a": "abc"}, {"a+": 1}, "a\\+ adds to a list, found 'abc'"),
-        ({"a": {"b": 1}}, {"a+": 1}, "a\\+ adds to a list, found {'b': 1}"),
+        ({"logger": True}, {"logger+": 1}, "logger\\+ adds to a list, found True"),
+        ({"callbacks": "abc"}, {"callbacks+": 1}, "callbacks\\+ adds to a list, found 'abc'"),
         ({"init_args": "x"}, {"init_args+": {"b": 1}}, "init_args\\+ adds to keys with values, found 'x'"),
         ({"init_args": {"b": 1}}, {"init_args+": 1}, "init_args\\+ adds to keys with values, found 1"),
     ],
@@ -98,22 +102,22 @@ def test_plus_after_something_else_is_refused(base: dict[str, Any], over: dict[s
         ("matrix: {data: {x: {stages: {b: {}}}}}\nstages: [{name: a, run: fit}]", "there is no stage 'b'"),
         ("matrix: {data: {x: {bse: {}}}}\nstages: [{name: a, run: fit}]", "expected recipe, base and stages"),
         ("stages: [{name: a, run: fit, config: {model: {class_path: ProCpa}}}]", "did you mean 'ProCap'?"),
-        ("stages: [{name: a, run: fit, config: {ckpt_path: '${base.x.y}'}}]", "${base.x.y} cannot be filled in"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${base.x.y}'}}]", "base.x.y"),
         ("stages: [{name: a, run: fit, config: {ckpt_path: '${'}}]", "no viable alternative at input '${'"),
-        ("stages: [{name: a, run: fit, config: {ckpt_path: '${stages.b.best}'}}]", "cannot be filled in"),
-        ("stages: [{name: a, run: fit, config: {ckpt_path: '${runs_dir}'}}]", "${run_dir}"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${stages.b.best}'}}]", "stages.b"),
+        ("stages: [{name: a, run: fit, config: {ckpt_path: '${runs_dir}'}}]", "here there are ${run_dir}"),
         ("stages: [", "not readable as YAML"),
     ],
 )
 def test_what_is_no_recipe_is_refused_with_the_reason(tmp_path: Path, text: str, says: str) -> None:
-    with pytest.raises(PairError) as caught:
+    with pytest.raises(ConfigError) as caught:
         recipe(tmp_path, text)
     assert says in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_a_reference_to_a_test_stage_is_refused(tmp_path: Path) -> None:
     text = "stages: [{name: a, run: test}, {name: b, run: fit, config: {ckpt_path: '${stages.a.best}'}}]"
-    with pytest.raises(PairError, match="cannot be filled in"):
+    with pytest.raises(ConfigError, match=r"stages\.a"):
         recipe(tmp_path, text)
 
 
@@ -174,7 +178,7 @@ matrix:
     assert [stage.config["model"]["init_args"]["width"] for stage in found.stages] == [9, 9]
     assert [stage.config["data"]["init_args"]["items"] for stage in load(path).stages] == [2, 2, 2]
     for wrong, says in (({"dta": "few"}, "did you mean 'data'?"), ({"data": "fwe"}, "did you mean 'few'?")):
-        with pytest.raises(PairError) as caught:
+        with pytest.raises(ConfigError) as caught:
             choices(path, wrong)
         assert says in str(caught.value)
 
@@ -211,16 +215,10 @@ stages:
     assert config["data"]["init_args"] == {"items": 3, "batch_size": 4} and config["model"]["init_args"]["n"] == 8
 
 
-def test_names_of_before_are_still_read(tmp_path: Path) -> None:
-    with pytest.warns(FutureWarning, match="smallest is called smoke now"):
-        found = recipe(tmp_path, TWO.replace("smoke", "smallest"))
-    assert found.about["smoke"] == {"data.items": 4}
-
-
 def test_references_are_filled_in_everywhere_and_anywhere_in_a_text() -> None:
     value = {"a": ["${stages.x.best}"], "b": "${run_dir}/pictures", "c": 3}
     assert resolve(value, Path("/r"), {"x": "/r/x.ckpt"}) == {"a": ["/r/x.ckpt"], "b": "/r/pictures", "c": 3}
-    with pytest.raises(PairError, match="left no checkpoint"):
+    with pytest.raises(ConfigError, match="saves no checkpoint"):
         resolve("${stages.x.best}", Path("/r"), {"x": ""})
 
 
@@ -233,7 +231,7 @@ def test_overrides_are_read_as_yaml() -> None:
     found = parse_overrides(["--a.b", "3", "--c=[1, 2]", "--d", "-1", "--e=", "--f", "x=y"])
     assert found == {"a.b": 3, "c": [1, 2], "d": -1, "e": None, "f": "x=y"}
     for wrong in (["a"], ["--a"], ["--a", "--b", "1"], ["--a", "[1"]):
-        with pytest.raises(PairError):
+        with pytest.raises(ConfigError):
             parse_overrides(wrong)
 
 
@@ -245,7 +243,7 @@ def test_setting_a_key_finds_its_way_through_classes_and_lists() -> None:
     several: dict[str, Any] = {"callbacks": [{"class_path": "c.C"}, 3]}
     set_key(several, ["callbacks", "0", "every"], 4)
     assert several["callbacks"][0]["init_args"] == {"every": 4}
-    with pytest.raises(PairError, match="not an index of a list of 2"):
+    with pytest.raises(ConfigError, match="not an index of a list of 2"):
         set_key(several, ["callbacks", "2", "every"], 4)
 
 
@@ -276,6 +274,31 @@ def test_an_argument_of_a_parent_behind_kwargs_can_be_overridden(tmp_path: Path)
     ],
 )
 def test_an_unknown_override_is_refused_with_the_nearest_key(tmp_path: Path, key: str, says: str) -> None:
-    with pytest.raises(PairError) as caught:
+    with pytest.raises(ConfigError) as caught:
         override(recipe(tmp_path), {key: 1})
     assert says in str(caught.value) and f"--{key}" in str(caught.value)
+
+
+def test_what_a_recipe_is_about_is_known_without_its_classes(tmp_path: Path) -> None:
+    """Modules that it imports are named there, and its classes may be theirs."""
+    (tmp_path / "shared.yaml").write_text("recipe: {import: [mine]}\nbase: {model: Mine}\n")
+    path = tmp_path / "toy.yaml"
+    path.write_text("recipe: {title: own}\ndefaults: [shared]\nstages: [{name: a, run: fit}]\n")
+    assert about(path) == {"import": ["mine"], "title": "own"}
+    with pytest.raises(ConfigError, match="there is no class 'Mine'"):
+        load(path)
+
+
+def test_a_key_that_no_class_of_a_recipe_has_is_refused_with_its_stage(tmp_path: Path) -> None:
+    text = TWO.replace("width: 3", "widht: 3").replace("callbacks: [{class_path: a.A}]", "callbacks: []")
+    with pytest.raises(ConfigError, match=r"toy.yaml, stage second: model: Other has no .* did you mean 'width'"):
+        check_recipe(recipe(tmp_path, text.replace(", trainer: {callbacks+: [{class_path: b.B}]}", "")))
+
+
+def test_a_stage_is_another_where_it_or_what_it_reads_of_was_changed(tmp_path: Path) -> None:
+    keys = [stage.key for stage in recipe(tmp_path).stages]
+    assert [stage.key for stage in recipe(tmp_path, TWO + "# a comment\n").stages] == keys
+    second = [stage.key for stage in recipe(tmp_path, TWO.replace("width: 3", "width: 4")).stages]
+    assert second[0] == keys[0] and second[1] != keys[1]
+    first = recipe(tmp_path, TWO.replace("class_path: b.B", "class_path: b.C")).stages
+    assert first[0].key != keys[0] and first[1].key != keys[1], "it takes the weights of the first"

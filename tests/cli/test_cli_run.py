@@ -17,7 +17,9 @@ import torch
 from PIL import Image
 from toy_idc import RECIPE
 
-from lightning_idc.cli import main, processes, stages
+from lightning_idc.cli import main
+from lightning_idc.cli.recipes.launch import run_here
+from lightning_idc.cli.recipes.run import DONE, Run
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,23 +28,24 @@ def names(runs: list[tuple[str, dict[str, Any]]]) -> list[str]:
     return [name for name, _ in runs]
 
 
-def test_every_stage_runs_once_and_the_test_gets_the_best_of_its_own_class(runs: Any, tmp_path: Path) -> None:
+def test_every_stage_runs_once_and_the_test_gets_the_best_of_the_stage_that_it_names(runs: Any, tmp_path: Path) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
     assert names(runs) == ["first", "second", "test"]
-    # the fit before it is `second`; were the last fit another class, its weights would not be handed on
     assert Path(runs[-1][1]["ckpt_path"]).is_relative_to(tmp_path / "out" / "second")
-    record = json.loads((tmp_path / "out" / "test" / stages.DONE).read_text())
+    record = json.loads((tmp_path / "out" / "test" / DONE).read_text())
     assert record["metrics"]["test/loss"] >= 0
 
 
-def test_a_test_never_takes_the_weights_of_another_class(runs: Any) -> None:
-    assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.second.model.class_path", "toy_idc.Other"]) == 0
-    assert "ckpt_path" not in runs[-1][1]
+def test_a_stage_that_names_no_weights_gets_none(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """A zero-shot row behind a training of the same class is not that training."""
+    Path("toy.yaml").write_text(RECIPE.replace("{name: test, of: second}", "{name: test, run: test}"))
+    assert main(["run", "toy.yaml", "--run_dir", "out"]) == 0
+    assert "ckpt_path" not in runs[-1][1] and "weights: as built" in capsys.readouterr().out
 
 
 def test_a_fit_without_a_checkpoint_stops_the_test_of_it(runs: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.second.trainer.enable_checkpointing", "false"]) == 1
-    assert "stage second learned, which left no checkpoint" in capsys.readouterr().err
+    assert "stage that saves no checkpoint has no best one" in capsys.readouterr().err
 
 
 def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
@@ -54,9 +57,11 @@ def test_the_smoke_size_and_the_command_line_both_count(runs: Any) -> None:
 def test_nothing_runs_when_a_later_stage_is_wrong(
     runs: Any, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 1
-    assert "toy.yaml, stage test: model.width: expected int" in capsys.readouterr().err
-    assert runs == [] and not (tmp_path / "runs").exists()
+    assert main(["run", "toy.yaml", "--stages.test.model.width", "wide"]) == 3
+    message = capsys.readouterr().err
+    assert message.startswith("error: stage test: ") and "model.width" in message and "wide" in message
+    assert "--resume" not in message and not (tmp_path / "runs").exists()
+    assert names(runs) == ["first"], "its process checks the others before it begins"
 
 
 @pytest.mark.slow
@@ -80,7 +85,7 @@ def test_a_failed_stage_stops_the_run_and_resuming_continues_it_with_the_same_ke
 @pytest.mark.slow
 def test_a_run_can_be_moved_and_resumed(runs: Any, tmp_path: Path) -> None:
     assert main(["run", "toy.yaml", "--run_dir", "out", "--stages.test.trainer.limit_test_batches", "0"]) == 0
-    (tmp_path / "out" / "test" / stages.DONE).unlink()
+    (tmp_path / "out" / "test" / DONE).unlink()
     (tmp_path / "out").rename(tmp_path / "moved")
     runs.clear()
     assert main(["run", "toy.yaml", "--resume", "moved"]) == 0
@@ -129,13 +134,13 @@ def test_a_stage_whose_recipe_was_changed_runs_again(
     Path("toy.yaml").write_text(RECIPE + "# a comment\n")
     assert resumed(runs) == []
     assert resumed(runs, "--model.width", "4") == [], "keys of the command are for what is not finished"
-    best = json.loads((tmp_path / "out/first" / stages.DONE).read_text())["best"]
+    best = json.loads((tmp_path / "out/first" / DONE).read_text())["best"]
     Path("toy.yaml").write_text(
         RECIPE.replace("class_path: toy_idc.Other", "class_path: toy_idc.Other, init_args: {width: 5}")
     )
     capsys.readouterr()
     assert resumed(runs) == ["first"], "the test takes the weights of the second"
-    assert "first: the recipe was changed" in capsys.readouterr().out
+    assert "the recipe was changed" in capsys.readouterr().out
     assert (tmp_path / "out" / best.replace("first/", "first.1/", 1)).is_file(), "what it left is kept"
     assert resumed(runs) == []
 
@@ -208,13 +213,15 @@ def test_an_unknown_recipe_is_refused_with_the_nearest(runs: Any, capsys: pytest
     assert "did you mean 'quickstart'?" in capsys.readouterr().err
 
 
-def stop_in_the_second_epoch(folder: Path, *arguments: str) -> str:
+FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"
+
+
+def stop_in_the_second_epoch(folder: Path, *arguments: str, by: signal.Signals = signal.SIGINT) -> str:
     """Start a run in processes of its own, press Ctrl-C, and return what it printed."""
-    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
     process = subprocess.Popen(
         [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
         cwd=folder.parent,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+        env=environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -225,7 +232,7 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str) -> str:
     while not list(folder.rglob("*.ckpt")) and process.poll() is None and time.monotonic() - began < 240:
         time.sleep(0.1)
     time.sleep(0.7)  # past the first step of the second epoch
-    process.send_signal(signal.SIGINT)
+    process.send_signal(by)
     said, _ = process.communicate(timeout=120)
     assert process.returncode == 130, said
     return said
@@ -234,7 +241,7 @@ def stop_in_the_second_epoch(folder: Path, *arguments: str) -> str:
 @pytest.mark.dist
 def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: Any, tmp_path: Path) -> None:
     """A real signal to real processes; the oracle is the run that nothing interrupted."""
-    Path("toy.yaml").write_text(RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n")
+    Path("toy.yaml").write_text(FIT)
     said = stop_in_the_second_epoch(
         tmp_path / "stopped", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16"
     )
@@ -254,39 +261,78 @@ def test_ctrl_c_saves_after_the_step_and_resuming_gives_the_same_weights(runs: A
 
 
 @pytest.mark.parametrize(
-    ("trainer", "imported_only", "forks"),
+    ("arguments", "here"),
     [
-        ({"accelerator": "cpu"}, True, True),
-        ({"accelerator": "cpu", "devices": 1, "strategy": "auto"}, True, True),
-        ({"accelerator": "cpu"}, False, False),  # torch has been used in this process
-        ({"accelerator": "cpu", "devices": 2}, True, False),  # Lightning starts the other one by the command line
-        ({"accelerator": "cpu", "strategy": "ddp"}, True, False),
-        ({"accelerator": "auto"}, True, False),  # may be a GPU, which does not survive a fork
-        ({}, True, False),
+        (["--smoke"], True),
+        ([], False),
+        (["--smoke", "--trainer.devices", "2"], False),  # Lightning starts the other one by the command line
+        (["--smoke", "--trainer.accelerator", "auto"], False),  # may be several GPUs
     ],
 )
-def test_only_a_lone_process_on_the_cpu_is_forked(trainer: dict[str, Any], imported_only: bool, forks: bool) -> None:
-    assert processes.may_fork(trainer, imported_only) is (forks and sys.platform == "linux")
+def test_only_smoke_sizes_run_in_the_process_of_the_runner(
+    arguments: list[str], here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("toy.yaml").write_text(RECIPE)
+    launches: list[Any] = []
+    monkeypatch.setattr(Run, "go", lambda run: launches.append(run.launch) or 0)
+    assert main(["run", "toy.yaml", *arguments]) == 0
+    assert [launch is run_here for launch in launches] == [here]
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="stages are forked on Linux only")
-def test_the_stages_of_all_seeds_share_what_is_imported(tmp_path: Path) -> None:
-    """Importing torch and Lightning takes longer than a small stage; what is imported by name does not change that."""
-    head, _, _ = RECIPE.partition("  - {name: first")
-    (tmp_path / "toy.yaml").write_text(head + "  - {name: first, run: fit}\n  - {name: second, run: fit}\n")
-    (tmp_path / "mine.py").write_text("import torch\nopen('imports.txt', 'a').write('once\\n')\n")
-    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
-    arguments = ["--seeds", "1,2", "--import", "mine", "--run_dir", "out", "--trainer.max_epochs", "1"]
-    ended = subprocess.run(
-        [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", *arguments],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
+def test_every_entry_of_a_matrix_has_a_folder_and_the_run_of_all_goes_on(runs: Any, tmp_path: Path) -> None:
+    text = "matrix:\n  width: {small: {}, wide: {stages: {second: {config: {model: {init_args: {width: 9}}}}}}}\n"
+    Path("toy.yaml").write_text(RECIPE + text)
+    failing = ["--stages.second.model.fail_at", "1"]
+    assert main(["run", "toy.yaml", "--run_dir", "out", *failing]) == 1
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out", "--stages.second.model.fail_at", "-1"]) == 0
+    assert names(runs) == ["second", "test", "first", "second", "test"]
+    assert [config["model"]["init_args"].get("width") for _, config in runs if "fail_at" in str(config)] == [3, 9]
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"small", "wide"}
+    runs.clear()
+    assert main(["run", "toy.yaml", "--resume", "out/wide"]) == 0 and runs == [], "it knows which entry it is of"
+
+
+@pytest.mark.dist
+def test_stages_in_processes_give_what_they_give_in_this_one(runs: Any, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from toy_idc import Toy as Mine\n")
+    Path("toy.yaml").write_text(RECIPE.replace("class_path: toy_idc.Toy", "class_path: Mine"))
+    command = [sys.executable, "-m", "lightning_idc", "run", "toy.yaml", "--import", "mine", "--run_dir"]
+    ended = subprocess.run([*command, "apart"], env=environment(), capture_output=True, text=True, timeout=240)
     assert ended.returncode == 0, ended.stderr
-    assert len(list((tmp_path / "out").rglob(stages.DONE))) == 4
-    assert (tmp_path / "imports.txt").read_text() == "once\n"
+    ended = subprocess.run([*command, "smoke", "--smoke", "--data.items", "8"], env=environment(), timeout=240)
+    assert ended.returncode == 0
+    for stage in ("first", "second"):
+        apart, here = (weights(tmp_path / run, stage) for run in ("apart", "smoke"))
+        assert apart.keys() == here.keys() and all(torch.equal(value, here[name]) for name, value in apart.items())
+
+
+def environment() -> dict[str, str]:
+    paths = os.pathsep.join([str(ROOT), str(Path(__file__).parent)])
+    return {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def weights(run: Path, stage: str) -> dict[str, torch.Tensor]:
+    best = json.loads((run / stage / DONE).read_text())["best"]
+    state: dict[str, torch.Tensor] = torch.load(run / best, weights_only=True)["state_dict"]
+    return state
+
+
+@pytest.mark.dist
+def test_sigterm_saves_after_the_step_in_the_process_of_a_smoke_size(tmp_path: Path) -> None:
+    (tmp_path / "toy.yaml").write_text(FIT)
+    said = stop_in_the_second_epoch(
+        tmp_path / "stopped", "--smoke", "--run_dir", "stopped", "--model.pause", "0.5", "--data.items", "16",
+        by=signal.SIGTERM,
+    )  # fmt: skip
+    assert "--resume stopped" in said and len(list((tmp_path / "stopped").rglob("interrupted.ckpt"))) == 1
+
+
+def test_a_misspelt_key_is_found_without_importing_torch(tmp_path: Path) -> None:
+    code = "import sys; from lightning_idc.cli import main; print(main(sys.argv[1:]), 'torch' in sys.modules)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code, "run", "quickstart", "--model.widht", "3"],
+        cwd=tmp_path, env=environment(), capture_output=True, text=True,
+    )  # fmt: skip
+    assert ended.stdout.split() == ["1", "False"] and "did you mean 'width'?" in ended.stderr

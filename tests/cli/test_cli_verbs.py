@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from lightning_idc.cli import VERBS, lightning, main
-from lightning_idc.cli.recipes import shipped
+from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.errors import CheckpointError
 

@@ -7,20 +7,22 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from toy_idc import RECIPE
 
+from lightning_idc.cli import main
 from lightning_idc.cli.errors import readable
-from lightning_idc.cli.peers import place_in_job
-from lightning_idc.errors import PairError
+from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
+from lightning_idc.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_TEST = RECIPE.replace("  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}\n", "")
 TWO = ["--trainer.devices", "2", "--trainer.strategy", "ddp", "--trainer.use_distributed_sampler", "false"]
-COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", *TWO]
+COMMAND = ["-m", "lightning_idc", "run", "toy.yaml", "--run_dir", "out", *TWO]
 SCHEDULERS = ("SLURM_", "TORCHELASTIC_", "MASTER_", "RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "KUBERNETES_PORT")
 
 
@@ -54,10 +56,10 @@ def free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def srun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
-    """Exit status and output of both tasks."""
+def tasks_of(folder: Path, *arguments: str) -> list[subprocess.Popen[str]]:
+    """Both tasks, started."""
     port = free_port()
-    tasks = [
+    return [
         subprocess.Popen(
             [sys.executable, *COMMAND, *arguments],
             cwd=folder,
@@ -68,16 +70,16 @@ def srun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
         )
         for rank in (0, 1)
     ]
+
+
+def srun(folder: Path, *arguments: str) -> list[tuple[int, str]]:
+    """Exit status and output of both tasks."""
+    tasks = tasks_of(folder, *arguments)
     try:
         return [(task.wait(240), task.communicate()[0]) for task in tasks]
     finally:
         for task in tasks:
             task.kill()
-
-
-def the_only_run(folder: Path) -> Path:
-    (run,) = (folder / "runs" / "toy").iterdir()
-    return run
 
 
 def check_stages(run: Path, names: list[str]) -> None:
@@ -92,7 +94,7 @@ def test_two_tasks_of_slurm_are_one_run(tmp_path: Path) -> None:
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     both = srun(tmp_path)
     assert [status for status, _ in both] == [0, 0], both
-    check_stages(the_only_run(tmp_path), ["second", "test"])
+    check_stages(tmp_path / "out", ["second", "test"])
     assert "results:" in both[0][1] and "results:" not in both[1][1], "the first one alone speaks"
     assert "2 processes" in both[0][1], "both took part in the stages"
 
@@ -111,18 +113,46 @@ def test_two_processes_of_torchrun_are_one_run(tmp_path: Path) -> None:
         timeout=300,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    check_stages(the_only_run(tmp_path), ["second", "test"])
+    check_stages(tmp_path / "out", ["second", "test"])
 
 
 @pytest.mark.slow
 @pytest.mark.dist
 def test_a_stage_that_fails_in_one_process_ends_the_run_in_both(tmp_path: Path) -> None:
-    """The other one waits for it in a collective operation, which would last until the time limit of the backend."""
+    """The other one waits for it in a collective operation, which may last until the time limit of the backend."""
     (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
     both = srun(tmp_path, "--stages.second.model.class_path", "toy_idc.OneRankFails")
     assert all(status for status, _ in both), both
     assert "this process fails" in both[1][1]
     assert "--resume" in both[0][1]
+
+
+@pytest.mark.slow
+@pytest.mark.dist
+def test_a_task_that_is_killed_before_the_processes_meet_ends_the_other(tmp_path: Path) -> None:
+    """It would wait for half an hour, which is the time limit of the backend."""
+    (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
+    first, second = tasks_of(tmp_path)
+    try:
+        held = tmp_path / "out" / ".ranks" / "1"
+        until = time.monotonic() + 60
+        while not held.exists() and time.monotonic() < until:
+            time.sleep(0.1)
+        time.sleep(1.5)  # until the other one has seen it
+        second.kill()
+        assert first.wait(120) == 1
+        assert "another process of this run has ended" in first.communicate()[0]
+    finally:
+        first.kill()
+
+
+def test_a_process_is_lost_once_it_was_there(tmp_path: Path) -> None:
+    first, second = Watch(tmp_path, 0), Watch(tmp_path, 1)
+    (tmp_path / ".ranks" / "2").touch()  # of an earlier attempt
+    assert not first.is_lost() and not second.is_lost()
+    second.close()
+    assert first.is_lost()
+    first.close()
 
 
 # ---- whom a process takes for its fellows ----------------------------------------------------------------
@@ -146,38 +176,54 @@ def variables(monkeypatch: pytest.MonkeyPatch) -> Any:
 def test_a_process_that_was_killed_is_one_sentence_in_the_others(said: str) -> None:
     """As gloo says it, which depends on the moment of the kill."""
     told = readable(RuntimeError(f"[/gloo/transport/tcp/pair.cc:545] {said}. This is typically caused by a worker"))
-    assert told is not None and "another process of this run has ended" in told and "resume the run" in told
+    assert told is not None and "another process of this run has ended" in told and "Resume the run" in told
 
 
 def test_a_process_alone_has_no_fellows(variables: Any) -> None:
-    assert place_in_job() is None
+    assert ranks_of_job() == Ranks()
     variables(SLURM_JOB_ID="1", SLURM_NTASKS="1", SLURM_PROCID="0")
-    assert place_in_job() is None
+    assert ranks_of_job() == Ranks()
 
 
 def test_an_interactive_job_is_left_alone(variables: Any) -> None:
     variables(**{**slurm_task(0, 1), "SLURM_JOB_NAME": "bash"})
-    assert place_in_job() is None
+    assert ranks_of_job() == Ranks()
 
 
 def test_several_tasks_without_srun_are_refused(variables: Any) -> None:
     variables(SLURM_JOB_ID="1", SLURM_NTASKS="4", SLURM_PROCID="0", SLURM_JOB_NAME="batch")
-    with pytest.raises(PairError, match="begin it with srun"):
-        place_in_job()
+    with pytest.raises(ConfigError, match="begin it with srun"):
+        ranks_of_job()
 
 
 def test_places_are_read_from_each_scheduler(variables: Any) -> None:
     variables(**slurm_task(1, 1234))
-    place = place_in_job()
-    assert place is not None and (place.rank, place.size, place.host, place.port) == (1, 2, "127.0.0.1", 1234)
+    assert ranks_of_job() == Ranks(1, 1234)
     variables(TORCHELASTIC_RUN_ID="none", RANK="3", WORLD_SIZE="4", TORCHELASTIC_USE_AGENT_STORE="True")
-    place = place_in_job()
-    assert place is not None and (place.rank, place.size, place.listens) == (3, 4, False)
+    assert ranks_of_job() == Ranks(3, 1234)
+
+
+def test_two_jobs_of_a_node_have_ports_of_their_own(variables: Any) -> None:
+    variables(**{**slurm_task(0, 1), "SLURM_JOB_ID": "1234711"})
+    os.environ.pop("MASTER_PORT")
+    ranks = ranks_of_job()
+    assert ranks == Ranks(0, 19711), "as Lightning has it"
+    assert [ranks.environment(stage)["MASTER_PORT"] for stage in (0, 1)] == ["19712", "19713"]
+    assert Ranks().environment(0) == {}
+
+
+def test_several_processes_need_a_folder(
+    variables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "toy.yaml").write_text(TRAIN_AND_TEST)
+    variables(**slurm_task(1, 1234))
+    assert main(["run", "toy.yaml", *TWO]) == 1
+    assert "expected --run_dir or --resume" in capsys.readouterr().err
 
 
 def test_nodes_that_lightning_joins_are_read(variables: Any) -> None:
     variables(NODE_RANK="1", MASTER_ADDR="10.0.0.1", MASTER_PORT="999")
-    place = place_in_job()
-    assert place is not None and (place.rank, place.size, place.host) == (1, None, "10.0.0.1")
+    assert ranks_of_job() == Ranks(1, 999)
     variables(LOCAL_RANK="1")
-    assert place_in_job() is None, "Lightning started this one by itself"
+    assert ranks_of_job() == Ranks(), "Lightning started this one by itself"

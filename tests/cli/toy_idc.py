@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 
 RECIPE = """
 recipe: {title: Toy, smoke: {data.items: 4}}
@@ -26,8 +26,7 @@ stages:
   - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}
   - name: second
     run: fit
-  - name: test
-    run: test
+  - {name: test, of: second}
 """
 
 
@@ -65,7 +64,7 @@ class Toy(Base):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_step == self.fail_at:
-            raise PairError(f"the training loss became nan at step {self.fail_at}")
+            raise DataError(f"the training loss became nan at step {self.fail_at}")
         time.sleep(self.pause)
         return super().training_step(batch, batch_idx)
 
@@ -82,7 +81,7 @@ class OneRankFails(Base):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_rank == 1 and batch_idx == 1:
-            raise PairError("this process fails")
+            raise DataError("this process fails")
         return super().training_step(batch, batch_idx)
 
 

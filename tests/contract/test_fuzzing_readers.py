@@ -18,7 +18,7 @@ from safetensors.torch import save
 from test_hostile_checkpoints import MODEL, good  # noqa: F401
 
 from lightning_idc.cli.configuration import gather, parse_overrides, parse_value, read_yaml
-from lightning_idc.cli.recipe import load
+from lightning_idc.cli.recipes.compose import load
 from lightning_idc.core.checkpoint_io import newest_checkpoint
 from lightning_idc.core.images import read_image_bytes
 from lightning_idc.core.loading import load_captioner

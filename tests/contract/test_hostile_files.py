@@ -22,7 +22,7 @@ from PIL import Image
 from test_hostile_models import Calls, harmless, pickles, place  # noqa: F401
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
-from lightning_idc.cli.recipe import load
+from lightning_idc.cli.recipes.compose import load
 from lightning_idc.core.images import read_image
 from lightning_idc.core.store import MANIFEST, Store, write_manifest
 from lightning_idc.core.text import markdown, plain, printable

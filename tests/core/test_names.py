@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -16,7 +17,8 @@ PUBLIC = sorted(names._public())
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_every_public_name_is_the_class_of_its_module(name: str) -> None:
-    package, module, original = names._public()[name]
+    package, path = names._public()[name]
+    module, _, original = path.rpartition(".")
     found = getattr(importlib.import_module(module), original)
     assert (
         class_of(name) is class_of(f"{module}.{original}") is getattr(importlib.import_module(package), name) is found
@@ -30,7 +32,7 @@ def test_no_public_name_stands_for_two_classes() -> None:
     root = importlib.import_module("lightning_idc").__path__[0]
     seen: dict[str, tuple[str, str]] = {}
     for package in names.PACKAGES:
-        for name, home in public_names(f"{root}/{package}/__init__.pyi").items():
+        for name, home in public_names(f"{root}/{package.rpartition('.')[2]}/__init__.pyi").items():
             assert seen.setdefault(name, home) == home, f"{name} is {seen[name]} and {home}"
 
 
@@ -58,7 +60,7 @@ def test_paths_lead_to_the_public_name(given: str, full: str) -> None:
     [
         ("ProCpa", "did you mean 'ProCap'?"),
         ("AdmW", "did you mean 'AdamW'?"),
-        ("Zzzzzz", "--import module"),
+        ("Zzzzzz", "--import MODULE"),
         ("lightning_idc.methods.ProCpa", "did you mean 'ProCap'?"),
         ("no_such_module.ProCap", "cannot be imported"),
         ("lightning_idc.__version__", "is a str; expected a class"),
@@ -76,3 +78,19 @@ def test_names_are_filled_in_at_any_depth_and_nothing_else_is_touched() -> None:
     assert found["a"][0]["class_path"] == "lightning_idc.methods.ProCap"
     assert found["a"][0]["init_args"]["b"]["class_path"] == "torch.optim.AdamW"
     assert found["model"] == "ProCap" and given["a"][0]["class_path"] == "ProCap"
+
+
+def test_a_module_of_the_user_may_define_import_and_pass_on_classes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "mine_defined.py").write_text("class Own:\n    pass\n\n\nclass _Hidden:\n    pass\n")
+    imports = (
+        "from mine_defined import *\ntry:\n    from mine_defined import Own as Other\nexcept ImportError:\n    pass\n"
+    )
+    (tmp_path / "mine_passed_on.py").write_text(imports)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(names, "MODULES", [*names.MODULES, "mine_passed_on"])
+    assert full_name("Own") == "mine_passed_on.Own" and full_name("Other") == "mine_passed_on.Other"
+    assert names.definition("mine_passed_on.Other")[0] == "mine_defined"  # type: ignore[index]
+    with pytest.raises(ConfigError):
+        full_name("_Hidden")

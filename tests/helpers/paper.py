@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-import lightning_idc.cli.training
-from lightning_idc.cli import main, stages
+from helpers.stages_here import stages_here
+from lightning_idc.cli import main
 
 PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper"
 CLIP: dict[str, Any] = {
@@ -80,12 +80,7 @@ MAKERS = {
 def run_stages_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let stages run in this process, in a folder: a process of its own costs seconds."""
     monkeypatch.chdir(tmp_path)
-
-    def run_here(verb: str, config: Path, result: Path, *unused: Any) -> int:
-        monkeypatch.setenv(lightning_idc.cli.training.RESULT, str(result))
-        return main([verb, "--config", str(config)])
-
-    monkeypatch.setattr(stages, "run_process", run_here)
+    stages_here(monkeypatch)
     return tmp_path
 
 

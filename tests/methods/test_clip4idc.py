@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from lightning_idc.cli import main
-from lightning_idc.cli.recipe import load
+from lightning_idc.cli.recipes.compose import load
 from lightning_idc.core.beam_search import beam_search, beam_search_uncached
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli.recipe import Recipe, Stage, choices, load
+from lightning_idc.cli.recipes.compose import Recipe, Stage, choices, load
 from lightning_idc.core.io import TRAINING_ONLY
 from lightning_idc.core.names import with_full_names
 
@@ -57,8 +57,13 @@ CHANGED = {
 """Recipes that say something else than before, on purpose, and what."""
 
 
-def effective(stages: list[Stage]) -> list[dict[str, Any]]:
-    """What each stage runs with: one that loads the checkpoint of another takes from it what it does not say."""
+def effective(stages: list[Stage], implicit: bool = False) -> list[dict[str, Any]]:
+    """What each stage runs with: one that loads the checkpoint of another takes from it what it does not say.
+
+    Args:
+        stages: of a recipe.
+        implicit: whether a stage that names no weights takes those of the last fit of its class, as it did then.
+    """
     found, fits = [], {}
     for stage in stages:
         config = json.loads(json.dumps(stage.config))
@@ -66,8 +71,10 @@ def effective(stages: list[Stage]) -> list[dict[str, Any]]:
         model = config.get("model") or {}
         if stage.run == "fit":
             fits[stage.name] = model
-        elif same := [name for name, fit in fits.items() if fit.get("class_path") == model.get("class_path")]:
-            config.setdefault("ckpt_path", f"${{stages.{same[-1]}.best}}")  # the rule of the runner
+        elif implicit and (
+            same := [name for name, fit in fits.items() if fit.get("class_path") == model.get("class_path")]
+        ):
+            config.setdefault("ckpt_path", f"${{stages.{same[-1]}.best}}")
         of = config.get("ckpt_path", "").removeprefix("${stages.").removesuffix(".best}")
         if stage.run != "fit" and of in fits:
             trained = {k: v for k, v in (fits[of].get("init_args") or {}).items() if k not in TRAINING_ONLY}
@@ -93,7 +100,7 @@ def test_a_recipe_expands_to_what_it_said_in_full(name: str) -> None:
     smoke, *stages = json.loads(FULL[name].read_text(encoding="utf-8"))
     file, choice = MERGED.get(name, (name, {}))
     recipe: Recipe = load(ROOT / "recipes" / f"{file}.yaml", choice)
-    before, now = effective([Stage(**stage) for stage in stages]), effective(recipe.stages)
+    before, now = effective([Stage(**stage) for stage in stages], implicit=True), effective(recipe.stages)
     if name in CHANGED:
         assert now != before, "it is as before: take it off the list"
         return

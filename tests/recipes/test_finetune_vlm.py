@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 import torch
 from helpers.own_pairs import own_pairs
+from helpers.stages_here import stages_here
 from helpers.vlm_tiny import captioner, tokenizer
 
-import lightning_idc.cli.training
-from lightning_idc.cli import main, stages
-from lightning_idc.cli.recipe import choices, load
+from lightning_idc.cli import main
+from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.methods.vlm.loading import configured
 from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
@@ -59,7 +59,7 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
             {"class_path": "ShardedStrategy", "init_args": {"process_group_backend": "gloo"}}
         )
     else:  # stages run in this process: one of its own costs seconds
-        monkeypatch.setattr(stages, "run_process", run_here(monkeypatch))
+        stages_here(monkeypatch)
     given = [part for name, value in arguments.items() for part in (f"--{name}", value)]
     assert main(["run", str(RECIPE), *given]) == 0
     record = json.loads((out / "tune" / "stage.json").read_text(encoding="utf-8"))
@@ -72,14 +72,6 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
     assert scores["pairs"]["all"] > 0
     again: Any = load_captioner(out / record["best"])
     assert list(again.adapters) == ["lora"]
-
-
-def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(verb: str, config: Path, result: Path, *unused: Any) -> int:
-        monkeypatch.setenv(lightning_idc.cli.training.RESULT, str(result))
-        return main([verb, "--config", str(config)])
-
-    return run
 
 
 def rope(*sections: int) -> dict[str, Any]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.stages_here import stages_here
 from helpers.vlm_tiny import captioner, samples
 from PIL import Image
 
-import lightning_idc.cli.training
-from lightning_idc.cli import main, stages
-from lightning_idc.cli.recipe import choices, load
+from lightning_idc.cli import main
+from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.data.benchmarks.img_diff import ImgDiff
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.errors import ConfigError
@@ -71,21 +71,13 @@ def others(data: Path) -> None:
             Image.fromarray(picture).save(data / folder / name)
 
 
-def run_here(monkeypatch: pytest.MonkeyPatch) -> Any:
-    def run(verb: str, config: Path, result: Path, *unused: Any) -> int:
-        monkeypatch.setenv(lightning_idc.cli.training.RESULT, str(result))
-        return main([verb, "--config", str(config)])
-
-    return run
-
-
 @pytest.mark.dist
 @pytest.mark.timeout(300)
 def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(here)
-    monkeypatch.setattr(stages, "run_process", run_here(monkeypatch))  # a process for each stage costs seconds
+    stages_here(monkeypatch)  # a process for each stage costs seconds
     monkeypatch.setattr(Benchmark, "miscount", lambda self, split: None)  # stand-ins have other counts
     shown: list[tuple[str, torch.Tensor]] = []
     collate = VLMCaptioner.collate

@@ -21,8 +21,8 @@ from test_benchmarks import (
     spot_the_diff,
 )
 
-from lightning_idc.cli.recipe import choices, load, resolve
-from lightning_idc.cli.training import PairCLI
+from lightning_idc.cli.recipes.compose import choices, load, resolve
+from lightning_idc.cli.stage import PairCLI
 
 RECIPE = Path(__file__).resolve().parents[2] / "recipes" / "paper" / "m3diff.yaml"
 PUBLIC = {"spot_the_diff", "image_editing_request", "birds_to_words", "clevr_change", "clevr_dc"}

@@ -14,8 +14,8 @@ import yaml
 from helpers.own_pairs import own_pairs
 
 from lightning_idc.cli import main
-from lightning_idc.cli.chosen_data import use_data
-from lightning_idc.cli.recipe import check_recipe, load, override
+from lightning_idc.cli.recipes.compose import load
+from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data
 
 ROOT = Path(__file__).resolve().parents[2]
 

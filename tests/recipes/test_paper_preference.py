@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from helpers.paper import CLIP, MAKERS, best, clevr_change, run, run_stages_here
+import yaml
+from helpers.paper import CLIP, MAKERS, PAPER, best, clevr_change, run, run_stages_here
 from helpers.policy_server import PolicyServer
 from helpers.servers import serving
 from helpers.vlm_tiny import architecture
 
+from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
 HERE = {"trainer.accelerator": "cpu", "trainer.devices": 1, "data.num_workers": 0, "data.official": False}
@@ -27,6 +29,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def weights(path: Path) -> dict[str, torch.Tensor]:
     found: dict[str, torch.Tensor] = torch.load(path, weights_only=True)["state_dict"]
     return found
+
+
+def test_the_zero_shot_row_has_no_weights_of_the_run() -> None:
+    """It stands behind the stages that train, and "zero-shot" was ADPO's own checkpoint."""
+    for choice in choices(PAPER / "adpo.yaml", {"method": "table"}):
+        stages = {stage.name: stage.config for stage in load(PAPER / "adpo.yaml", choice).stages}
+        assert "ckpt_path" not in stages["zero_shot"]
+        assert stages["test_adpo"]["ckpt_path"] == "${stages.adpo.best}"
 
 
 @pytest.mark.slow
@@ -73,6 +83,8 @@ def table(here: Path, dataset: str, given: dict[str, Any]) -> Path:
         for name in moved:
             held = name.replace(".default", ".reference") if lora else f"aux_addons.preference.reference.twin.{name}"
             assert torch.equal(trained[held], sft[name]), "what it is compared with is SFT"
+    zero_shot = yaml.safe_load((out / "zero_shot" / "stage.yaml").read_text())
+    assert "ckpt_path" not in zero_shot, "the published model, without anything that was learned here"
     rows = json.loads((out / "test_adpo" / "comparison.json").read_text())
     assert list(rows) == ["zero-shot", "SFT", "DPO", "ADPO"]
     assert "difference" in json.dumps(rows["ADPO"]["compared"])

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.cli.recipe import choices, load
+from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.core.schedules import WarmupLinear
 
 PAPER = Path(__file__).resolve().parents[2] / "recipes" / "paper"

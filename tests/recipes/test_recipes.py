@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.cli.recipe import check_recipe, choices, load, override
-from lightning_idc.cli.recipes import shipped
+from lightning_idc.cli.recipes.compose import choices, load
+from lightning_idc.cli.recipes.overrides import check_recipe, override
+from lightning_idc.cli.recipes.shipped import shipped
 from lightning_idc.files import default_cache_dir
 from lightning_idc.synthesis.web.browser import Chromium
 

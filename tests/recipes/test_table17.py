@@ -11,7 +11,8 @@ import pytest
 
 from lightning_idc.cli import main
 from lightning_idc.cli.configuration import parse_overrides
-from lightning_idc.cli.recipe import load, override
+from lightning_idc.cli.recipes.compose import load
+from lightning_idc.cli.recipes.overrides import override
 from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions

@@ -20,7 +20,7 @@ from helpers.toy_stages import Numbers, Shade, digests, everything
 from PIL import Image
 
 from lightning_idc.cli import main
-from lightning_idc.cli.run import _with_engine
+from lightning_idc.cli.recipes.overrides import with_engine
 from lightning_idc.core.types import PairError
 from lightning_idc.errors import DataError
 from lightning_idc.synthesis.engine import ShardJob, make_shard
@@ -328,12 +328,12 @@ def test_progress_names_what_is_left(
 
 
 def test_an_engine_is_named_for_the_stages_that_make_records() -> None:
-    found = _with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
+    found = with_engine({"engine": "ray", "engine.workers": 4, "model.width": 8})
     launcher = {"class_path": "RayPool", "init_args": {"workers": 4}}
     assert found == {"model.width": 8, "data.launcher": launcher}
     for wrong in ({"engine": "spark"}, {"engine.workers": 4}):
         with pytest.raises(PairError, match="ray, process, array"):
-            _with_engine(wrong)
+            with_engine(wrong)
 
 
 def _as_it_is(record: Record) -> Record:

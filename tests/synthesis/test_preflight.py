@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from lightning_idc.cli.preflight import check_models
-from lightning_idc.cli.recipe import load, override
+from lightning_idc.cli.recipes.compose import load
+from lightning_idc.cli.recipes.overrides import override
 from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.preflight import preflight
 

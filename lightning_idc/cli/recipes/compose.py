@@ -342,8 +342,4 @@ def _set_keys(stages: list[Stage]) -> None:
 
 def _reads(text: str, earlier: Stage) -> bool:
     """Whether a configuration names what an earlier stage leaves; predictions write files that any stage may read."""
-    return (
-        earlier.run == "predict"
-        or f"stages.{earlier.name}.best}}" in text
-        or f"{{run_dir}}/{earlier.name}/" in text
-    )
+    return earlier.run == "predict" or f"stages.{earlier.name}.best}}" in text or f"{{run_dir}}/{earlier.name}/" in text

@@ -143,5 +143,5 @@ def with_engine(keys: dict[str, Any]) -> dict[str, Any]:
     if name is None and not options:
         return rest
     if name not in _ENGINES:
-        raise ConfigError(f"--engine is {name!r}; {nearest(str(name), _ENGINES)}")
+        raise ConfigError(f"--engine is {name!r}; expected one of {', '.join(_ENGINES)}")
     return {**rest, "data.launcher": {"class_path": _ENGINES[name], "init_args": options}}

@@ -44,7 +44,7 @@ class Run:
     folder: Path
     keys: dict[str, Any]
     launch: Launch
-    ranks: Ranks = Ranks()
+    ranks: Ranks
 
     def go(self) -> int:
         """Run all stages that are not finished.
