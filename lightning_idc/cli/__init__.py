@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 # verb -> (module with `run(arguments) -> int`, what it does); modules are imported when their verb is used
 VERBS = {
     "run": ("run", "run a recipe: lightning-idc run recipes/quickstart.yaml [--key value ...]"),
-    "fit": ("stage", "train: --config FILE [--key value ...]"),
-    "validate": ("stage", "measure on the validation split"),
-    "test": ("stage", "measure on the test split"),
+    "fit": ("training", "train: --config FILE [--key value ...]"),
+    "validate": ("training", "measure on the validation split"),
+    "test": ("training", "measure on the test split"),
     "predict": ("pairs", "caption without references: PAIRS --out FILE | --config FILE"),
     "describe": ("describe", "say what changed between two images, and where"),
     "compare": ("pairs", "compare two folders of images: BEFORE AFTER [--fail-on changed]"),
@@ -150,7 +150,8 @@ def _without_imports(given: list[str]) -> list[str]:
     """
     from lightning_idc.errors import ConfigError
 
-    rest, modules = [], [name for name in os.environ.get(IMPORTS, "").split(",") if name]
+    rest: list[str] = []
+    modules = [name for name in os.environ.get(IMPORTS, "").split(",") if name]
     arguments = iter(given)
     for argument in arguments:
         flag, equals, value = argument.partition("=")
@@ -160,11 +161,28 @@ def _without_imports(given: list[str]) -> list[str]:
             modules.append(name)
         else:
             raise ConfigError("--import needs the name of a module, as in --import mine")
-    import_modules(modules, "--import", load=rest[0] != "run")
+    name_modules(modules, "--import")
+    if rest[0] != "run":
+        import_named_modules()
     return rest
 
 
-def import_modules(modules: Sequence[str], where: str, load: bool = True) -> None:
+def import_named_modules() -> None:
+    """Import the modules of ``--import`` and of a recipe's ``import``.
+
+    Raises:
+        ConfigError: a module cannot be imported.
+    """
+    from lightning_idc.errors import ConfigError
+
+    for name in filter(None, os.environ.get(IMPORTS, "").split(",")):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            raise ConfigError(f"--import {name}: {error}") from error
+
+
+def name_modules(modules: Sequence[str], where: str) -> None:
     """Let bare names of classes be those of the user, in this process and in those of the stages.
 
     Only then may a module come from the current folder: what lies beside a downloaded checkpoint is never imported.
@@ -172,10 +190,9 @@ def import_modules(modules: Sequence[str], where: str, load: bool = True) -> Non
     Args:
         modules: that are installed or lie in the current folder.
         where: beginning of a message.
-        load: import them here, too.
 
     Raises:
-        ConfigError: a module cannot be imported.
+        ConfigError: there is no such module.
     """
     from lightning_idc.core.names import MODULES, source_of
     from lightning_idc.errors import ConfigError
@@ -186,13 +203,8 @@ def import_modules(modules: Sequence[str], where: str, load: bool = True) -> Non
     if os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     for name in dict.fromkeys(modules):
-        try:
-            if load:
-                importlib.import_module(name)
-            elif source_of(name) is None:
-                raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-        except ImportError as error:
-            raise ConfigError(f"{where} {name}: {error}; name a module that is installed or in this folder") from error
+        if source_of(name) is None and name not in sys.modules:
+            raise ConfigError(f"{where}: there is no module {name!r}; expected one that is installed or in this folder")
         if name not in MODULES:
             MODULES.append(name)
 

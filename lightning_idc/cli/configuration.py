@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -35,39 +36,37 @@ def read_yaml(path: Path) -> dict[str, Any]:
         ConfigError: the file is missing or holds something else.
     """
     try:
-        found = _parsed(path.read_text(encoding="utf-8"))
+        content = _parsed(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(path)!r}; check the path") from None
-    except yaml.MarkedYAMLError as error:
-        at = f" in line {error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(
-            f"{path} is not readable as YAML: {(error.problem or error.context or '').rstrip('.')}{at}"
-        ) from error
-    except (yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException) as error:
-        raise ConfigError(f"{path} is not readable as YAML: {' '.join(str(error).split())}") from error
-    except RecursionError:
-        raise ConfigError(f"{path} is not readable as YAML: it is nested too deeply") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from error
-    if not isinstance(found, dict) or not found:
-        raise ConfigError(f"{path} holds {type(found).__name__ if found else 'nothing'}; expected keys with values")
-    for key in found:
+        raise ConfigError(f"there is no file {str(path)!r}") from None
+    except (OSError, yaml.YAMLError, UnicodeDecodeError, OmegaConfBaseException, RecursionError) as error:
+        raise ConfigError(f"{path} is not readable as YAML: {_reason(error)}") from error
+    if not isinstance(content, dict) or not content:
+        kind = type(content).__name__ if content else "nothing"
+        raise ConfigError(f"{path} holds {kind}; expected keys with values")
+    for key in content:
         if not isinstance(key, str):
             raise ConfigError(f"{path}: the key {key!r} is a {type(key).__name__}; expected text")
-    return found
+    return content
 
 
 @cache
 def _parsed(text: str) -> Any:
     try:
-        found = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
+        content = OmegaConf.to_container(OmegaConf.load(io.StringIO(text)))
     except AssertionError:  # a quoted text that is a number when it is read once more, such as '1e3'
         return text
-    return text if found == {text.strip(): None} else found  # a text alone is read as a key
+    return text if content == {text.strip(): None} else content  # a text alone is read as a key
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
+        return f"{(error.problem or error.context or '').rstrip('.')} in line {error.problem_mark.line + 1}"
+    return "it is nested too deeply" if isinstance(error, RecursionError) else " ".join(str(error).split())
 
 
 def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy of ``base`` with ``over`` merged in.
+    """``base`` with ``over`` merged in; neither is changed.
 
     A mapping is merged key by key, unless it names another class: then it replaces the one before, but for
     ``init_args+``, which keeps the arguments of that. ``callbacks+`` and ``logger+`` append to a list.
@@ -75,7 +74,7 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: such a key adds to a value that is no list, or no mapping for ``init_args+``.
     """
-    merged = copied(dict(base))
+    merged = dict(base)
     for key, value in over.items():
         name = key.removesuffix("+") if key in ("init_args+", *LISTS) else key
         old = merged.get(name)
@@ -83,13 +82,13 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             merged[name] = merge(_extended(key, {} if old is None else old, dict), _extended(key, value, dict))
         elif name != key:
             items = value if isinstance(value, list) else [value]
-            merged[name] = [*_extended(key, [] if old is None or old is False else old, list), *copied(items)]
+            merged[name] = [*_extended(key, [] if old is None or old is False else old, list), *items]
         elif isinstance(value, dict) and isinstance(old, dict):
             kept = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
             same = "class_path" not in value or old.get("class_path") == value["class_path"]
             merged[name] = merge(old if same else kept, value)
         else:
-            merged[name] = merge({}, value) if isinstance(value, dict) else copied(value)
+            merged[name] = merge({}, value) if isinstance(value, dict) else value
     return merged
 
 
@@ -110,7 +109,7 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a name that is not known.
     """
-    found = copied(config)
+    found = deepcopy(config)
     trainer = found.get("trainer") if isinstance(found.get("trainer"), dict) else {}
     for at, keys in (
         (found, ("model", "data")),
@@ -129,13 +128,6 @@ def _as_class(value: Any, always: bool) -> Any:
     return (
         {"class_path": value} if isinstance(value, str) and (always or value[:1].isupper() or "." in value) else value
     )
-
-
-def copied(value: Any) -> Any:
-    """Copy of a configuration, whose parts belong to nobody else."""
-    if isinstance(value, dict):
-        return {key: copied(inner) for key, inner in value.items()}
-    return [copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def set_key(config: dict[str, Any], path: list[str], value: Any) -> None:

@@ -26,9 +26,9 @@ def run(given: list[str]) -> int:
     functions: dict[str, Callable[..., int]] = {"compare": compare, "predict": predict, "caption-pairs": caption_pairs}
     verb = given[0]
     if verb == "predict" and not _names_pairs(given[1:]):
-        from lightning_idc.cli import stage
+        from lightning_idc.cli import training
 
-        return stage.run(given)
+        return training.run(given)
     return typed.call(verb, functions[verb], given[1:])
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.cli import import_modules
+from lightning_idc.cli import name_modules
 from lightning_idc.cli.configuration import parse_overrides
 from lightning_idc.cli.preflight import check_models
 from lightning_idc.cli.recipes.compose import Recipe, about, choices, load
@@ -57,7 +57,7 @@ def run(given: list[str]) -> int:
     ranks = ranks_of_job()
     if ranks.several and not (run_dir or resume):
         raise ConfigError("each of several processes would make a folder of its own; expected --run_dir or --resume")
-    import_modules(about(path).get("import") or [], f"{path}, recipe.import", load=False)
+    name_modules(about(path).get("import") or [], f"{path}, recipe.import")
     home = (resume or run_dir or new_folder(path)).resolve()
     begun = _begun(path, home) if resume else {}
     entries = _entries(path, keys, seeds, home, begun)

@@ -10,7 +10,7 @@ import warnings
 from argparse import ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,10 @@ from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
-from lightning_idc.cli.configuration import copied, gather
+from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.recipes.launch import REFUSED, STAGE, Plan
-from lightning_idc.cli.signatures import arguments_of, check_config
+from lightning_idc.cli.signatures import arguments_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
@@ -65,18 +65,18 @@ class Refused(ConfigError):
     status = REFUSED
 
 
-def run(given: list[str]) -> int:
-    """Run a LightningCLI verb with its own arguments."""
+def run_verb(verb: str, config: dict[str, Any], files: Sequence[Path], only_print: bool) -> int:
+    """Run a verb for a user.
+
+    Args:
+        verb: fit, validate, test or predict.
+        config: merged.
+        files: that it was read from.
+        only_print: show what would be run.
+    """
     _quieten()
-    verb, arguments = given[0], given[1:]
-    if any(name == "--help_all" or name.partition("=")[0].endswith(".help") for name in arguments):
-        PairCLI(verb, _for_help(arguments))
-        return 0
-    files = [Path(value) for flag, value in pairwise(arguments) if flag in ("--config", "-c")]
-    config = gather([name for name in arguments if name != "--print_config"])
-    check_config(config)
     cli = PairCLI(verb, with_checkpoint(config), files)
-    if "--print_config" in arguments:
+    if only_print:
         print(cli.parser.dump(cli.config, skip_none=False), end="")
         return 0
     cli.run()
@@ -113,16 +113,6 @@ def run_stage(plan: Plan) -> int:
     cli.trainer.strategy.barrier()  # each process reads the record before the next stage
     destroy_process_group()
     return 0
-
-
-def _for_help(arguments: list[str]) -> list[str]:
-    """Arguments of --help_all and --model.help NAME, with the full name of the class."""
-    for number, name in enumerate(arguments):
-        flag, equals, value = name.partition("=")
-        if flag.endswith(".help"):
-            value = value if equals else next(iter(arguments[number + 1 :]), "")
-            return [f"{flag}={full_name(value)}" if value else flag]
-    return ["--help"]
 
 
 class PairCLI(LightningCLI):
@@ -286,7 +276,7 @@ def _add_resume_point(trainer: Trainer, verb: str) -> None:
 
 def _with_log_folder(config: Mapping[str, Any]) -> dict[str, Any]:
     """Copy with the folder of the run for loggers that need one, so that their name is enough."""
-    trainer = copied(config.get("trainer") or {})
+    trainer = deepcopy(config.get("trainer") or {})
     loggers = trainer.get("logger")
     for logger in loggers if isinstance(loggers, list) else [loggers]:
         if isinstance(logger, dict) and logger.get("class_path") in _NEED_A_FOLDER:

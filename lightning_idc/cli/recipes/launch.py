@@ -54,14 +54,19 @@ Launch = Callable[[Plan, bool], int]
 
 def run_here(plan: Plan, followed: bool) -> int:
     """Run a stage in this process: at smoke size, importing torch and Lightning would take longer than the stage."""
-    from lightning_idc.cli import guarded
-    from lightning_idc.cli.stage import run_stage
+    from lightning_idc.cli import guarded, import_named_modules
+
+    def run() -> int:
+        import_named_modules()
+        from lightning_idc.cli.stage import run_stage
+
+        return run_stage(plan)
 
     arguments, environment = sys.argv, dict(os.environ)
     os.environ.update({**plan.environment, STAGE: plan.record})
     try:
         with _handled(_interrupt, _SIGNALS[1:]):
-            return guarded(lambda: run_stage(plan))
+            return guarded(run)
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else int(stop.code is not None)
     finally:

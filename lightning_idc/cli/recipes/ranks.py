@@ -52,7 +52,7 @@ def ranks_of_job() -> Ranks:
     """
     env = os.environ
     port = int(env.get("MASTER_PORT", _DEFAULT_PORT))
-    if "RANK" in env and int(env.get("WORLD_SIZE", "1")) > 1:
+    if ("TORCHELASTIC_RUN_ID" in env or "KUBERNETES_PORT" in env) and int(env.get("WORLD_SIZE", "1")) > 1:
         return Ranks(int(env["RANK"]), port)
     # Lightning leaves interactive jobs alone, and so do we
     if int(env.get("SLURM_NTASKS", "1")) > 1 and env.get("SLURM_JOB_NAME") not in ("bash", "interactive"):

@@ -64,24 +64,27 @@ class Run:
             about = {"recipe": self.recipe.path.name, "overrides": self.keys}
             atomic_write(self.folder / RUN, json.dumps(about, indent=2, default=str))
             status = self._run_stages()
-        if status == REFUSED and new:
-            shutil.rmtree(new[-1])
+        if status == REFUSED:
+            if new:
+                shutil.rmtree(new[-1])
+            return 1
         return status
 
     def _run_stages(self) -> int:
         self._say(f"{self.recipe.about.get('title', self.recipe.path.stem)}\nresults: {self._shown()}")
         began = time.monotonic()
         best: dict[str, str] = {}
-        later: Sequence[Stage] = self.recipe.stages[1:]  # checked by the first process
+        later: Sequence[Stage] = self.recipe.stages[1:]  # the first process checks them all
         for number, stage in enumerate(self.recipe.stages):
             record = self._record(stage)
-            if record is not None and record["key"] == stage.key:
+            if self._is_finished(stage):
                 self._say(f"\n== {stage.name}: already done")
             else:
                 self._say(f"\n== {stage.name} ({stage.run}, stage {number + 1} of {len(self.recipe.stages)})")
                 started = time.monotonic()
                 plan = self._plan(number, best, changed=record is not None, later=later)
-                status = self.launch(plan, number + 1 < len(self.recipe.stages))
+                followed = not all(map(self._is_finished, self.recipe.stages[number + 1 :]))
+                status = self.launch(plan, followed)
                 if status:
                     self._say_how_to_go_on(stage, status)
                     return status
@@ -143,6 +146,11 @@ class Run:
         """What a stage left when it was finished."""
         path = self.folder / stage.name / DONE
         return read_record(path, ("key", "best", "metrics")) if path.is_file() else None
+
+    def _is_finished(self, stage: Stage) -> bool:
+        """Whether a stage was finished as the recipe, and what it takes from others, say now."""
+        record = self._record(stage)
+        return record is not None and record["key"] == stage.key
 
     def _best(self, stage: Stage, record: dict[str, Any]) -> str:
         if not record["best"]:
