@@ -60,11 +60,11 @@ A later file is merged over an earlier one, `callbacks+:` appends to a list, and
   --traceback                                where an error came from"""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb and return the exit status."""
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    argv = list(sys.argv[1:] if argv is None else argv)
     try:
-        status = _dispatch(given)
+        status = _dispatch(argv)
         sys.stdout.flush()
         return status
     except BrokenPipeError:
@@ -73,37 +73,37 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
 
 
-def _dispatch(given: list[str]) -> int:
+def _dispatch(argv: list[str]) -> int:
     from lightning_idc import __version__
 
-    if given[:1] == ["--version"]:
+    if argv[:1] == ["--version"]:
         print(__version__)
         return 0
-    if not given or given[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help"):
         print(_usage())
         return 0
-    if given[0] not in VERBS and given[0] not in INTERNAL:
+    if argv[0] not in VERBS and argv[0] not in INTERNAL:
         import difflib
 
-        near = difflib.get_close_matches(given[0], VERBS, 1)
+        near = difflib.get_close_matches(argv[0], VERBS, 1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
-        print(f"error: there is no verb {given[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
+        print(f"error: there is no verb {argv[0]!r}{hint}\n\n{_usage()}", file=sys.stderr)
         return 2
-    if given[0] in ("fit", "validate", "test", "predict") and given[1:] in (["-h"], ["--help"]):
-        print(_TRAINING_HELP.format(verb=given[0]))
-        if given[0] != "predict":
+    if argv[0] in ("fit", "validate", "test", "predict") and argv[1:] in (["-h"], ["--help"]):
+        print(_TRAINING_HELP.format(verb=argv[0]))
+        if argv[0] != "predict":
             return 0
         print("\nor, for files:\n")
-    if "--traceback" in given:
-        given = [argument for argument in given if argument != "--traceback"]
+    if "--traceback" in argv:
+        argv = [argument for argument in argv if argument != "--traceback"]
         os.environ[TRACEBACK] = "1"  # for the processes of the stages, too
-    return guarded(lambda: _run_verb(given), OTHER_STATUS.get(given[0], 1))
+    return guarded(lambda: _run_verb(argv), OTHER_STATUS.get(argv[0], 1))
 
 
-def _run_verb(given: list[str]) -> int:
-    given = _without_imports(given)
-    module = INTERNAL.get(given[0]) or VERBS[given[0]][0]
-    return int(importlib.import_module(f"lightning_idc.cli.{module}").run(given))
+def _run_verb(argv: list[str]) -> int:
+    argv = _without_imports(argv)
+    module = INTERNAL.get(argv[0]) or VERBS[argv[0]][0]
+    return int(importlib.import_module(f"lightning_idc.cli.{module}").run(argv))
 
 
 def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
@@ -142,7 +142,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
         return getattr(error, "status", status_of_error)
 
 
-def _without_imports(given: list[str]) -> list[str]:
+def _without_imports(argv: list[str]) -> list[str]:
     """Arguments without ``--import MODULE``; the modules are imported, but for the verb ``run``, which imports nothing.
 
     Raises:
@@ -152,7 +152,7 @@ def _without_imports(given: list[str]) -> list[str]:
 
     rest: list[str] = []
     modules = [name for name in os.environ.get(IMPORTS, "").split(",") if name]
-    arguments = iter(given)
+    arguments = iter(argv)
     for argument in arguments:
         flag, equals, value = argument.partition("=")
         if flag != "--import":
@@ -209,26 +209,26 @@ def name_modules(modules: Sequence[str], where: str) -> None:
             MODULES.append(name)
 
 
-def lightning(arguments: Sequence[str] | None = None) -> int:
+def lightning(argv: Sequence[str] | None = None) -> int:
     """The `lightning` script: ours for `run RECIPE` and our verbs, otherwise lightning-sdk's where installed."""
     from lightning_idc.cli.recipes.shipped import shipped
 
-    given = list(sys.argv[1:] if arguments is None else arguments)
-    recipe = len(given) > 1 and given[0] == "run" and (given[1].endswith((".yaml", ".yml")) or given[1] in shipped())
-    if recipe or not given or given[0] in (*(verb for verb in VERBS if verb != "run"), "-h", "--help", "--version"):
-        return main(given)
+    argv = list(sys.argv[1:] if argv is None else argv)
+    recipe = len(argv) > 1 and argv[0] == "run" and (argv[1].endswith((".yaml", ".yml")) or argv[1] in shipped())
+    if recipe or not argv or argv[0] in (*(verb for verb in VERBS if verb != "run"), "-h", "--help", "--version"):
+        return main(argv)
     try:
         from lightning_sdk.cli.entrypoint import main_cli
     except ImportError:
-        if given in (["run"], ["run", "-h"], ["run", "--help"]):
-            return main(given)
+        if argv in (["run"], ["run", "-h"], ["run", "--help"]):
+            return main(argv)
         print(
-            f"error: `lightning {' '.join(given)}` is not a command of lightning_idc (run RECIPE.yaml, "
+            f"error: `lightning {' '.join(argv)}` is not a command of lightning_idc (run RECIPE.yaml, "
             f"{', '.join(list(VERBS)[1:])}), and lightning-sdk, which may know it, is not installed",
             file=sys.stderr,
         )
         return 2
-    sys.argv = ["lightning", *given]
+    sys.argv = ["lightning", *argv]
     return int(main_cli() or 0)
 
 

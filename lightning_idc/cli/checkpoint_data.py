@@ -111,17 +111,17 @@ def with_stored_data(config: dict[str, Any], checkpoint: Mapping[str, Any]) -> d
         config: merged.
         checkpoint: its content.
     """
-    given = dict(config.get("data") or {})
-    if not given.get("class_path"):
+    data = dict(config.get("data") or {})
+    if not data.get("class_path"):
         stored = checkpoint.get(KEY)
         if not isinstance(stored, dict) or not _is_safe(stored):
             return config
         # `--data.root X` without a class stands beside, and not under, init_args
-        options = (given.pop("init_args", None) or {}) | {k: v for k, v in given.items() if k != "class_path"}
-        kept = {k: v for k, v in stored["init_args"].items() if k not in WRITTEN or _is_below(v)}
-        return {**config, "data": {"class_path": stored["class_path"], "init_args": {**kept, **options}}}
-    options = given.get("init_args") or {}
+        options = (data.pop("init_args", None) or {}) | {k: v for k, v in data.items() if k != "class_path"}
+        stored_options = {k: v for k, v in stored["init_args"].items() if k not in WRITTEN or _is_below(v)}
+        return {**config, "data": {"class_path": stored["class_path"], "init_args": {**stored_options, **options}}}
+    options = data.get("init_args") or {}
     spec = (checkpoint.get("hyper_parameters") or {}).get("input_spec") or {}
-    known = accepted_arguments(class_of(given["class_path"])) or ()
+    known = accepted_arguments(class_of(data["class_path"])) or ()
     read = {k: spec[k] for k in READING if k in known and k not in options and spec.get(k) is not None}
-    return {**config, "data": {**given, "init_args": {**read, **options}}}
+    return {**config, "data": {**data, "init_args": {**read, **options}}}

@@ -84,9 +84,9 @@ def merge(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
             items = value if isinstance(value, list) else [value]
             merged[name] = [*_extended(key, [] if old is None or old is False else old, list), *items]
         elif isinstance(value, dict) and isinstance(old, dict):
-            kept = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
+            inherited = {"init_args": old["init_args"]} if "init_args+" in value and "init_args" in old else {}
             same = "class_path" not in value or old.get("class_path") == value["class_path"]
-            merged[name] = merge(old if same else kept, value)
+            merged[name] = merge(old if same else inherited, value)
         else:
             merged[name] = merge({}, value) if isinstance(value, dict) else value
     return merged
@@ -109,16 +109,16 @@ def normalised(config: dict[str, Any]) -> dict[str, Any]:
     Raises:
         ConfigError: a name that is not known.
     """
-    found = deepcopy(config)
-    trainer = found.get("trainer") if isinstance(found.get("trainer"), dict) else {}
+    copy = deepcopy(config)
+    trainer = copy.get("trainer") if isinstance(copy.get("trainer"), dict) else {}
     for at, keys in (
-        (found, ("model", "data")),
+        (copy, ("model", "data")),
         (trainer, ("callbacks", "callbacks+", "logger", "logger+", "strategy", "profiler")),
     ):
         for key in keys:
             if key in at:
                 at[key] = _as_class(at[key], key in ("model", "data"))
-    return with_full_names(found)
+    return with_full_names(copy)
 
 
 def _as_class(value: Any, always: bool) -> Any:
@@ -175,15 +175,15 @@ def _flags(arguments: Sequence[str], short: str | None = None) -> Iterator[tuple
 
 def parse_overrides(arguments: Sequence[str]) -> dict[str, Any]:
     """Keys of a command to their values, read as YAML."""
-    found: dict[str, Any] = {}
+    overrides: dict[str, Any] = {}
     for flag, value in _flags(arguments):
         if value is None:
             raise ConfigError(f"{flag} has no value; expected {flag} VALUE")
         try:
-            found[flag[2:]] = parse_value(value)
+            overrides[flag[2:]] = parse_value(value)
         except IDCError as error:
             raise ConfigError(f"{flag}: {error}") from error
-    return found
+    return overrides
 
 
 def gather(arguments: Sequence[str]) -> dict[str, Any]:

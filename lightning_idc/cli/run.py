@@ -40,16 +40,16 @@ A key is dotted, as in the recipe: --data.batch_size 16, --model.width 64, --tra
 `lightning-idc recipes ls` lists the recipes. A recipe is code: it may name any class."""
 
 
-def run(given: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """The verb `run`."""
-    given = given[1:]
-    if not given or any(argument in ("-h", "--help") for argument in given):
+    argv = argv[1:]
+    if not argv or any(argument in ("-h", "--help") for argument in argv):
         print(_HELP)
-        return 0 if given else 2
+        return 0 if argv else 2
     # threads that spin while they wait gain a tenth on an idle machine and lose threefold on a busy one
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    path, smoke = file_of(given[0]), "--smoke" in given
-    keys = with_engine(parse_overrides([argument for argument in given[1:] if argument != "--smoke"]))
+    path, smoke = file_of(argv[0]), "--smoke" in argv
+    keys = with_engine(parse_overrides([argument for argument in argv[1:] if argument != "--smoke"]))
     run_dir, resume = (_folder(keys, name) for name in ("run_dir", "resume"))
     if run_dir and resume:
         raise ConfigError("--run_dir names a new folder and --resume an old one; expected one of them")
@@ -111,15 +111,15 @@ def _entries(
     entries = []
     for seed in seeds or [None]:
         for choice in combinations:
-            own = {f"matrix.{axis}": name for axis, name in choice.items()}
+            entry_keys = {f"matrix.{axis}": name for axis, name in choice.items()}
             names = [name for name in choice.values() if len(combinations) > 1]
             parts = ["_".join(names)] if names else []
             title = ", ".join(f"{axis} {name}" for axis, name in choice.items()) if names else ""
             if seed is not None:
-                own["seed_everything"] = seed
+                entry_keys["seed_everything"] = seed
                 parts, title = [f"seed_{seed}", *parts], ", ".join(filter(None, [f"seed {seed}", title]))
             folder = home.joinpath(*parts)
-            entries.append(_Entry(folder, {**begun.get(folder, common), **keys, **own}, title))
+            entries.append(_Entry(folder, {**begun.get(folder, common), **keys, **entry_keys}, title))
     return entries
 
 
@@ -165,17 +165,17 @@ def _begun(path: Path, home: Path) -> dict[Path, dict[str, Any]]:
     Raises:
         ConfigError: there is none, or it is of another recipe.
     """
-    found = {}
+    begun = {}
     for file in sorted(file for depth in ("", "*/", "*/*/") for file in home.glob(f"{depth}{RUN}")):
         record = read_record(file, ("recipe", "overrides"))
         if record["recipe"] != path.name:
             raise ConfigError(f"{file.parent} holds a run of {record['recipe']}, not of {path.name}")
-        found[file.parent] = record["overrides"]
-    if not found:
+        begun[file.parent] = record["overrides"]
+    if not begun:
         raise ConfigError(
             f"there is no run in {os.path.relpath(home)!r} to resume; runs of {path} lie in {Path('runs') / path.stem}"
         )
-    return found
+    return begun
 
 
 def _seeds(keys: dict[str, Any]) -> list[int]:

@@ -128,7 +128,7 @@ class PairCLI(LightningCLI):
     """
 
     def __init__(self, verb: str, config: dict[str, Any] | list[str], files: Sequence[Path] = ()) -> None:
-        self.verb, self.given = verb, config
+        self.verb, self.source = verb, config
         # a value typed Any must never become an object of a class that it names
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
         replaced = any(file.name == "config.yaml" for file in files)
@@ -229,7 +229,7 @@ class PairCLI(LightningCLI):
         # plain save_hyperparameters() leaves no class; then the keys alone decide
         if stored is not None and full_name(stored) != full_name(model.class_path):
             return
-        named = (self.given.get("model") or {}).get("init_args") or {} if isinstance(self.given, dict) else {}
+        named = (self.source.get("model") or {}).get("init_args") or {} if isinstance(self.source, dict) else {}
         kind, known = class_of(model.class_path), arguments_of(model.class_path) or ()
         # the checkpoint brings the words when it is loaded; as an argument all of them would be validated one by one
         words = kind.word_hparams if isinstance(kind, type) and issubclass(kind, PairModule) else ()
@@ -257,7 +257,7 @@ class PairCLI(LightningCLI):
         """Callbacks that every run of a verb has."""
         if self.verb == "fit":
             data = self.config.get("data")
-            options = (self.given.get("data") or {}).get("init_args") if isinstance(self.given, dict) else None
+            options = (self.source.get("data") or {}).get("init_args") if isinstance(self.source, dict) else None
             stored = [] if data is None else [StoreData(data.class_path, options)]
             return [StopCleanly(), ValidationSelection(), *stored]
         fits = self.verb == "predict" and WritePredictions.fits(self.model, self.datamodule)

@@ -10,9 +10,9 @@ from lightning_idc.cli.signatures import check_config
 from lightning_idc.core.names import full_name
 
 
-def run(given: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """Run a LightningCLI verb with its own arguments."""
-    verb, arguments = given[0], given[1:]
+    verb, arguments = argv[0], argv[1:]
     if any(name == "--help_all" or name.partition("=")[0].endswith(".help") for name in arguments):
         from lightning_idc.cli.stage import PairCLI
 

@@ -68,23 +68,23 @@ def bindings(module: str) -> dict[str, ast.stmt | str]:
         body = ast.parse((stub if stub.is_file() else file).read_text(encoding="utf-8")).body
     except (OSError, ValueError, SyntaxError):
         return {}
-    found: dict[str, ast.stmt | str] = {}
+    names: dict[str, ast.stmt | str] = {}
     for node in _statements(body):
         if isinstance(node, (ast.ClassDef, ast.FunctionDef)):
-            found[node.name] = node
+            names[node.name] = node
         elif isinstance(node, ast.Assign):
-            found.update({target.id: node for target in node.targets if isinstance(target, ast.Name)})
+            names.update({target.id: node for target in node.targets if isinstance(target, ast.Name)})
         elif isinstance(node, ast.ImportFrom):
             parents = package[: len(package) - node.level + 1] if node.level else []
             home = ".".join([*parents, *([node.module] if node.module else [])])
             for alias in node.names:
                 if alias.name == "*":
-                    found.update({name: f"{home}.{name}" for name in bindings(home) if not name.startswith("_")})
+                    names.update({name: f"{home}.{name}" for name in bindings(home) if not name.startswith("_")})
                 else:
-                    found[alias.asname or alias.name] = f"{home}.{alias.name}"
+                    names[alias.asname or alias.name] = f"{home}.{alias.name}"
         elif isinstance(node, ast.Import):
-            found.update({alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names})
-    return found
+            names.update({alias.asname or alias.name.partition(".")[0]: alias.name for alias in node.names})
+    return names
 
 
 def _statements(body: list[ast.stmt]) -> Iterable[ast.stmt]:
@@ -103,21 +103,21 @@ def definition(path: str) -> tuple[str, ast.stmt] | None:
         path: of the class, where it is defined or from where it is exported.
     """
     module, _, name = path.rpartition(".")
-    found = bindings(module).get(name) if module else None
-    if isinstance(found, str):
-        return definition(found) if found != path else None
-    return (module, found) if found is not None else None
+    bound = bindings(module).get(name) if module else None
+    if isinstance(bound, str):
+        return definition(bound) if bound != path else None
+    return (module, bound) if bound is not None else None
 
 
 @cache
 def _public() -> dict[str, tuple[str, str]]:
     """Public name -> package that exports it, path of its definition."""
-    found: dict[str, tuple[str, str]] = {}
+    bound: dict[str, tuple[str, str]] = {}
     for package in PACKAGES:
         for name, path in bindings(package).items():
             if isinstance(path, str):
-                found.setdefault(name, (package, path))
-    return found
+                bound.setdefault(name, (package, path))
+    return bound
 
 
 @cache
@@ -207,15 +207,15 @@ def class_of(name: str) -> Any:
     except (ImportError, ValueError) as error:  # a path such as "a..b" is the latter
         raise ConfigError(f"class_path {name!r} cannot be imported: {error}") from error
     try:
-        found = getattr(module, original)
+        value = getattr(module, original)
     except AttributeError:
         classes = [other for other in dir(module) if other[:1].isupper()]
         raise ConfigError(
             f"class_path {name!r}: {module_name} has no class {original!r}; {nearest(original, classes)}"
         ) from None
-    if not callable(found):
-        raise ConfigError(f"class_path {name!r} is a {type(found).__name__}; expected a class")
-    return found
+    if not callable(value):
+        raise ConfigError(f"class_path {name!r} is a {type(value).__name__}; expected a class")
+    return value
 
 
 def with_full_names(config: Any) -> Any:
@@ -228,8 +228,8 @@ def with_full_names(config: Any) -> Any:
         return [with_full_names(value) for value in config]
     if not isinstance(config, dict):
         return config
-    found = {key: with_full_names(value) for key, value in config.items()}
-    path = found.get("class_path")
+    copy = {key: with_full_names(value) for key, value in config.items()}
+    path = copy.get("class_path")
     if isinstance(path, str) and "${" not in path:
-        found["class_path"] = full_name(path)
-    return found
+        copy["class_path"] = full_name(path)
+    return copy

@@ -237,9 +237,9 @@ def _read(path: Path) -> _Sections:
         sections = _with_full_names(raw)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from error
-    found = below.merged({**sections, "stages": {entry["name"]: entry for entry in sections.get("stages") or []}})
-    found.order = order
-    return found
+    merged = below.merged({**sections, "stages": {entry["name"]: entry for entry in sections.get("stages") or []}})
+    merged.order = order
+    return merged
 
 
 def _with_full_names(raw: dict[str, Any]) -> dict[str, Any]:

@@ -168,7 +168,7 @@ def _handled(handler: Callable[[int, FrameType | None], None], signals: tuple[si
             signal.signal(name, old)
 
 
-def run(given: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """The verb `stage`, which is for recipes alone: run the stage whose plan comes through the standard input."""
     end_with_parent(int(os.environ.pop(_PARENT)))  # it would train on unseen, beside the run that resumes it
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)

@@ -109,10 +109,10 @@ def use_data(recipe: Recipe, name: str) -> None:
     for part in _all_data(recipe.stages):
         if part["class_path"] == tested != path:
             options: dict[str, Any] = part.get("init_args") or {}
-            kept = {key: value for key, value in options.items() if known is None or key in known}
+            shared = {key: value for key, value in options.items() if known is None or key in known}
             if known is not None and "image_size" in known and "render_size" in options:
-                kept.setdefault("image_size", options["render_size"])
-            part.update(class_path=path, init_args={k: v for k, v in kept.items() if k not in _OF_ONE_DATA_SET})
+                shared.setdefault("image_size", options["render_size"])
+            part.update(class_path=path, init_args={k: v for k, v in shared.items() if k not in _OF_ONE_DATA_SET})
     smoke = recipe.about.get("smoke") or {}
     recipe.about["smoke"] = {key: value for key, value in smoke.items() if _fits(recipe, key)}
 

@@ -110,8 +110,8 @@ class Run:
         stage, rank = self.recipe.stages[number], self.ranks.rank
         home = self.folder / stage.name
         if changed and rank == 0:
-            kept = _set_aside(home)
-            self._say(f"the recipe was changed, so it runs again; what it left is in {os.path.relpath(kept)}")
+            old = _set_aside(home)
+            self._say(f"the recipe was changed, so it runs again; what it left is in {os.path.relpath(old)}")
         config = resolve(stage.config, self.folder, best, f"stage {stage.name}")
         config["trainer"] = {"default_root_dir": str(home), **(config.get("trainer") or {})}
         if stage.run != "fit":
@@ -229,8 +229,7 @@ def _locked(folder: Path) -> Iterator[None]:
 def _set_aside(home: Path) -> Path:
     """Rename the folder of a stage, so that nothing in it is lost."""
     names = (home.with_name(f"{home.name}.{number}") for number in itertools.count(1))
-    kept = next(path for path in names if not path.exists())
-    return home.rename(kept)
+    return home.rename(next(path for path in names if not path.exists()))
 
 
 def _spent(since: float) -> str:

@@ -20,8 +20,8 @@ def shipped_folder() -> Path:
 def shipped() -> dict[str, Path]:
     """Recipes that come with the library, by name."""
     folder = shipped_folder()
-    found = {path.relative_to(folder): path for path in sorted(folder.rglob("*.yaml"))}
-    return {name.with_suffix("").as_posix(): path for name, path in found.items() if name.parts[0] != "_base"}
+    paths = {path.relative_to(folder): path for path in sorted(folder.rglob("*.yaml"))}
+    return {name.with_suffix("").as_posix(): path for name, path in paths.items() if name.parts[0] != "_base"}
 
 
 def named(name: str) -> Path:
@@ -31,30 +31,30 @@ def named(name: str) -> Path:
         ConfigError: there is none of this name; the nearest one.
     """
     known = shipped()
-    wanted = name.removesuffix(".yaml").removeprefix("recipes/")
-    if wanted not in known:
-        raise ConfigError(f"no shipped recipe is called {name!r}; {nearest(wanted, known)}")
-    return known[wanted]
+    short = name.removesuffix(".yaml").removeprefix("recipes/")
+    if short not in known:
+        raise ConfigError(f"no shipped recipe is called {name!r}; {nearest(short, known)}")
+    return known[short]
 
 
-def file_of(given: str) -> Path:
+def file_of(name: str) -> Path:
     """File of a recipe: a path, or the name of one that comes with the library.
 
     Raises:
         ConfigError: there is neither; the nearest name.
     """
-    if Path(given).is_file():
-        return Path(given)
+    if Path(name).is_file():
+        return Path(name)
     try:
-        return named(given)
+        return named(name)
     except ConfigError as error:
-        missing = Path(given).suffix in (".yaml", ".yml")
-        raise ConfigError(f"there is no file {given!r}, and {error}" if missing else str(error)) from None
+        missing = Path(name).suffix in (".yaml", ".yml")
+        raise ConfigError(f"there is no file {name!r}, and {error}" if missing else str(error)) from None
 
 
-def run(given: list[str]) -> int:
+def run(argv: list[str]) -> int:
     """The verb `recipes`."""
-    verb, *arguments = given[1:] or ["ls"]
+    verb, *arguments = argv[1:] or ["ls"]
     if verb == "ls":
         return _list()
     if verb == "show" and len(arguments) == 1:
@@ -71,9 +71,9 @@ def run(given: list[str]) -> int:
         shutil.copyfile(source, target)
         print(target)
         return 0
-    wanted = verb in ("-h", "--help")
-    print("usage: lightning-idc recipes ls | show NAME | cp NAME [FILE]", file=sys.stdout if wanted else sys.stderr)
-    return 0 if wanted else 2
+    is_help = verb in ("-h", "--help")
+    print("usage: lightning-idc recipes ls | show NAME | cp NAME [FILE]", file=sys.stdout if is_help else sys.stderr)
+    return 0 if is_help else 2
 
 
 def _list() -> int:
