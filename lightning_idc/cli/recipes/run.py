@@ -77,7 +77,7 @@ class Run:
         later: Sequence[Stage] = self.recipe.stages[1:]  # the first process checks them all
         for number, stage in enumerate(self.recipe.stages):
             record = self._record(stage)
-            if self._is_finished(stage):
+            if record is not None and record["key"] == stage.key:
                 self._say(f"\n== {stage.name}: already done")
             else:
                 self._say(f"\n== {stage.name} ({stage.run}, stage {number + 1} of {len(self.recipe.stages)})")
