@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.errors import CheckpointError, ConfigError, reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, DataError, reads_file
 from lightning_idc.nn.differencing import DifferenceCNN
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, GridBackbone, Residual, convolution, statistics
 
@@ -106,7 +106,7 @@ class TimmGrid(GridBackbone):
             return self.model.forward_intermediates(images, indices=[self.index], intermediates_only=True)[0]
         except AssertionError as error:  # timm's way to refuse a size
             height, width = images.shape[-2:]
-            raise ConfigError(
+            raise DataError(
                 f"{self.name!r} does not take images of {height}x{width} ({error}); set the data module's `image_size`"
             ) from error
 

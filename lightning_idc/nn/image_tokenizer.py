@@ -200,10 +200,10 @@ class ImageTokenizer(nn.Module):
         """Height and width of the grid of an image.
 
         Raises:
-            ConfigError: the image is not a whole number of cells.
+            DataError: the image is not a whole number of cells.
         """
         if height % self.stride or width % self.stride or not height or not width:
-            raise ConfigError(
+            raise DataError(
                 f"an image of {height}x{width} is not a whole number of cells of {self.stride}x{self.stride}; set the "
                 f"data module's `image_size` to multiples of {self.stride}"
             )

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.store import RecordSource, RecordStore
@@ -163,7 +163,7 @@ class PipelineStage(BasePipelineStage):
             record.history.append({**settings, "scores": {}})
         made = list(self.process(live)) if live else []
         if len(made) != len(live):
-            raise ConfigError(
+            raise DataError(
                 f"{self.name}.process made {len(made)} results of {len(live)} records; expected one for each"
             )
         results: list[Record] = []

@@ -246,7 +246,7 @@ def test_embeddings_have_unit_length_and_long_captions_are_cut_at_their_end() ->
 
 def test_wrong_sizes_and_settings_are_refused() -> None:
     net = tiny_net()
-    with pytest.raises(ConfigError, match="16x16, not 8x8"):
+    with pytest.raises(DataError, match="16x16, not 8x8"):
         net.encode(images()[..., :8, :8])
     with pytest.raises(ConfigError, match="intra_layers is 3"):
         PairClip(net.encoder.clip, net.encoder.vocabulary, 3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.nn.backbones import SmallCNN, TimmGrid, build_backbone, load_backbone
 from lightning_idc.nn.grid_backbone import GridBackbone
 
@@ -92,7 +92,7 @@ def test_weights_that_cannot_be_had_say_what_to_do(monkeypatch: pytest.MonkeyPat
 
 
 def test_sizes_that_a_model_cannot_take_are_named() -> None:
-    with pytest.raises(ConfigError, match=r"does not take images of 96x64.*image_size"):
+    with pytest.raises(DataError, match=r"does not take images of 96x64.*image_size"):
         build_backbone("vit_tiny_patch16_224")(noise(96, 64))
 
 

@@ -81,7 +81,7 @@ def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side()
 
 def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
     tokenizer = ImageTokenizer(**SMALL)
-    with pytest.raises(ConfigError, match="multiples of 8"):
+    with pytest.raises(DataError, match="multiples of 8"):
         tokenizer.encode(images(1, 20, 24))
     with pytest.raises(DataError, match="uint8"):
         tokenizer.encode(torch.rand(1, 3, 16, 16))

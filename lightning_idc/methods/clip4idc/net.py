@@ -105,11 +105,11 @@ class PairClip(nn.Module):
         """uint8 images ``(..., 3, H, W)`` as CLIP's image tower expects them.
 
         Raises:
-            ConfigError: they are not of the tower's size.
+            DataError: they are not of the tower's size.
         """
         expected = tuple(self.clip.visual.image_size)
         if tuple(images.shape[-2:]) != expected:
-            raise ConfigError(
+            raise DataError(
                 f"this CLIP takes images of {expected[0]}x{expected[1]}, not {images.shape[-2]}x{images.shape[-1]}; "
                 "set the data module's `image_size`"
             )
@@ -275,7 +275,7 @@ class Clip4IdcNet(nn.Module):
         clip = self.encoder.clip
         length = past + tokens.shape[-1]
         if length > len(clip.positional_embedding):
-            raise ConfigError(
+            raise DataError(
                 f"a caption of {length} tokens does not fit CLIP's {len(clip.positional_embedding)}; shorten the "
                 "captions or lower max_length"
             )

@@ -15,7 +15,7 @@ from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.trial import trial_features
 from lightning_idc.core.types import PairBatch, PairFeatures
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
@@ -56,7 +56,7 @@ class ImageTokens(nn.Module):
         side = self.per_side
         cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
         if cells.shape[1] != tokens.shape[1]:
-            raise ConfigError(
+            raise DataError(
                 f"the image tokenizer cuts images of {images.shape[-2]}x{images.shape[-1]} into {tuple(ids.shape[1:])} "
                 f"tokens, which {tokens.shape[1]} cells of features cannot share; keep to one image size"
             )
