@@ -12,7 +12,7 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.errors import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
 LORA = "lightning_idc.methods.LoraAdapter"
@@ -149,7 +149,7 @@ def test_training_verbs_run_nothing_of_a_checkpoint(verb: str, gadget: str, good
 @pytest.mark.parametrize("gadget", ["sympy in adapters", "vocabulary", "adapter with a nested class"])
 def test_a_hostile_checkpoint_is_refused_in_one_sentence(gadget: str, good: dict[str, Any], folder: Path) -> None:
     write(good, gadgets(folder / "PWNED")[gadget])
-    with pytest.raises(PairError, match="may be hostile"):
+    with pytest.raises(CheckpointError, match="may be hostile"):
         load_captioner("model.ckpt")
 
 
