@@ -20,7 +20,7 @@ from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.methods.adpo.cached_scores import CachedScores, checksums
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.preference_addon import beside
+from lightning_idc.methods.adpo.preference_addon import concatenate_captions
 from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage, ReferencePolicy
 
 
@@ -266,7 +266,7 @@ def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type
     batch = model.collate(samples())
     rejected = ["red", "no", "it is a blue thing that moved far away from here"] * batch.tokens.shape[1]
     count = batch.tokens.shape[0] * batch.tokens.shape[1]
-    tokens, mask = beside(batch, model.tokenize(rejected[:count]))
+    tokens, mask = concatenate_captions(batch, model.tokenize(rejected[:count]))
     step = TrainingStep(model, batch, 0, model.encode(batch))
     with torch.no_grad():
         assert torch.equal(reference.score(step, tokens, mask), model.score(step.features, tokens, mask))
