@@ -17,7 +17,7 @@ from lightning_idc.core.types import PairError, PairFeatures, PairSample
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
 FAMILIES = list(ARCHITECTURES)
 
@@ -80,7 +80,7 @@ def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: s
     expected = gradients(torch.stack([plain_log_probs(model, pairs[0], c).sum() for c in captions]).sum())
     assert any(g.abs().max() > 1e-3 for g in expected)
     scale = max(g.abs().max() for g in expected)
-    for way in WAYS:
+    for way in SCORING_METHODS:
         model.net.scoring = way  # type: ignore[union-attr]
         try:
             score = model.score(model.encode(batch), batch.tokens, batch.caption_mask).sum()
@@ -90,7 +90,7 @@ def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: s
             torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way} {name}")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SCORING_METHODS)
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision"])
 def test_pairs_with_fewer_captions_cost_no_more_than_they_have(kind: str, way: str) -> None:
     model = model_of(kind)

@@ -138,15 +138,15 @@ def test_the_check_finds_what_packing_would_get_wrong(kind: str, model_of: Any) 
 
 def test_a_way_that_nothing_is_right_with_is_an_error(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net: Any = model_of("gemma3").net
-    monkeypatch.setattr("lightning_idc.methods.vlm.checking.WAYS", {"packed": net_ways()["packed"]})
+    monkeypatch.setattr("lightning_idc.methods.vlm.checking.SCORING_METHODS", {"packed": net_ways()["packed"]})
     with pytest.raises(PairError, match=r"no way of scoring .*register_family"):
         pick_scoring(net)
 
 
 def net_ways() -> dict[str, Any]:
-    from lightning_idc.methods.vlm.scoring import WAYS
+    from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
-    return WAYS
+    return SCORING_METHODS
 
 
 def test_a_family_of_one_s_own_is_used(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, image_token
 from lightning_idc.methods.vlm.precision import is_quantized
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
 if TYPE_CHECKING:
     from lightning_idc.methods.vlm.net import VLMNet
@@ -57,7 +57,7 @@ def stock_log_probs(net: VLMNet, question: str, pair: Tensor, answers: Sequence[
 
 
 @torch.no_grad()
-def scoring_errors(net: VLMNet, ways: Sequence[str] = tuple(WAYS)) -> dict[str, float]:
+def scoring_errors(net: VLMNet, ways: Sequence[str] = tuple(SCORING_METHODS)) -> dict[str, float]:
     """Largest difference in log-probability to the stock model on one made-up pair with three answers, by way.
 
     A way that the model cannot run has the difference infinity. The contract of a family of your own: each way that
@@ -65,7 +65,7 @@ def scoring_errors(net: VLMNet, ways: Sequence[str] = tuple(WAYS)) -> dict[str, 
 
     Args:
         net: the model.
-        ways: of :data:`~lightning_idc.methods.vlm.scoring.WAYS`.
+        ways: of :data:`~lightning_idc.methods.vlm.scoring.SCORING_METHODS`.
     """
     device = next(net.model.parameters()).device
     pair, answers = _made_up(net)
@@ -112,7 +112,7 @@ def stock_rounding(net: VLMNet) -> float:
 
 def _difference(net: VLMNet, way: str, features: object, tokens: Tensor, expected: Tensor) -> float:
     try:
-        logits = net.finish(WAYS[way](net, features, tokens[..., :-1], None))  # type: ignore[arg-type]
+        logits = net.lm_logits(SCORING_METHODS[way](net, features, tokens[..., :-1], None))  # type: ignore[arg-type]
     except (RuntimeError, ValueError, AttributeError, TypeError, NotImplementedError, IndexError):
         return float("inf")  # a model may refuse a mask or a cache in any of these words
     found = logits[0].float().log_softmax(-1).gather(-1, tokens[0, :, 1:, None])[..., 0]
@@ -133,7 +133,7 @@ def pick_scoring(net: VLMNet) -> str:
     if tolerance > TOLERANCE[torch.float32]:
         tolerance = max(tolerance, min(MOST, ROUNDING * stock_rounding(net)))
     # activation checkpointing turns off the cache that answers would share
-    ways = [way for way in WAYS if way != "cached" or not net.model.is_activation_checkpointing]
+    ways = [way for way in SCORING_METHODS if way != "cached" or not net.model.is_activation_checkpointing]
     found: dict[str, float] = {}
     for way in ways:
         found |= scoring_errors(net, [way])

@@ -103,7 +103,7 @@ def cost_of_pair(
             largest = max(largest, whole)
     # what is computed again is in memory one at a time
     kept = layers + (largest if recomputes else mdp_kept)
-    vocabulary = net.head.weight.shape[0]
+    vocabulary = net.lm_head.weight.shape[0]
     logits = 2 * 4 * vocabulary * min(answers, ROWS)
     return PairCost(places, features, len(ids), answers, flops, step, kept, logits)
 
@@ -124,7 +124,7 @@ def _linear_parts(net: VLMNet) -> dict[str, list[nn.Parameter]]:
     for path, part in net.model.named_modules():
         if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
             continue
-        if part is net.head:
+        if part is net.lm_head:
             name = "head"
         elif path.startswith(net.family.language):
             name = "language"

@@ -35,7 +35,7 @@ from lightning_idc.methods.vlm.published import (
     load_skeleton,
     save_skeleton,
 )
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 from lightning_idc.methods.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.methods.vlm.stock import belongs, leave_stock, stock_name, take_stock
@@ -115,8 +115,8 @@ class VLMCaptioner(PairCaptioner):
             raise ConfigError(
                 "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
             )
-        if scoring not in (*WAYS, "auto"):
-            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(WAYS)}")
+        if scoring not in (*SCORING_METHODS, "auto"):
+            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(SCORING_METHODS)}")
         if scoring == "cached" and activation_checkpointing:
             raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
         if quantize is not None and quantize not in QUANTIZED:
@@ -267,7 +267,7 @@ class VLMCaptioner(PairCaptioner):
         net = self.built_net
         if tokens.shape[1] > 1 and net.scoring == "auto":
             with gathered(net):  # the stock model that is compared with runs past the methods that gather weights
-                net.scoring = net.way
+                net.scoring = net.scoring_method
         return nn.functional.pad(net.log_probs(features, tokens, mask), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:

@@ -181,7 +181,7 @@ def plan_of(
             trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
     packed = 0
     if quantize:
-        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.head]
+        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.lm_head]
         packed = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
     cost = None
     if images is not None:

@@ -89,7 +89,9 @@ def plain(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | No
     ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
     mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
     types = net.token_types(features, length - 1, count)
-    states = net.states(ids, mask, places.repeat_interleave(count, 0), features, count, keep=length, types=types)
+    states = net.hidden_states(
+        ids, mask, places.repeat_interleave(count, 0), features, count, logits_to_keep=length, token_types=types
+    )
     return states.unflatten(0, (-1, count))
 
 
@@ -120,15 +122,15 @@ def packed(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | N
     owner = owner.masked_fill(torch.arange(longest, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
     last = positions[..., -1:]
     behind = last + (step if positions.ndim == 2 else step[:, None])
-    mask = net.additive(packed_mask(prompt_mask[:, :-1], owner))
+    mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], owner))
     types = net.token_types(features, longest - 1)
-    states = net.states(
+    states = net.hidden_states(
         torch.cat([prompt_ids[:, :-1], ids.gather(1, taken)], 1),
         mask,
         torch.cat([positions[..., :-1], behind], -1),
         features,
-        keep=longest,
-        types=types,
+        logits_to_keep=longest,
+        token_types=types,
     )
     return _in_place(states[owner <= count], read)
 
@@ -148,14 +150,14 @@ def cached(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | N
     length = tokens.shape[-1]
     kept = torch.ones_like(tokens[..., 0], dtype=torch.bool) if read is None else read[..., 0]
     rows = kept.nonzero()[:, 0]
-    cache, first = net.read_prompt(features)
+    cache, first = net.prefill(features)
     found = first[rows]
     if length > 1:
         answers = tokens[kept][:, 1:]
         cache.reorder_cache(rows)
         mask = torch.cat([prompt_mask[rows], torch.ones_like(answers, dtype=torch.bool)], 1)
         places = answer_positions(positions, length - 1, 1)[rows]
-        found = torch.cat([found, net.states(answers, mask, places, cache=cache, keep=length - 1)], 1)
+        found = torch.cat([found, net.hidden_states(answers, mask, places, cache=cache, logits_to_keep=length - 1)], 1)
     return _in_place(found, kept)
 
 
@@ -171,4 +173,4 @@ def _in_place(states: Tensor, where: Tensor) -> Tensor:
     return states.new_zeros(*where.shape, *states.shape[1:]).index_put(where.nonzero(as_tuple=True), states)
 
 
-WAYS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}
+SCORING_METHODS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}
