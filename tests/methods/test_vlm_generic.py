@@ -139,7 +139,7 @@ def test_the_check_finds_what_packing_would_get_wrong(kind: str, model_of: Any) 
 def test_a_way_that_nothing_is_right_with_is_an_error(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net: Any = model_of("gemma3").net
     monkeypatch.setattr("lightning_idc.methods.vlm.checking.SCORING_METHODS", {"packed": net_ways()["packed"]})
-    with pytest.raises(PairError, match=r"no way of scoring .*register_family"):
+    with pytest.raises(PairError, match=r"no scoring method .*register_family"):
         pick_scoring(net)
 
 
@@ -244,9 +244,9 @@ def test_deep_models_in_16_bits_may_differ_as_much_as_from_themselves(
     net.to(torch.bfloat16)
     assert checking.stock_rounding(net) < checking.TOLERANCE[torch.bfloat16]
     monkeypatch.setattr(checking, "stock_rounding", lambda net: rounding)
-    monkeypatch.setattr(checking, "scoring_errors", lambda net, ways: dict.fromkeys(ways, off))
+    monkeypatch.setattr(checking, "scoring_errors", lambda net, methods: dict.fromkeys(methods, off))
     if taken:
         assert pick_scoring(net) == "packed"
     else:
-        with pytest.raises(PairError, match="no way of scoring"):
+        with pytest.raises(PairError, match="no scoring method"):
             pick_scoring(net)
