@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.captions import pad_captions
-from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.negatives import (
     Draw,
@@ -282,28 +282,28 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
         for id, row in zip(ids, rows, strict=True):
             scene = [c for i in range(16) if captions.ids[i][:2] == id[:2] for c in captions.captions(i)]
             assert set(row) <= set(scene) - set(captions.captions(int(id)))
-    with pytest.raises(PairError, match="one scene"):
+    with pytest.raises(ConfigError, match="one scene"):
         SameScene(r"^(0)").connect(TinyPairs())
-    with pytest.raises(PairError, match="0 groups"):
+    with pytest.raises(ConfigError, match="0 groups"):
         SameScene("0")
-    with pytest.raises(PairError, match="not found in the id"):
+    with pytest.raises(DataError, match="not found in the id"):
         SameScene("(x)").connect(TinyPairs())
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     for options in ({"beta": 0}, {"beta": math.nan}, {"caption_weight": -1.0}, {"image_weight": -1.0}):
         ((name, value),) = options.items()
-        with pytest.raises(PairError, match=f"{name} is {value}"):
+        with pytest.raises(ConfigError, match=f"{name} is {value}"):
             PreferenceOptimization(**options)
     for sampling, told in (
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5; .* at most 1"),
     ):
-        with pytest.raises(PairError, match=told):
+        with pytest.raises(ConfigError, match=told):
             SelfSampled(**sampling)
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
     loader = torch.utils.data.DataLoader([0])
-    with pytest.raises(PairError, match="the trainer has none"):
+    with pytest.raises(ConfigError, match="the trainer has none"):
         Trainer(callbacks=[PreferenceOptimization()], max_steps=1, enable_checkpointing=False, **QUIET).fit(
             model, loader
         )

@@ -17,7 +17,7 @@ from torch.distributed import checkpoint as dcp
 
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.vlm.base_weights import base_weight_name
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.published import Source, load_empty, load_model
@@ -171,7 +171,7 @@ def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_pa
     for name, value in weights.items():
         assert torch.equal(last["state_dict"][name], value) and torch.equal(resumed["state_dict"][name], value), name
     for read in (load_captioner, read_checkpoint):
-        with pytest.raises(PairError, match="save_distributed_checkpoint: false"):
+        with pytest.raises(CheckpointError, match="save_distributed_checkpoint: false"):
             read(tmp_path / "fsdp2-pieces.ckpt")
 
 

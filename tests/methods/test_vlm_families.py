@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from lightning_idc.core.beam_search import beam_search
 from lightning_idc.core.decoding import greedy
-from lightning_idc.core.types import PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairFeatures, PairSample
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -218,10 +219,10 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
     special = model.built_vocabulary.special
     kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
     assert kept <= set(special.never_said)
-    with pytest.raises(PairError, match="which stands for an image; leave it out"):
+    with pytest.raises(ConfigError, match="which stands for an image; leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
     first, second = samples()
-    with pytest.raises(PairError, match="a caption of pair 'p1' holds what stands for an image"):
+    with pytest.raises(DataError, match="a caption of pair 'p1' holds what stands for an image"):
         model.collate([first, replace(second, captions=[f"{model.built_net.family.image_text} moved"])])
 
 
@@ -232,11 +233,11 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
     assert wide.shape == (3, 48, 48 + 20 + 48)
     assert torch.equal(wide[..., :48], one.before) and torch.equal(wide[..., 68:], one.after)
     assert not wide[..., 48:68].any()
-    with pytest.raises(PairError, match="cannot tell apart"):
+    with pytest.raises(ConfigError, match="cannot tell apart"):
         model.add_adapter("mdp", MDP)
     assert model.hparams["adapters"] is None and not model.adapters
 
 
 def test_layers_that_are_not_there_are_named() -> None:
-    with pytest.raises(PairError, match="rising depths from 1 to 4"):
+    with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
         captioner("llava_onevision").add_adapter("mdp", MDP, layers=[2, 5])

@@ -15,7 +15,6 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, check_number
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
@@ -161,8 +160,8 @@ class MultiScaleDifferentialPerception(nn.Module):
             replaces the features of a trained model by others.
 
     Raises:
-        IDCError: ``width`` cannot be split among ``heads``.
-        ConfigError: no depths, a negative number of layers, or a softmax over one depth.
+        ConfigError: no depths, a negative number of layers, a softmax over one depth, or a ``width`` that cannot be
+            split among ``heads``.
     """
 
     def __init__(
@@ -183,7 +182,7 @@ class MultiScaleDifferentialPerception(nn.Module):
             raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
         heads = heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
-            raise PairError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
+            raise ConfigError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
         self.softmax, self.as_printed = softmax, as_printed
         self.recomputes = False
         """Whether the backward pass computes the activations of each depth again instead of keeping them."""
@@ -272,7 +271,7 @@ class MDP(Adapter):
             reads = list(self.reads or matching_layers(net.feature_depth))
             wrong = [layer for layer in reads if not 1 <= layer <= net.feature_depth]
             if wrong or reads[-1] != net.feature_depth or sorted(set(reads)) != reads:
-                raise PairError(
+                raise ConfigError(
                     f"MDP cannot read the layers {reads}: expected rising depths from 1 to {net.feature_depth}, the "
                     "last of them included"
                 )
@@ -284,12 +283,14 @@ class MDP(Adapter):
             module = net.get_submodule(self.at)
         except AttributeError:
             paths = ", ".join(name for name, _ in net.named_children())
-            raise PairError(
+            raise ConfigError(
                 f"MDP finds no module {self.at!r} in {type(net).__name__}; set `at` to one of {paths}"
             ) from None
         channels = getattr(module, "width", None)
         if not isinstance(channels, int):
-            raise PairError(f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`")
+            raise ConfigError(
+                f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`"
+            )
         self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
         module.register_forward_hook(self.rewrite_grid)
 
