@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 
 # of SigLIP's 26 used layers, those that the paper reads (section 5.2)
@@ -282,6 +283,18 @@ class MDP(Adapter):
     def rewrite(self, features: list[Tensor]) -> Tensor:
         """Features that go on: MDP's, or the last ones while it is switched off."""
         return self(features) if self.on else features[-1]
+
+    def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
+        heads = next(part.heads for part in self.mdp.modules() if isinstance(part, Attention))
+        # the first linear layer is the gate, which reads both images
+        width = next(part.in_features for part in self.mdp.modules() if isinstance(part, nn.Linear)) // 2
+        features = [torch.empty(1, 2, num_patches // 2, width, device="meta").requires_grad_() for _ in self.mdp.norms]
+        recomputes, self.mdp.recomputes = self.mdp.recomputes, False
+        try:
+            flops, size = measure_forward(self.mdp, features, heads)
+        finally:
+            self.mdp.recomputes = recomputes
+        return flops, size * bytes_per_value // torch.float32.itemsize
 
     def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
         """Forward hook on a grid backbone."""
