@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -29,7 +29,7 @@ def run(given: list[str]) -> int:
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
 
     if not words_of(options.caption):
-        raise PairError("the caption has no words to judge")
+        raise ConfigError("the caption has no words to judge")
     encoder: DualEncoder
     if options.model is not None:
         encoder = load_dual_encoder(options.model)
@@ -46,6 +46,8 @@ def run(given: list[str]) -> int:
     try:
         relevance_map([(images, judged)]).save(target)
     except (OSError, ValueError) as error:
-        raise PairError(f"cannot write {str(target)!r} ({error}); give --out a .png in a folder that exists") from error
+        raise ConfigError(
+            f"cannot write {str(target)!r} ({error}); give --out a .png in a folder that exists"
+        ) from error
     print(target)
     return 0

@@ -436,7 +436,7 @@ class PairModule(AddonHost):
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
     if not torch.isfinite(loss):
         where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
-        raise IDCError(
+        raise ConfigError(
             f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
             "clip gradients (trainer.gradient_clip_val) or look at the data there"
         )

@@ -52,7 +52,7 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
     """Results of a folder and of those below it, by file; other JSON files are passed over.
 
     Raises:
-        PairError: there is none, or one is damaged.
+        DataError: there is none, or one is damaged.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")

@@ -14,7 +14,7 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.questions import Question, read_questions
-from lightning_idc.errors import ConfigError, DataError, PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.paired_accuracy import CONTRAST, corrected_key, paired_accuracy, read_answers
 
 
@@ -169,10 +169,10 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
 def test_questions_that_cannot_be_asked(tmp_path: Path, line: str, told: str) -> None:
     path = table(tmp_path / "own")
     path.write_text(f"pair,question,answer,before,after\n{line}")
-    with pytest.raises(PairError, match=told):
+    with pytest.raises(DataError, match=told):
         read_questions(path)
     path.write_text("pair,question,answer,before\n1,Which?,a,a.png")
-    with pytest.raises(PairError, match="no column 'after'"):
+    with pytest.raises(DataError, match="no column 'after'"):
         read_questions(path)
 
 

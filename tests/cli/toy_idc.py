@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError
 
 RECIPE = """
 recipe: {title: Toy, smoke: {data.items: 4}}
@@ -64,7 +64,7 @@ class Toy(Base):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_step == self.fail_at:
-            raise DataError(f"the training loss became nan at step {self.fail_at}")
+            raise ConfigError(f"the training loss became nan at step {self.fail_at}")
         time.sleep(self.pause)
         return super().training_step(batch, batch_idx)
 

@@ -325,7 +325,7 @@ def test_data_of_a_checkpoint_build_nothing(name: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["/made", "../made", "~/made", "cache/../../made", ".", 5])
-@pytest.mark.parametrize("option", ["cache_images", "decode_once", "cache_dir"])
+@pytest.mark.parametrize("option", ["cache_images", "cache_dir"])
 def test_data_of_a_checkpoint_write_nothing_outside(option: str, written: Any, place: Path) -> None:
     stored = {"class_path": "FolderPairs", "init_args": {"root": "pairs", option: written}}
     assert with_stored_data({}, {"data": stored})["data"]["init_args"] == {"root": "pairs"}

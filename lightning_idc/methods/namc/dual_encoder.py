@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, reads_file
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, build_clip, eot_pooling, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
@@ -166,14 +165,14 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     """The encoders of a checkpoint of `RelevancePretraining`.
 
     Raises:
-        PairError: the file is missing or holds something else.
+        CheckpointError: the file is missing or holds something else.
     """
     from lightning_idc.core.io import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     options: dict[str, Any] | None = checkpoint.get("dual_encoder")
     if options is None:
-        raise PairError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
+        raise CheckpointError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
     encoder = SmallDualEncoder(**options)
     state, prefix = checkpoint["state_dict"], "net."
     encoder.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
@@ -191,7 +190,8 @@ class ClipDualEncoder(DualEncoder):
         pretrained: open_clip's name of the weights, or a file; None for random ones.
 
     Raises:
-        PairError: open_clip knows no such model, or the weights are not available.
+        ConfigError: open_clip knows no such model.
+        CheckpointError: the weights are not available.
     """
 
     mean: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -12,19 +12,14 @@ from torch import Tensor, nn
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
 from lightning_idc.core.schedules import Constant, Schedule
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
-from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.nn.image_tokenizer import ImageTokenizer
 from lightning_idc.nn.transformer import Decoder
-
-if TYPE_CHECKING:
-    from lightning_idc.methods.procap.procedure import ProcedureModel
-
-Tokenizer = str | dict[str, Any] | None
 
 
 class ProCap(PairCaptioner):
@@ -81,7 +76,7 @@ class ProCap(PairCaptioner):
     ) -> None:
         super().__init__(**options)
         if queries < 0:
-            raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
+            raise ConfigError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
         for name in ("procedure", "encoder_schedule", "trunk"):
             self.hparams.pop(name, None)
@@ -139,7 +134,7 @@ class ProCap(PairCaptioner):
         if self.hparams["explicit"] is None:
             return shown
         if not torch.equal(images[:, 0], images[:, 1]):
-            raise frames_of_own_images(self, self.hparams["explicit"])
+            raise frames_of_own_images(type(self).__name__, self.hparams["explicit"])
         # halfway between an image and itself stands that image
         frames = images[:, :1].expand_as(batch.model_inputs["frames"]).contiguous()
         return replace(shown, model_inputs={**shown.model_inputs, "frames": frames})
@@ -202,15 +197,6 @@ class ProCap(PairCaptioner):
         return self.encoder_schedule if group == "vision" else self.schedule
 
 
-def frames_of_own_images(module: ProCap | ProcedureModel, folder: str) -> ConfigError:
-    """What is said to whoever puts other images in place of those that the frames of a folder were made between."""
-    return ConfigError(
-        f"{type(module).__name__} reads the frames in {folder!r}, which were made between the pairs' own images, so an "
-        "add-on that changes images would change nothing of what it sees; use ProCap without `explicit`, or leave the "
-        "images as they are (`paint: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
-    )
-
-
 def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of a procedure encoder of two frames: those of the first and the last frame of one of more."""
     ends, frames = [0, -1], len(state["frame_place"])
@@ -219,18 +205,6 @@ def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
         table = state["relative.table"].unflatten(0, (frames, frames, -1))
         found["relative.table"] = table[ends][:, ends].flatten(0, 2)
     return found
-
-
-def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
-    """Tokenizer of a checkpoint, or an untrained one of a description that weights will follow.
-
-    Raises:
-        PairError: none was given.
-    """
-    if given is None:
-        raise PairError("ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one")
-    tokenizer = load_image_tokenizer(given) if isinstance(given, str) else ImageTokenizer(**given)
-    return tokenizer, tokenizer.config
 
 
 def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], checkpoint: str) -> None:
@@ -250,42 +224,6 @@ def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor
         raise CheckpointError(
             f"the first stage in {checkpoint!r} was trained on another tokenizer than the one that `tokenizer` names; "
             "leave it out, since a first stage brings its own"
-        )
-
-
-def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width that the places of the encoder are made for.
-
-    Raises:
-        PairError: it is unknown.
-    """
-    size = options["image_size"]
-    if size is None:
-        raise PairError(
-            "ProCap has a place for every cell of the grid and must know the size of the images; set the model's "
-            "`image_size: [height, width]`, or the data module's `image_size`"
-        )
-    return int(size[0]), int(size[1])
-
-
-def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
-    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
-
-    Raises:
-        PairError: there is no such file, or its blocks are too few or of another width.
-    """
-    found = read_weights(weights)
-    own = trunk_state(found, "visual.transformer.resblocks.")
-    needed = {name: own.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
-    try:
-        encoder.load_state_dict({name: value for name, value in needed.items() if value is not None}, strict=False)
-    except RuntimeError as error:
-        raise PairError(f"the visual blocks in {weights!r} have another width: {error}") from error
-    absent = [name for name, value in needed.items() if value is None]
-    if absent:
-        raise PairError(
-            f"{weights!r} has no {absent[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
-            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
         )
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.loading import Loading
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
@@ -73,7 +73,7 @@ class ChatModel(Pretrained, TextModel):
         self.read(AutoModelForCausalLM, AutoTokenizer)
         _pad_left(self.processor)
         if not self.processor.chat_template and self.template is None:
-            raise PairError(self._bare())
+            raise CheckpointError(self._bare())
 
     def _bare(self) -> str:
         return (
@@ -196,7 +196,7 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         self.read(AutoModelForImageTextToText, AutoProcessor)
         _pad_left(self.processor.tokenizer)
         if not self.processor.chat_template:
-            raise PairError(
+            raise CheckpointError(
                 f"the processor of {self.name!r} has no chat template, so it is unknown how a picture is asked about; "
                 "use a checkpoint that brings one, such as those of llava-hf"
             )
