@@ -130,7 +130,7 @@ def guarded(call: Callable[[], int], status_of_error: int = 1) -> int:
             print("\nstopped", file=sys.stderr)
             return 130
         from lightning_idc.cli.errors import readable
-        from lightning_idc.core.text import printable
+        from lightning_idc.utils.text import printable
 
         message = readable(error)
         if message is None or os.environ.get(TRACEBACK):
@@ -148,7 +148,7 @@ def _without_imports(argv: list[str]) -> list[str]:
     Raises:
         ConfigError: a module cannot be imported.
     """
-    from lightning_idc.errors import ConfigError
+    from lightning_idc.utils.errors import ConfigError
 
     rest: list[str] = []
     modules = [name for name in os.environ.get(IMPORTS, "").split(",") if name]
@@ -173,7 +173,7 @@ def import_named_modules() -> None:
     Raises:
         ConfigError: a module cannot be imported.
     """
-    from lightning_idc.errors import ConfigError
+    from lightning_idc.utils.errors import ConfigError
 
     for name in filter(None, os.environ.get(IMPORTS, "").split(",")):
         try:
@@ -194,8 +194,8 @@ def name_modules(modules: Sequence[str], where: str) -> None:
     Raises:
         ConfigError: there is no such module.
     """
-    from lightning_idc.core.names import MODULES, source_of
-    from lightning_idc.errors import ConfigError
+    from lightning_idc.utils.errors import ConfigError
+    from lightning_idc.utils.names import MODULES, source_of
 
     if not modules:
         return

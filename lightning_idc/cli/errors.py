@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from lightning_idc.errors import IDCError
+from lightning_idc.utils.errors import IDCError
 
 EXTRAS = {
     **dict.fromkeys(("skimage", "cv2", "faiss", "sklearn", "diffusers"), "synthesis"),

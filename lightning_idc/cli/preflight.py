@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.cli.recipes.compose import Recipe
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 _DATA = "lightning_idc.synthesis.Records"
 _MODELS = {

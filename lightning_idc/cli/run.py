@@ -19,7 +19,7 @@ from lightning_idc.cli.recipes.overrides import check_recipe, override, use_data
 from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
 from lightning_idc.cli.recipes.run import RUN, Run, new_folder, read_record
 from lightning_idc.cli.recipes.shipped import file_of
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.utils.errors import ConfigError, IDCError
 
 _HELP = """usage: lightning run RECIPE.yaml [--smoke] [--run_dir DIR | --resume DIR] [--key value ...]
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from functools import cache
 from typing import Any
 
-from lightning_idc.core.names import bindings, definition, nearest, source_of
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import bindings, definition, nearest, source_of
 
 TOP = ("seed_everything", "trainer", "model", "data", "ckpt_path", "verbose", "return_predictions", "weights_only")
 """Keys that a configuration may have at its top."""

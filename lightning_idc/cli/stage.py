@@ -25,19 +25,19 @@ from lightning_idc.callbacks.progress import default_progress
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.write_predictions import WritePredictions
+from lightning_idc.checkpoints.checkpoint_io import AtomicCheckpointIO
+from lightning_idc.checkpoints.reading import plain_hparams, read_checkpoint
 from lightning_idc.cli.checkpoint_data import StoreData, check_content, is_path, with_checkpoint
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.recipes.launch import REFUSED, STAGE, Plan
 from lightning_idc.cli.signatures import arguments_of
-from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
-from lightning_idc.core.distributed import destroy_process_group
-from lightning_idc.core.io import plain_hparams, read_checkpoint
-from lightning_idc.core.module import PairModule
-from lightning_idc.core.names import class_of, full_name
-from lightning_idc.errors import ConfigError, check_number
-from lightning_idc.files import atomic_write
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.models.distributed import destroy_process_group
+from lightning_idc.models.module import PairModule
+from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.files import atomic_write
+from lightning_idc.utils.names import class_of, full_name
 
 _MINIMUM = {
     **dict.fromkeys(("accumulate_grad_batches", "check_val_every_n_epoch", "num_nodes"), 1),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.signatures import check_config
-from lightning_idc.core.names import full_name
+from lightning_idc.utils.names import full_name
 
 
 def run(argv: list[str]) -> int:

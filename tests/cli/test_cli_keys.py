@@ -10,9 +10,9 @@ from lightning_idc.cli.configuration import normalised
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.signatures import arguments_of, check_config
 from lightning_idc.cli.stage import PairCLI
-from lightning_idc.core.arguments import accepted_arguments
-from lightning_idc.core.names import class_of, full_name
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.names import class_of, full_name
 
 
 def config(**over: Any) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pytest
 from lightning_idc.cli.configuration import merge, parse_overrides, parse_value, set_key
 from lightning_idc.cli.recipes.compose import Recipe, about, choices, load, resolve
 from lightning_idc.cli.recipes.overrides import check_recipe, override
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 TWO = """
 recipe: {title: Toy, minutes: 1, smoke: {data.items: 4}}

@@ -16,7 +16,7 @@ from lightning_idc.cli import main
 from lightning_idc.cli.checkpoint_data import with_checkpoint
 from lightning_idc.cli.configuration import gather
 from lightning_idc.cli.stage import PairCLI
-from lightning_idc.errors import CheckpointError
+from lightning_idc.utils.errors import CheckpointError
 
 TRAINER = {"max_epochs": 1, "logger": False, "enable_model_summary": False, "accelerator": "cpu"}
 
@@ -175,9 +175,9 @@ def test_durations() -> None:
 
 @pytest.mark.slow
 def test_without_a_model_the_class_and_its_arguments_come_from_the_checkpoint(tmp_path: Path, monkeypatch: Any) -> None:
-    from lightning_idc.core.vocabulary import Vocabulary
     from lightning_idc.data import SyntheticPairs
-    from lightning_idc.methods import PairTransformer
+    from lightning_idc.models import PairTransformer
+    from lightning_idc.nn.vocabulary import Vocabulary
 
     monkeypatch.chdir(tmp_path)
     words = Vocabulary.build(["the cube moved"]).words

@@ -18,7 +18,7 @@ from toy_idc import RECIPE
 from lightning_idc.callbacks.resume import resume_point
 from lightning_idc.cli import main
 from lightning_idc.cli.recipes.run import DONE, _locked
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 FIT = RECIPE.split("  - {name: first")[0] + "  - {name: second, run: fit}\n"

@@ -17,7 +17,7 @@ from toy_idc import RECIPE
 from lightning_idc.cli import main
 from lightning_idc.cli.errors import readable
 from lightning_idc.cli.recipes.ranks import Ranks, Watch, ranks_of_job
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAIN_AND_TEST = RECIPE.replace("  - {name: first, run: fit, config: {model: {class_path: toy_idc.Other}}}\n", "")

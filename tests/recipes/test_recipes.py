@@ -14,8 +14,8 @@ import pytest
 from lightning_idc.cli.recipes.compose import choices, load
 from lightning_idc.cli.recipes.overrides import check_recipe, override
 from lightning_idc.cli.recipes.shipped import shipped
-from lightning_idc.files import default_cache_dir
 from lightning_idc.synthesis.web.browser import Chromium
+from lightning_idc.utils.files import default_cache_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPES = list(shipped().values())

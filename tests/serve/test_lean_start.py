@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import lightning_idc
-from lightning_idc.core.where import locate
+from lightning_idc.models.where import locate
 
 
 @pytest.mark.parametrize(

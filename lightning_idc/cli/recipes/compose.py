@@ -32,9 +32,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from lightning_idc.cli.configuration import merge, normalised, read_yaml
 from lightning_idc.cli.recipes.shipped import shipped_folder
-from lightning_idc.core.names import nearest, with_full_names
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import digest
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import digest
+from lightning_idc.utils.names import nearest, with_full_names
 
 VERBS = ("fit", "validate", "test", "predict")
 SECTIONS = ("recipe", "defaults", "base", "stages", "matrix")

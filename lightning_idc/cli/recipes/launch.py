@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from types import FrameType
 from typing import Any
 
-from lightning_idc.core.children import end_with_parent
+from lightning_idc.utils.children import end_with_parent
 
 STAGE = "LIGHTNING_IDC_STAGE"
 """Environment variable with the record of the stage that a process, or one that Lightning starts from it, runs."""

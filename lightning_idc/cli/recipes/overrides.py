@@ -9,8 +9,8 @@ from lightning_idc.cli.configuration import normalised, set_key
 from lightning_idc.cli.data import MODULES
 from lightning_idc.cli.recipes.compose import Recipe, Stage
 from lightning_idc.cli.signatures import TOP, arguments_of, check_config, unknown_key
-from lightning_idc.core.names import full_name, is_public, nearest
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import full_name, is_public, nearest
 
 _ENGINES = {"ray": "RayPool", "process": "InProcess", "array": "ArrayTask", "complete": "Complete"}
 _OF_ONE_DATA_SET = ("root", "annotations")

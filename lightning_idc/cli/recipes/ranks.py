@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 _DEFAULT_PORT = 12910
 

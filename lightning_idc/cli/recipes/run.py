@@ -22,8 +22,8 @@ from filelock import FileLock, Timeout
 from lightning_idc.cli.recipes.compose import Recipe, Stage, resolve
 from lightning_idc.cli.recipes.launch import INTERRUPTED, REFUSED, Launch, Plan
 from lightning_idc.cli.recipes.ranks import Ranks
-from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import atomic_write
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.files import atomic_write
 
 RUN, DONE = "run.json", "stage.json"
 
@@ -135,7 +135,7 @@ class Run:
     def _newest_checkpoint(self, home: Path) -> Path | None:
         if not any(home.rglob("*.ckpt")):
             return None
-        from lightning_idc.core.checkpoint_io import newest_checkpoint
+        from lightning_idc.checkpoints.checkpoint_io import newest_checkpoint
 
         newest = newest_checkpoint(home, self._say)
         if newest is not None:
