@@ -9,7 +9,7 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "lightning_idc"
 # lowest first; packages of one floor do not import each other
 FLOORS = (
-    ("errors", "files", "_lazy", "_compiled"),
+    ("errors", "files", "utils", "_lazy", "_compiled"),
     ("metrics",),
     ("core",),
     ("nn",),

@@ -246,9 +246,9 @@ def _files(options: argparse.Namespace) -> dict[str, str]:
 
 
 def _digest(path: Path) -> str:
-    from lightning_idc.metrics.content import unpacked
+    from lightning_idc.utils.jsonfiles import read_bytes
 
-    return hashlib.sha256(unpacked(path)).hexdigest()
+    return hashlib.sha256(read_bytes(path)).hexdigest()
 
 
 def _list_protocols() -> int:

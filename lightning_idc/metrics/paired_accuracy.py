@@ -10,7 +10,8 @@ from typing import TypeVar
 
 from lightning_idc.errors import PairError
 from lightning_idc.metrics.captions import some
-from lightning_idc.metrics.content import Content, short
+from lightning_idc.metrics.content import Content
+from lightning_idc.utils.jsonfiles import short
 
 Images = TypeVar("Images")
 CONTRAST = "Please identify the similarities and differences between these two images"

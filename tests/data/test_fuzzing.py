@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from lightning_idc.data.io.jsonfiles import read_objects, read_text
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
@@ -24,7 +25,6 @@ from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.jsonfiles import read_objects, read_text
 from lightning_idc.data.io.prepare import unpack
 
 # names that the parsers know, and what may stand where they expect something else

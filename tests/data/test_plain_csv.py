@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from lightning_idc.data.io.plain_csv import read_plain_csv
 
 from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.io import pair_folders, tables
-from lightning_idc.data.io.plain_csv import read_plain_csv
 
 NAMES = ["before", "after", "caption"]
 cells = st.text(alphabet='ab,;"\r\n é\u2028\ufeff', max_size=6)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import re
 from pathlib import Path
 
-from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import Row, find, read_objects, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, read_objects, read_text, sentences
-from lightning_idc.data.io.tables import Row
+from lightning_idc.data.io.tables import Faults, missing_column
+from lightning_idc.errors import DataError
+from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
@@ -96,26 +95,24 @@ train.json, val.json, test.json      instead: lines of {"img1": "11924212", "img
 
 
 def _official(path: Path, split: str) -> list[Row]:
-    reader = csv.reader(io.StringIO(read_text(path), newline=""), delimiter="\t", quoting=csv.QUOTE_NONE)
     rows: list[Row] = []
+    faults = Faults(path)
     header: list[str] = []
-    try:
-        for fields in reader:
-            where = f"{path}, line {reader.line_num}"
-            if not header:
-                header = [field.strip() for field in fields]
-                absent = [name for name in ("description", "split", "img1ImgURL", "img2ImgURL") if name not in header]
-                if absent:
-                    raise PairError(f"{where}: no column {absent[0]!r}; expected {', '.join(COLUMNS)}")
-            elif fields:
-                if len(fields) != len(header):
-                    raise PairError(f"{where}: {len(fields)} fields, expected {len(header)}")
-                row = Row(where, 0, dict(zip(header, map(_unquoted, fields), strict=True)))
-                check_split(own := row.text("split"), where)
-                if own == split:
-                    rows.append(row)
-    except csv.Error as error:
-        raise PairError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None
+    for number, line in lines_of(read_text(path)):
+        fields = line.split("\t")
+        if not header:
+            header = [field.strip() for field in fields]
+            for name in ("description", "split", "img1ImgURL", "img2ImgURL"):
+                if name not in header:
+                    raise DataError(missing_column(header, name, path, f"one of {', '.join(COLUMNS)}"))
+        elif len(fields) != len(header):
+            faults.add(number, f"{len(fields)} fields, expected {len(header)}")
+        else:
+            row = Row(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)))
+            check_split(split_of_row := row.text("split"), row.where)
+            if split_of_row == split:
+                rows.append(row)
+    faults.check()
     return rows
 
 
@@ -134,4 +131,4 @@ def _photo(row: Row, side: int) -> str:
         for address in addresses:
             if match := pattern.search(address):
                 return match.group(1)
-    raise PairError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")
+    raise DataError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import find, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, read_json, sentences
-from lightning_idc.data.io.tables import short
 from lightning_idc.errors import check_choice
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.jsonfiles import read_json, short
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}

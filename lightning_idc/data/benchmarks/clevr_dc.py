@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmarks.clevr_change import numbers_of
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import read_json, sentences
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.jsonfiles import read_json
 
 PAIRS = {"train": 40_800, "val": 2_400, "test": 4_800}
 UNCHANGED = frozenset(

@@ -14,10 +14,10 @@ from lightning_idc.core.text import printable
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
-from lightning_idc.data.io.pair_columns import SAME, SPLITS
-from lightning_idc.data.io.pair_folders import SHOWN, read_tables, read_two_folders, tables_in
+from lightning_idc.data.io.pair_columns import SAME, SPLITS, read_pairs
+from lightning_idc.data.io.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.io.tables import KINDS, first_columns
+from lightning_idc.data.io.tables import SHOWN, first_columns, table_ending, table_stem
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 
 OnBad = Literal["raise", "skip"]
@@ -182,15 +182,23 @@ class FolderPairs(PairDataModule):
         return self._by_split
 
     def _dealt(self) -> dict[str, RecordTable]:
+        import pyarrow
+        import pyarrow.compute as pc
+
         tables = self._tables()
-        contents = read_two_folders(self.files) if tables is None else read_tables(self.files, tables)
-        records, self._no_captions = contents.records, contents.no_captions
-        # the last one is for the code -1, of pairs whose split nothing names
-        known = [SPLITS.index(name) if name in SPLITS else -1 for name in [*records.names, ""]]
-        homes = np.array(known, np.int8)[records.split_codes()]
-        drawn = np.flatnonzero(homes < 0)
-        shares = (SPLITS.index(split_by_hash(id, self.shares)) for id in records.ids.at(drawn))
-        homes[drawn] = np.fromiter(shares, np.int8, len(drawn))
+        if tables is None:
+            records, self._no_captions = read_two_folders(self.files)
+        else:
+            parts = [read_pairs(self.files, path, split) for path, split in tables]
+            records = concatenate([part for part, _ in parts])
+            # a table without captions beside one with them, as for predict, has empty captions
+            messages = [message for _, message in parts]
+            self._no_captions = None if None in messages else messages[0]
+        homes = pc.index_in(records.rows.column("split"), value_set=pyarrow.array(SPLITS, pyarrow.large_string()))
+        homes = homes.fill_null(-1).to_numpy().copy()
+        unnamed = np.flatnonzero(homes < 0)
+        for index, id in zip(unnamed.tolist(), records.take(unnamed).ids, strict=True):
+            homes[index] = SPLITS.index(split_by_hash(id, self.shares))
         return {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
@@ -199,15 +207,15 @@ class FolderPairs(PairDataModule):
             raise DatasetNotFoundError(f"there is no folder {str(self.root)!r}.{_EXPECTED}")
         if self.annotations is not None:
             path = inside(self.root, self.annotations, "annotations", self.files.follow_links)
-            if not path.is_file() or path.suffix.lower() not in KINDS:
-                raise DataError(f"annotations is {str(path)!r}; expected a CSV or JSONL file that is there")
+            if not path.is_file() or table_ending(path) is None:
+                raise DataError(f"annotations is {str(path)!r}; expected an existing CSV, TSV, JSONL or JSON file")
             return [(path, None)]
         files = tables_in(self.root)
-        parts = [(path, split) for path in files if (split := SAME.get(path.stem, path.stem)) in SPLITS]
+        parts = [(path, split) for path in files if (split := SAME.get(table_stem(path), table_stem(path))) in SPLITS]
         if parts:
             return list(parts)
         two_folders = all((self.root / side).is_dir() for side in ("before", "after"))
-        others = [path for path in files if not (two_folders and path.stem == "captions")]
+        others = [path for path in files if not (two_folders and table_stem(path) == "captions")]
         if len(others) == 1:
             return [(others[0], None)]
         if others:

@@ -1,31 +1,81 @@
-"""HuggingFaceTable: any table of Hugging Face `datasets` with two columns of images."""
+"""HuggingFaceTable: any table of Hugging Face `datasets` with two images a row."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.images import Interpolation, read_pair, resize
 from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
+from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
 from lightning_idc.data.core.datamodule import SPLITS as ALL_SPLITS
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.files import state_of
-from lightning_idc.data.io.jsonfiles import sentences
-from lightning_idc.data.io.tables import require, short
-from lightning_idc.errors import DataError
+from lightning_idc.data.io.tables import missing_column
+from lightning_idc.errors import ConfigError, DataError, IDCError
 from lightning_idc.files import digest, digest_of_all
+from lightning_idc.utils.jsonfiles import short
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
-_ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
-_BUILDERS = {".parquet": "parquet", ".arrow": "arrow", ".jsonl": "json", ".json": "json", ".csv": "csv"}
+_BUILDERS = {
+    ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".jsonl": "json",
+    ".json": "json",
+    ".csv": "csv",
+    ".tar": "webdataset",
+}
 
 _ROWS = 1000  # of a table that are looked at in one go
+
+
+@dataclass(frozen=True)
+class ImageColumn:
+    """A column of images, or one index of a column of lists of images.
+
+    Args:
+        name: column.
+        index: position in each list; None if the column holds single images.
+    """
+
+    name: str
+    index: int | None = None
+
+    @classmethod
+    def of(cls, name: str, columns: Sequence[str]) -> ImageColumn:
+        """Column of a name such as ``image`` or ``images.0``; a column that has the name with its dot comes first."""
+        column, _, index = name.rpartition(".")
+        is_index = name not in columns and column in columns and index.isascii() and index.isdecimal()
+        return cls(column, int(index)) if is_index else cls(name)
+
+    def __str__(self) -> str:
+        return self.name if self.index is None else f"{self.name}.{self.index}"
+
+    def cell(self, row: Mapping[str, Any]) -> Any:
+        """The image of a row; None if its list is too short."""
+        value = row[self.name]
+        if self.index is None:
+            return value
+        return value[self.index] if isinstance(value, list) and len(value) > self.index else None
+
+    def cells(self, column: Any) -> Any:
+        """The images of an Arrow array."""
+        import pyarrow
+        import pyarrow.compute as pc
+
+        if self.index is None:
+            return column
+        lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
+        positions = self.index + pc.cast(lists.offsets[:-1], pyarrow.int64())
+        has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
+        return lists.values.take(pc.if_else(has_image, positions, None))
 
 
 class TableSource(PairSource):
@@ -47,7 +97,7 @@ class TableSource(PairSource):
         options: value range, bands and page of the images.
 
     Raises:
-        PairError: a column is missing, or does not hold what it should.
+        DataError: a column is missing, or does not hold what it should.
     """
 
     def __init__(
@@ -65,22 +115,22 @@ class TableSource(PairSource):
         options: ImageOptions = PLAIN,
         preference: Mapping[str, str] | None = None,
     ) -> None:
-        from datasets import Image as ImageFeature
-
         named_by = dict(preference or {})
-        columns = [before, after, *([captions] if captions else []), *id, *([change_type] if change_type else [])]
-        columns += [column for column in named_by.values() if column not in columns]
-        for column in columns:
-            if column not in table.column_names:
-                raise PairError(require(table.column_names, column, Path(where), "named in the settings"))
-        for column in (before, after):
-            if isinstance(table.features[column], ImageFeature):
-                table = table.cast_column(column, ImageFeature(decode=False))
+        self._columns = tuple(ImageColumn.of(name, table.column_names) for name in (before, after))
+        if self._columns[0] == self._columns[1]:
+            raise ConfigError(
+                f"before and after are both {before!r}; expected two columns, or one list as NAME.0, NAME.1"
+            )
+        images = list(dict.fromkeys(column.name for column in self._columns))
+        texts_of = [name for name in (captions, *id, change_type, *named_by.values()) if name]
+        for name in (*images, *texts_of):
+            if name not in table.column_names:
+                raise DataError(missing_column(table.column_names, name, Path(where), "named in the settings"))
+        table = _undecoded(table, images)
         self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
         self.options = options
-        self._images = table.select_columns([before, after])
-        self._columns = before, after
-        texts = table.select_columns([name for name in columns if name not in (before, after)])
+        self._images = table.select_columns(images)
+        texts = table.select_columns(list(dict.fromkeys(texts_of)))
         self._captions: list[list[str]] = [[] for _ in range(len(table))]
         if captions:
             given = list(texts[captions])
@@ -143,15 +193,15 @@ class TableSource(PairSource):
         row = 0
         for part in self._images.with_format("arrow").iter(_ROWS):
             for column in self._columns:
-                for place, name in enumerate(_paths(part[column]), row):
-                    if name is not None:
-                        where = f"{self._row(place)}, {column}"
-                        yield place, _below(self._folder, name, where), where
+                for number, path in enumerate(_paths(column.cells(part[column.name])), row):
+                    if path is not None:
+                        where = f"{self._row(number)}, {column}"
+                        yield number, _below(self._folder, path, where), where
             row += len(part)
 
     def load(self, index: int) -> PairSample:
         row = self._images[index]
-        files = [self._file(row[column], f"{self._row(index)}, {column}") for column in self._columns]
+        files = [self._file(column.cell(row), f"{self._row(index)}, {column}") for column in self._columns]
         before, after = read_pair(files[0], files[1], self._row(index), self.options)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
@@ -165,7 +215,24 @@ class TableSource(PairSource):
             return data
         if isinstance(path, str) and self._folder is not None:
             return _below(self._folder, path, where)
-        raise PairError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
+        raise DataError(
+            f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table"
+            + (f"; a list of images is named {where.rpartition(', ')[2]}.0" if isinstance(value, list) else "")
+        )
+
+
+def _undecoded(table: Any, columns: Sequence[str]) -> Any:
+    """The table with its images as bytes and paths."""
+    import datasets
+
+    for name in columns:
+        feature = table.features[name]
+        raw = datasets.Image(decode=False)
+        if isinstance(feature, datasets.Image):
+            table = table.cast_column(name, raw)
+        elif isinstance(getattr(feature, "feature", None), datasets.Image):
+            table = table.cast_column(name, datasets.List(raw))
+    return table
 
 
 def _below(folder: Path, path: str, where: str) -> Path:
@@ -193,14 +260,14 @@ def _paths(cells: Any) -> list[str | None]:
 
 
 class HuggingFaceTable(PairDataModule):
-    """Any table of Hugging Face `datasets` with two columns of images: on disk, or on the hub.
+    """Any table of Hugging Face `datasets` with two images a row: on disk, or on the hub.
 
     Empty captions are left out; pairs without any are left out, too.
 
     Args:
-        path: a file or folder of tables (parquet, arrow, JSON, CSV), a folder written by ``save_to_disk``, or a name
+        path: a file or folder of tables (parquet, arrow, JSON, CSV, a WebDataset tar), a folder written by ``save_to_disk``, or a name
             on the hub.
-        before: column of images.
+        before: column of images, or ``images.0`` for the first of a column of lists.
         after: column of images.
         captions: column of texts or of lists of texts.
         id: columns whose values together name a pair; none for its place in the split.
@@ -241,7 +308,7 @@ class HuggingFaceTable(PairDataModule):
         self.id_columns = [id] if isinstance(id, str) else list(id)
         for split in splits:
             if split not in ("train", "val", "test", "predict"):
-                raise PairError(f"splits names {split!r}; expected train, val, test or predict")
+                raise ConfigError(f"splits names {split!r}; expected train, val, test or predict")
         self.splits = dict(splits)
         self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
         self._tables: Any = None
@@ -251,7 +318,7 @@ class HuggingFaceTable(PairDataModule):
         tables = self._load()
         if name not in tables:
             missing = f"{self.path} has no split {name!r} for" if name else f"{self.path}: splits names none for"
-            raise PairError(
+            raise ConfigError(
                 f"{missing} {split!r}; found {', '.join(map(repr, tables))}. Say which with splits: {{train: ..., "
                 "val: ..., test: ...}"
             )
@@ -341,20 +408,20 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
         texts: columns of a local CSV that hold texts, also where these look like numbers.
 
     Raises:
-        PairError: there is nothing to load, or it cannot be loaded.
+        DataError: there is nothing to load, or it cannot be loaded.
     """
     try:
         import datasets
         from datasets.packaged_modules.csv.csv import CsvConfig
     except ImportError as error:
-        raise PairError("tables of Hugging Face need the package datasets: pip install datasets") from error
+        raise ConfigError("tables of Hugging Face need the package datasets: pip install datasets") from error
     local = Path(path).expanduser()
     # pandas would take texts such as "None" and "NA" for nothing, and ids such as 007 for numbers
     plain = {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(texts, _text)}
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:
-                raise PairError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
+                raise ConfigError(f"{path} is not a table; expected one of {', '.join(_BUILDERS)}")
             builder = _BUILDERS[local.suffix]
             return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
@@ -366,8 +433,8 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
             _refuse_files_outside(local, found.data_files)
             return datasets.load_dataset(str(local), config, **(plain if isinstance(found, CsvConfig) else {}))
         return datasets.load_dataset(path, config)
-    except PairError:
+    except IDCError:
         raise
     except Exception as error:  # datasets raises errors of half a dozen packages
         hint = "" if local.exists() else "; there is no such file or folder either"
-        raise PairError(f"the table {path!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error
+        raise DataError(f"the table {path!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error

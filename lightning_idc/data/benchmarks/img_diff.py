@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 import torch
 
 from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, split_by_hash
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
-from lightning_idc.data.io.tables import Row, short
 from lightning_idc.errors import check_choice
+from lightning_idc.utils.jsonfiles import short
 
 Part = Literal["replacement", "removal"]
 REMOVAL = 5_773

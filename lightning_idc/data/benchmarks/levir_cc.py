@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import Row, needed, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
-from lightning_idc.data.io.tables import Row, short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
+from lightning_idc.utils.jsonfiles import read_json, short
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
 UNCHANGED = frozenset(
@@ -95,7 +95,7 @@ def _official(path: Path, images: Any) -> _Listed:
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
             raise PairError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
-        row = Row(where, 0, image)
+        row = Row(where, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # the release ends every sentence with a blank and a full stop, which no protocol of this family scores
         texts = [text.removesuffix(".").rstrip() for text in sentences(raw, where)]

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import find, needed, read_objects, sentences
 from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import find, needed, read_objects, sentences
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
 """Edits of each split."""

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import Row, read_objects, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import read_objects, sentences
-from lightning_idc.data.io.tables import Row, short
 from lightning_idc.errors import check_choice
+from lightning_idc.utils.jsonfiles import short
 
 Subset = Literal["real", "render"]
 PAIRS = {

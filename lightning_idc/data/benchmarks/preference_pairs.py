@@ -7,11 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lightning_idc.data.annotations import Row
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, split_by_hash
 from lightning_idc.data.io.pair_columns import SAME, SPLITS
-from lightning_idc.data.io.tables import Row, short, stream_table
+from lightning_idc.data.io.tables import read_rows
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.jsonfiles import short
 
 
 class PreferencePairs(PairDataModule):
@@ -97,7 +99,7 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     found: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
     for path, split in tables:
-        for row in stream_table(path)[1]:
+        for row in read_rows(path)[1]:
             _add(files, row, split, found, names)
     return list(found.values())
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from lightning_idc.data.annotations import Row
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.tables import Row, read_table, require
+from lightning_idc.data.io.tables import missing_column, read_rows
 from lightning_idc.errors import ConfigError, DataError, PairError
 from lightning_idc.metrics.paired_accuracy import corrected_key
 
@@ -71,12 +72,12 @@ def read_questions(
     if table.suffix == ".parquet":
         return list(_spatial(table))
     files = Root(table.parent if root is None else root)
-    columns, rows = read_table(table)
+    columns, rows = read_rows(table)
     mmvp, alone = MMVP[0] in columns, ALONE[3] in columns
     needed = MMVP if mmvp else ALONE if alone else COLUMNS
     for name in needed:
         if name not in columns:
-            raise PairError(require(columns, name, table, "of questions"))
+            raise PairError(missing_column(columns, name, table, "of questions"))
     if single and not (mmvp or alone):
         raise ConfigError(
             f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
@@ -125,7 +126,7 @@ def _spatial(path: Path) -> Iterator[Question]:
     names = file.schema_arrow.names
     for name in SPATIAL:
         if name not in names:
-            raise PairError(require(names, name, path, "of SpatialEval"))
+            raise PairError(missing_column(names, name, path, "of SpatialEval"))
     for batch in file.iter_batches(64, columns=list(SPATIAL)):
         for row in batch.to_pylist():
             image = (row["image"] or {}).get("bytes")

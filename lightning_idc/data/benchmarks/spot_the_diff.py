@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.core.renamed import renamed_arguments
+from lightning_idc.data.annotations import needed, read_objects, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
 from lightning_idc.errors import check_choice
 
 Grouping = Literal["grouped", "entry", "multi"]

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import needed, read_objects, sentences
 from lightning_idc.data.core.benchmark import Benchmark, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
 
 CATEGORIES = (
     *("action", "attribute", "emotion", "existence", "quality"),

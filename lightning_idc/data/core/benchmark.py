@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from lightning_idc.core.types import PairError
+from lightning_idc.data.annotations import find
 from lightning_idc.data.core.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
-from lightning_idc.data.io.jsonfiles import find
 from lightning_idc.errors import check_choice
 
 _SHOWN = 5
