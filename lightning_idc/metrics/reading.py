@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content
 from lightning_idc.metrics.grouping import ReferenceRecord
@@ -75,7 +75,8 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
         split: kept of records that name several splits.
 
     Raises:
-        DataError: the file is none of these, the split is not in it, or only some of its records name one.
+        ConfigError: the file has other splits than this one, or several and none is chosen.
+        DataError: the file is none of these, or only some of its records name a split.
     """
     content = Content(path)
     if content.form == "coco":
@@ -95,7 +96,7 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
         )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:
-            raise DataError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
+            raise ConfigError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
         records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
         raise DataError(f"{content.name} holds no references")

@@ -97,7 +97,8 @@ class TableSource(PairSource):
         options: value range, bands and page of the images.
 
     Raises:
-        DataError: a column is missing, or does not hold what it should.
+        ConfigError: a column is missing, or named for both images.
+        DataError: a column does not hold what it should.
     """
 
     def __init__(
@@ -119,13 +120,13 @@ class TableSource(PairSource):
         self._columns = tuple(ImageColumn.of(name, table.column_names) for name in (before, after))
         if self._columns[0] == self._columns[1]:
             raise ConfigError(
-                f"before and after are both {before!r}; expected two columns, or one list as NAME.0, NAME.1"
+                f"before and after are both {before!r}; expected two columns, or NAME.0 and NAME.1 of one list"
             )
         images = list(dict.fromkeys(column.name for column in self._columns))
         texts_of = [name for name in (captions, *id, change_type, *named_by.values()) if name]
         for name in (*images, *texts_of):
             if name not in table.column_names:
-                raise DataError(missing_column(table.column_names, name, Path(where), "named in the settings"))
+                raise ConfigError(missing_column(table.column_names, name, Path(where), "named in the settings"))
         table = _undecoded(table, images)
         self.where, self.size, self.interpolation, self._folder = where, size, interpolation, folder
         self.options = options
@@ -265,8 +266,8 @@ class HuggingFaceTable(PairDataModule):
     Empty captions are left out; pairs without any are left out, too.
 
     Args:
-        path: a file or folder of tables (parquet, arrow, JSON, CSV, a WebDataset tar), a folder written by ``save_to_disk``, or a name
-            on the hub.
+        path: a file or folder of tables (parquet, arrow, JSON, CSV, one tar of WebDataset), a folder written by
+            ``save_to_disk``, or a name on the hub.
         before: column of images, or ``images.0`` for the first of a column of lists.
         after: column of images.
         captions: column of texts or of lists of texts.
@@ -408,7 +409,8 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
         texts: columns of a local CSV that hold texts, also where these look like numbers.
 
     Raises:
-        DataError: there is nothing to load, or it cannot be loaded.
+        ConfigError: the package datasets is missing, or the file is not a table by its name.
+        DataError: the table cannot be loaded.
     """
     try:
         import datasets

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.annotations import sentences
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, Root
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import DataError, check_choice
 from lightning_idc.utils.jsonfiles import parse_json, read_json, read_text, short
 
 Seeds = Literal["first", "all"]
@@ -96,7 +96,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         records = self.records(split)
         problem = self.miscount(split) if self.official else None
         if problem:
-            raise PairError(f"{problem}. Fetch seeds.json again, or set official: false if it is your own")
+            raise DataError(f"{problem}. Fetch seeds.json again, or set official: false if it is your own")
         some = records[:: max(1, len(records) // _LOOKED_AT)]
         absent = [path for record in some for path in (record.before, record.after) if not path.is_file()]
         if absent and self.on_missing == "raise":
@@ -113,9 +113,9 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
             for number, entry in enumerate(read_json(path, list), 1):
                 right = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
                 if not right or not isinstance(entry[1], list) or not entry[1]:
-                    raise PairError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
+                    raise DataError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
                 if not all(isinstance(seed, (str, int)) for seed in entry[1]):
-                    raise PairError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
+                    raise DataError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
                 listed.append((entry[0], [str(seed) for seed in entry[1]]))
             self._listed = listed
         return self._listed
@@ -140,7 +140,7 @@ class PromptSource(FileSource):
             path = self._files.file(f"{record.id.rpartition('/')[0]}/{PROMPT}", record.where)
             prompt = parse_json(read_text(path), str(path))
             if not isinstance(prompt, dict) or "edit" not in prompt:
-                raise PairError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
+                raise DataError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
             record.captions = sentences(prompt["edit"], str(path))
         return record.captions
 

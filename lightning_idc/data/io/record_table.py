@@ -63,8 +63,8 @@ class RecordTable(Sequence[Record]):
     Args:
         root: folder that the paths are relative to.
         rows: Arrow record batch with the columns ``id``, ``before`` and ``after`` (paths), ``captions`` (lists),
-            ``split`` and ``change_type`` (null if nothing names them), ``file`` that names the pair, and ``line`` (0 for
-            none).
+            ``split`` and ``change_type`` (null if nothing names them), ``file`` that names the pair, and ``line``
+            (0 for none).
     """
 
     def __init__(self, root: Root, rows: Any) -> None:
