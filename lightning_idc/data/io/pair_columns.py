@@ -75,7 +75,7 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
     numbered = ids.dictionary_encode()
     owners = numbered.indices.to_numpy()
     # ids are numbered in the order of their first rows
-    firsts = np.unique(owners, return_index=True)[1]
+    firsts = np.searchsorted(np.maximum.accumulate(owners), np.arange(len(numbered.dictionary)))
     _check_same(table, ids, owners, firsts, sides)
     chosen = {name: _one_label(table, ids, owners, firsts, name, values) for name, values in labels.items()}
     table.faults.check()
@@ -126,9 +126,11 @@ def _paths(table: Table, side: str, root: Root) -> Any:
     """Paths of one side with slashes; bad ones are added to the faults of the table."""
     import pyarrow.compute as pc
 
-    paths = pc.replace_substring(pc.utf8_trim_whitespace(table.columns[side]), "\\", "/")
-    for pattern, plain in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
-        if pc.any(pc.match_substring_regex(paths, pattern)).as_py():
+    paths = pc.utf8_trim_whitespace(table.columns[side])
+    if pc.any(pc.match_substring(paths, "\\")).as_py():
+        paths = pc.replace_substring(paths, "\\", "/")
+    if any(pc.any(pc.match_substring(paths, part)).as_py() for part in ("//", "./")):
+        for pattern, plain in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
             paths = pc.replace_substring_regex(paths, pattern, plain)
     empty = pc.equal(paths, "").to_numpy(zero_copy_only=False)
     message = f"{side} is empty; expected the path of an image, relative to {root.path}"
@@ -150,14 +152,14 @@ def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
     """Ids of the column id; a row without one is named by its own paths, so that other rows never change it."""
     import pyarrow.compute as pc
 
+    ids = pc.utf8_trim_whitespace(table.columns["id"]) if "id" in table.columns else _repeat("", len(table))
+    unnamed = pc.equal(ids, "")
+    if not pc.any(unnamed).as_py():
+        return ids
     before, after = (pc.replace_substring_regex(side, r"([^/])\.[^./]+\z", r"\1") for side in sides)
     names = (pc.replace_substring_regex(side, "(?s)^.*/", "") for side in (before, after))
     both = pc.binary_join_element_wise(before, after, _texts("..")[0])
-    from_paths = pc.if_else(pc.equal(*names), before, both)
-    if "id" not in table.columns:
-        return from_paths
-    ids = pc.utf8_trim_whitespace(table.columns["id"])
-    return pc.if_else(pc.equal(ids, ""), from_paths, ids)
+    return pc.if_else(unnamed, pc.if_else(pc.equal(*names), before, both), ids)
 
 
 # ---- captions -------------------------------------------------------------------------------------------------
@@ -181,7 +183,7 @@ def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
         if name in numbered:  # a column for each caption is blank where a pair has fewer
             full = pc.not_equal(column, "")
             column, count = column.filter(full), full.to_numpy(zero_copy_only=False).astype(np.int64)
-        elif name == "captions" and pc.any(pc.match_substring_regex(column, _JSON_LIST)).as_py():
+        elif name == "captions" and pc.any(pc.match_substring(column, "[")).as_py():
             lists = _lists(table, column)
             column, count = lists.flatten(), pc.list_value_length(lists).to_numpy()
         texts.append(_with_single_spaces(column))

@@ -253,7 +253,8 @@ def _read_csv(path: Path) -> Table:
     if twice:
         raise DataError(f"{faults.where(first_line)}: the column {twice[0]!r} comes twice")
 
-    lines, odd_lines = _lines_of_rows(arrays, odd, first_line)
+    is_multiline = body.count(b"\n") != len(arrays[0]) + len(odd)
+    lines, odd_lines = _lines_of_rows(arrays if is_multiline else [], len(arrays[0]), odd, first_line)
     for line, (_, fields, text) in zip(odd_lines, odd, strict=True):
         if text.strip():
             faults.add(
@@ -276,11 +277,12 @@ def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> N
     """Raise a DataError for a quoted field that does not end where it should; pyarrow would swallow rows there."""
     if b'"' not in body:
         return
-    other = f"{separator}\r\n".encode()
-    field = rb'[^"%b][^%b]*|"[^"]*(?:""[^"]*)*"(?=[%b]|\Z)|[%b]+' % (other, other, other, other)
-    fields, position = re.compile(rb"(?:" + field + rb"){0,65000}"), 0
+    end = f"{separator}\r\n".encode()
+    # text, a quoted field up to the next separator, or a quotation mark within a field, where it means nothing
+    part = rb'[^"]+|(?<![^%b])"[^"]*(?:""[^"]*)*"(?=[%b]|\Z)|(?<=[^%b])"' % (end, end, end)
+    parts, position = re.compile(rb"(?:" + part + rb"){0,65000}"), 0
     while position < len(body):
-        match = fields.match(body, position)
+        match = parts.match(body, position)
         if match is None or match.end() == position:
             line = body.count(b"\n", 0, position) + first_line
             start = short(body[position : position + 60].decode(errors="replace"))
@@ -292,17 +294,23 @@ def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> N
 
 
 def _lines_of_rows(
-    arrays: list[Any], odd: list[tuple[int, int, str]], first_line: int
+    arrays: list[Any], count: int, odd: list[tuple[int, int, str]], first_line: int
 ) -> tuple[NDArray[np.int32], list[int]]:
-    """Lines at which the rows of a CSV begin, those of the header and of odd rows included."""
+    """Lines at which the rows of a CSV begin, and those of its odd rows.
+
+    Args:
+        arrays: columns whose cells may go over lines.
+        count: regular rows, the header included.
+        odd: index, number of fields and text of the rows that are not in the columns.
+        first_line: line of the header.
+    """
     import pyarrow.compute as pc
 
-    height = np.ones(len(arrays[0]) + len(odd), np.int64)
-    skipped = np.array([number for number, _, _ in odd], np.int64)
+    height = np.ones(count + len(odd), np.int64)
+    skipped = np.array([index for index, _, _ in odd], np.int64)
     regular = np.delete(np.arange(len(height)), skipped)
     for column in arrays:
-        if pc.any(pc.match_substring_regex(column, "[\r\n]")).as_py():
-            height[regular] += pc.count_substring_regex(column, "\r\n|\r|\n").to_numpy()
+        height[regular] += pc.count_substring_regex(column, "\r\n|\r|\n").to_numpy()
     height[skipped] += np.array([text.count("\n") for _, _, text in odd], np.int64)
     lines = np.cumsum(height) - height + first_line
     return lines[regular].astype(np.int32), lines[skipped].tolist()
