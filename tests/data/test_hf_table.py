@@ -1,4 +1,4 @@
-"""HuggingFaceTable with two images in one column, and in one tar. Oracle: the colours of the images that were written."""
+"""HuggingFaceTable with two images in one column, and in one tar. Oracle: the colours that were written."""
 
 from __future__ import annotations
 

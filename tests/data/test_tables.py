@@ -84,7 +84,8 @@ def test_rows_are_those_of_python(
         try:
             assert cells_of(tmp_path / "t.csv") == expected
         except DataError as error:
-            assert not expected or content != text.getvalue(), error
+            is_sound = expected and all(len(row) == len(NAMES) for row in expected)
+            assert not is_sound or content != text.getvalue(), error
 
 
 BAD: dict[str, tuple[str, bytes, str]] = {

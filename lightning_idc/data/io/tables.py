@@ -6,7 +6,6 @@ A CSV is read by pyarrow, as text only: "NA" is a caption and 007 an id. Rows th
 
 from __future__ import annotations
 
-import codecs
 import csv
 import difflib
 import gzip
@@ -21,15 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_idc.data.annotations import Row
+from lightning_idc.data.csv_files import read_csv, separator_of
 from lightning_idc.errors import DataError
 from lightning_idc.utils.jsonfiles import (
-    check_no_page,
     check_text,
     decode,
     lines_of,
     parse_documents,
     parse_json,
-    read_bytes,
     read_text,
     short,
 )
@@ -40,7 +38,6 @@ MAX_CELL = 131_072
 """Bytes of the longest text in a table."""
 SHOWN = 5
 _CHUNK = 8192  # rows of a JSONL that are Python objects at once
-_BLANK_LINES = re.compile(rb"(?:[ \t,;]*(?:\r\n?|\n))*")
 _CAPTION_N = re.compile(r"caption_\d{1,6}")
 
 
@@ -196,7 +193,7 @@ def first_columns(path: Path) -> list[str]:
         if table_ending(path) == ".jsonl":
             value = parse_json(text, str(path))
             return list(value) if isinstance(value, dict) else []
-        return [name.strip() for name in next(csv.reader([text], delimiter=_separator(text)), [])]
+        return [name.strip() for name in next(csv.reader([text], delimiter=separator_of(text)), [])]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
     except (DataError, EOFError, csv.Error):
@@ -206,114 +203,20 @@ def first_columns(path: Path) -> list[str]:
 # ---- CSV ------------------------------------------------------------------------------------------------------
 
 
-def _separator(line: str) -> str:
-    # spreadsheets write the separator of their country; names of columns hold none of the three
-    return max(",;\t", key=line.count)
-
-
 def _read_csv(path: Path) -> Table:
-    import pyarrow
-    import pyarrow.compute as pc
-    from pyarrow import csv as arrow_csv
-
-    raw = read_bytes(path).removeprefix(codecs.BOM_UTF8)
-    check_no_page(decode(raw, path), path)
-    blank = _BLANK_LINES.match(raw)
-    body = raw[blank.end() if blank else 0 :]
-    if not body.strip():
-        raise DataError(f"{path} has no rows")
-    body += b"" if body.endswith((b"\n", b"\r")) else b"\n"
-    first_line = raw.count(b"\n", 0, blank.end() if blank else 0) + 1
-    del raw
-    separator = _separator(body[: body.find(b"\n") + 1].decode())
-    _check_quotes(body, separator, path, first_line)
-
-    odd: list[tuple[int, int, str]] = []
-
-    def pass_over(row: Any) -> str:
-        odd.append((row.number - 1, row.actual_columns, row.text))
-        return "skip"
-
-    cells = arrow_csv.read_csv(
-        pyarrow.py_buffer(body),
-        # one block: byte order marks and quoted line ends between blocks cannot be misread
-        arrow_csv.ReadOptions(use_threads=False, autogenerate_column_names=True, block_size=len(body) + 1),
-        arrow_csv.ParseOptions(
-            delimiter=separator, newlines_in_values=True, ignore_empty_lines=False, invalid_row_handler=pass_over
-        ),
-        arrow_csv.ConvertOptions(
-            check_utf8=False,
-            column_types=dict.fromkeys(_generated_names(body, separator), pyarrow.large_string()),
-        ),
-    ).columns
-    arrays = [column.combine_chunks() for column in cells]
-    names = [pc.utf8_trim_whitespace(column[0]).as_py() for column in arrays]
+    content = read_csv(path)
     faults = Faults(path)
-    twice = sorted({name for name in names if name and names.count(name) > 1})
+    twice = sorted({name for name in content.names if name and content.names.count(name) > 1})
     if twice:
-        raise DataError(f"{faults.where(first_line)}: the column {twice[0]!r} comes twice")
-
-    is_multiline = body.count(b"\n") != len(arrays[0]) + len(odd)
-    lines, odd_lines = _lines_of_rows(arrays if is_multiline else [], len(arrays[0]), odd, first_line)
-    for line, (_, fields, text) in zip(odd_lines, odd, strict=True):
-        if text.strip():
-            faults.add(
-                line,
-                f"{fields} fields, but the header has {len(names)}; texts that hold a {separator!r} must be in "
-                "double quotes",
-            )
-    columns = {name: column[1:] for name, column in zip(names, arrays, strict=True) if name}
-    table = Table(faults, list(columns), columns, lines[1:])
-    return _without_blank_rows(_without_long_cells(table))
-
-
-def _generated_names(body: bytes, separator: str) -> list[str]:
-    """Names that pyarrow gives to the columns of a table, at least."""
-    first = body[: body.find(b"\n")]
-    return [f"f{number}" for number in range(first.count(separator.encode()) + 1)]
-
-
-def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> None:
-    """Raise a DataError for a quoted field that does not end where it should; pyarrow would swallow rows there."""
-    if b'"' not in body:
-        return
-    end = f"{separator}\r\n".encode()
-    # text, a quoted field up to the next separator, or a quotation mark within a field, where it means nothing
-    part = rb'[^"]+|(?<![^%b])"[^"]*(?:""[^"]*)*"(?=[%b]|\Z)|(?<=[^%b])"' % (end, end, end)
-    parts, position = re.compile(rb"(?:" + part + rb"){0,65000}"), 0
-    while position < len(body):
-        match = parts.match(body, position)
-        if match is None or match.end() == position:
-            line = body.count(b"\n", 0, position) + first_line
-            start = short(body[position : position + 60].decode(errors="replace"))
-            raise DataError(
-                f"{path}, line {line}: a field begins with a quotation mark and does not end with one: {start}; is one "
-                "left open? Double those within the text"
-            )
-        position = match.end()
-
-
-def _lines_of_rows(
-    arrays: list[Any], count: int, odd: list[tuple[int, int, str]], first_line: int
-) -> tuple[NDArray[np.int32], list[int]]:
-    """Lines at which the rows of a CSV begin, and those of its odd rows.
-
-    Args:
-        arrays: columns whose cells may go over lines.
-        count: regular rows, the header included.
-        odd: index, number of fields and text of the rows that are not in the columns.
-        first_line: line of the header.
-    """
-    import pyarrow.compute as pc
-
-    height = np.ones(count + len(odd), np.int64)
-    skipped = np.array([index for index, _, _ in odd], np.int64)
-    regular = np.delete(np.arange(len(height)), skipped)
-    for column in arrays:
-        height[regular] += pc.count_substring_regex(column, "\r\n|\r|\n").to_numpy()
-    height[skipped] += np.array([text.count("\n") for _, _, text in odd], np.int64)
-    lines = np.cumsum(height) - height + first_line
-    return lines[regular].astype(np.int32), lines[skipped].tolist()
+        raise DataError(f"{faults.where(content.header_line)}: the column {twice[0]!r} comes twice")
+    for line, count in content.odd_rows:
+        faults.add(
+            line,
+            f"{count} fields, but the header has {len(content.names)}; texts that hold a {content.separator!r} must be "
+            "in double quotes",
+        )
+    columns = {name: column for name, column in zip(content.names, content.columns, strict=True) if name}
+    return _without_blank_rows(_without_long_cells(Table(faults, list(columns), columns, content.lines)))
 
 
 def _without_long_cells(table: Table) -> Table:
