@@ -18,8 +18,6 @@ TO_CONVERT = {
     "core/types.py",
     "data/io/feature_store.py",
     "data/io/features.py",
-    "data/io/files.py",
-    "data/io/jsonfiles.py",
     "data/io/prepare.py",
     "data/io/shards.py",
     "errors.py",

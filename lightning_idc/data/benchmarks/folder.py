@@ -45,12 +45,12 @@ class FolderPairs(PairDataModule):
     """Your own pairs: two folders ``before/`` and ``after/`` with equal file names, or a CSV, TSV or JSONL file.
 
     A table has the columns before, after and captions (or caption, or caption_1 to caption_n, or one row for each
-    caption), and perhaps id, split, change_type; a list of both images in a column images, as TRL has it, takes the place
-    of before and after. Tables may be packed by gzip. Beside two folders, ``captions.csv`` or ``captions.jsonl`` has the
-    columns id (the file name without its ending) and captions. A table with a column rejected holds preferences, in the
-    layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``, ``val.csv`` and
-    ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is predicted are
-    the pairs of a split ``predict``, else all when there are no captions, else the test split.
+    caption), and perhaps id, split, change_type; a list of both images in a column images, as TRL has it, takes the
+    place of before and after. Tables may be packed by gzip. Beside two folders, ``captions.csv`` or ``captions.jsonl``
+    has the columns id (the file name without its ending) and captions. A table with a column rejected holds
+    preferences, in the layouts of `PreferencePairs`. Splits are those of the column split, of the files ``train.csv``,
+    ``val.csv`` and ``test.csv``, or else drawn by a hash of the id, which does not change when pairs are added. What is
+    predicted are the pairs of a split ``predict``, else all when there are no captions, else the test split.
 
     Args:
         root: folder that all paths are relative to, and never leave. The two folders are read with all below them, and

@@ -167,10 +167,18 @@ class Root:
             raise DataError(f"{record}: {short(relative)} is not the path of a file below the data folder")
         return folder, name
 
+    def folder(self, name: str) -> Path:
+        """Path of a folder that need not exist; "" for the root.
+
+        Raises:
+            DataError: the path is absolute or leaves the root.
+        """
+        return inside(self.path, name or ".", "", self.follow_links)
+
     def fault(self, relative: str) -> str | None:
-        """Message if a path is absolute, leaves the root or cannot be one; None otherwise."""
+        """Message if a path is absolute, leaves the root or is not that of a file; None otherwise."""
         try:
-            self.parts(relative, "")
+            self.parts(relative, "") if relative[-1:] != "/" else self.folder(relative)
         except DataError as error:
             return str(error).removeprefix(": ")
         return None
@@ -192,12 +200,12 @@ class Root:
         return missing
 
     def files_in(self, folder: str) -> set[str]:
-        """Names of the files in a folder that :meth:`parts` gave.
+        """Names of the files in a folder.
 
         Raises:
-            DataError: a file is a link that leaves the root.
+            DataError: a file is a link that leaves the root, or the folder does.
         """
-        return self._files_in(self._folders[folder])
+        return self._files_in(self.folder(folder))
 
     def _files_in(self, folder: Path) -> set[str]:
         base = self.path.resolve()

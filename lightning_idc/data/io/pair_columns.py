@@ -82,12 +82,13 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
     order = np.argsort(np.repeat(owners, counts), kind="stable")
     counts = np.bincount(owners, weights=counts, minlength=len(firsts)).astype(np.int64)
     rows, unit = pyarrow.array(firsts), table.faults.unit
+    file = f"{table.path}, {unit}" if unit else f"{table.path}"
     columns = {
         "id": numbered.dictionary,
         **{side: paths.take(rows) for side, paths in zip(SIDES, sides, strict=True)},
         "captions": lists_of(texts.take(pyarrow.array(order)), counts),
         **chosen,
-        "file": _repeat(f"{table.path}, {unit}" if unit else f"{table.path}", len(firsts)).dictionary_encode(),
+        "file": pyarrow.DictionaryArray.from_arrays(np.zeros(len(firsts), np.int32), _texts(file)),
         "line": pyarrow.array(table.lines[firsts]),
     }
     return RecordTable(root, pyarrow.RecordBatch.from_pydict(columns))
@@ -138,7 +139,7 @@ def _paths(table: Table, side: str, root: Root) -> Any:
 
     # a folder that may not be read makes all paths in it wrong
     folders = folders_of(paths)
-    forbidden = [code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(f"{folder}x")]
+    forbidden = [code for code, folder in enumerate(folders.dictionary.to_pylist()) if folder and root.fault(folder)]
     suspicious = np.isin(folders.indices.to_numpy(), forbidden)
     names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
     suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)

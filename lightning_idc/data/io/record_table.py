@@ -118,9 +118,8 @@ class RecordTable(Sequence[Record]):
         for side in sides:
             for folder in folders_of(side).dictionary.to_pylist():
                 if folder not in files:
-                    name, _ = self.root.parts(f"{folder}x", "")
                     # names of files need not be text
-                    files[folder] = [os.fsencode(folder + file) for file in self.root.files_in(name)]
+                    files[folder] = [os.fsencode(folder + file) for file in self.root.files_in(folder)]
         paths = pyarrow.array(itertools.chain(*files.values()), pyarrow.large_binary())
         missing = []
         for number, side in enumerate(sides):
