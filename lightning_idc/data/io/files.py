@@ -175,10 +175,10 @@ class Root:
         """
         return inside(self.path, name or ".", "", self.follow_links)
 
-    def fault(self, relative: str) -> str | None:
-        """Message if a path is absolute, leaves the root or is not that of a file; None otherwise."""
+    def fault(self, relative: str, is_folder: bool = False) -> str | None:
+        """Message if a path is absolute, leaves the root or is not that of a file or folder; None otherwise."""
         try:
-            self.parts(relative, "") if relative[-1:] != "/" else self.folder(relative)
+            self.folder(relative) if is_folder else self.parts(relative, "")
         except DataError as error:
             return str(error).removeprefix(": ")
         return None

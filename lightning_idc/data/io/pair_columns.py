@@ -139,7 +139,9 @@ def _paths(table: Table, side: str, root: Root) -> Any:
 
     # a folder that may not be read makes all paths in it wrong
     folders = folders_of(paths)
-    forbidden = [code for code, folder in enumerate(folders.dictionary.to_pylist()) if folder and root.fault(folder)]
+    forbidden = [
+        code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(folder, is_folder=True)
+    ]
     suspicious = np.isin(folders.indices.to_numpy(), forbidden)
     names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
     suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)
