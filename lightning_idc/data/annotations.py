@@ -17,10 +17,12 @@ class Row:
     Args:
         where: file and line for messages.
         values: cells by column.
+        number: line or record of a table; 0 for an object of another file.
     """
 
     where: str
     values: dict[str, Any]
+    number: int = 0
 
     def text(self, column: str) -> str | None:
         """Value of a column as text without blanks around it; None if it is absent or empty.

@@ -73,7 +73,7 @@ class ImageColumn:
         if self.index is None:
             return column
         lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
-        positions = self.index + pc.cast(lists.offsets[:-1], pyarrow.int64())
+        positions = pc.add(pc.cast(lists.offsets[:-1], pyarrow.int64()), self.index)
         has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
         return lists.values.take(pc.if_else(has_image, positions, None))
 

@@ -11,7 +11,7 @@ from lightning_idc.data.annotations import Row
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, split_by_hash
 from lightning_idc.data.io.pair_columns import SAME, SPLITS, two_images
-from lightning_idc.data.io.tables import read_rows
+from lightning_idc.data.io.tables import Faults, read_rows
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import short
 
@@ -99,8 +99,11 @@ def read_preferences(files: Root, tables: Sequence[tuple[Path, str | None]]) -> 
     found: dict[tuple[Any, ...], Record] = {}
     names: set[str] = set()
     for path, split in tables:
+        faults = Faults(path)
         for row in read_rows(path)[1]:
-            _add(files, row, split, found, names)
+            with faults.collect(row):
+                _add(files, row, split, found, names)
+        faults.check()
     return list(found.values())
 
 

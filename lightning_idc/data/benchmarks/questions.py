@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_idc.data.annotations import Row
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.tables import missing_column, read_rows
+from lightning_idc.data.io.tables import Faults, missing_column, read_rows
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.paired_accuracy import corrected_key
 
@@ -85,15 +85,18 @@ def read_questions(
             "MMVP's Questions.csv"
         )
     found: list[Question] = []
+    faults = Faults(table)
     for number, row in enumerate(rows, 1):
-        values = [row.text(name) or "" for name in needed]
-        if not all(values):
-            raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
-        if mmvp:
-            found.append(_of_mmvp(number, row, values, files, single, published_keys))
-        else:
-            pair, text, answer, *names = values
-            found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+        with faults.collect(row):
+            values = [row.text(name) or "" for name in needed]
+            if not all(values):
+                raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
+            if mmvp:
+                found.append(_of_mmvp(number, row, values, files, single, published_keys))
+            else:
+                pair, text, answer, *names = values
+                found.append(Question(pair, text, answer, tuple(files.file(name, row.where) for name in names)))
+    faults.check()
     shown = (image for asked in found for image in (*asked.images, *asked.compared))
     absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
     if absent:

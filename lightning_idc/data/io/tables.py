@@ -12,6 +12,7 @@ import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -70,11 +71,12 @@ class Faults:
 
     Args:
         path: table.
-        unit: what the numbers count, "line" or "record".
+        unit: what the numbers count; None for "record" of a JSON file, and "line" of any other.
     """
 
-    def __init__(self, path: Path, unit: str = "line") -> None:
-        self.path, self.unit = path, unit
+    def __init__(self, path: Path, unit: str | None = None) -> None:
+        self.path = path
+        self.unit = unit if unit is not None else "record" if table_ending(path) == ".json" else "line"
         self._numbers: set[int] = set()
         self._messages: dict[int, str] = {}
 
@@ -99,6 +101,14 @@ class Faults:
         self._numbers.update(numbers.tolist())
         for index, number in enumerate(numbers[:SHOWN].tolist()):
             self.add(number, describe(index))
+
+    @contextmanager
+    def collect(self, row: Row) -> Iterator[None]:
+        """Add a row of the table if a DataError is raised in the block."""
+        try:
+            yield
+        except DataError as error:
+            self.add(row.number, str(error))
 
     def check(self) -> None:
         """Raise a DataError if a row was added."""
@@ -167,10 +177,10 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
         faults, columns = table.faults, list(table.columns)
         cells = zip(*(column.to_pylist() for column in table.columns.values()), strict=True)
         numbered = zip(table.lines.tolist(), cells, strict=True)
-        rows = [Row(faults.where(line), dict(zip(columns, values, strict=True))) for line, values in numbered]
+        rows = [Row(faults.where(line), dict(zip(columns, values, strict=True)), line) for line, values in numbered]
     else:
-        faults = Faults(path, "record" if table_ending(path) == ".json" else "line")
-        rows = [Row(faults.where(number), values) for number, values in _json_rows(faults)]
+        faults = Faults(path)
+        rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
         columns = list(dict.fromkeys(name for row in rows for name in row.values))
     faults.check()
     if not rows:
@@ -278,7 +288,7 @@ def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
 def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
     import pyarrow
 
-    faults = Faults(path, "record" if table_ending(path) == ".json" else "line")
+    faults = Faults(path)
     names: dict[str, None] = {}
     chunks: dict[str, list[Any]] = {}
     cells: dict[str, list[str]] = {}
