@@ -108,9 +108,10 @@ def _official(path: Path, split: str) -> list[Row]:
         elif len(fields) != len(header):
             faults.add(number, f"{len(fields)} fields, expected {len(header)}")
         else:
-            row = Row(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)))
-            check_split(split_of_row := row.text("split"), row.where)
-            if split_of_row == split:
+            row = Row(faults.where(number), dict(zip(header, map(_unquoted, fields), strict=True)), number)
+            with faults.collect(row):
+                check_split(row.text("split"), row.where)
+            if row.text("split") == split:
                 rows.append(row)
     faults.check()
     return rows

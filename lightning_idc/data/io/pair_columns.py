@@ -202,23 +202,27 @@ def _lists(table: Table, column: Any) -> Any:
     import pyarrow.compute as pc
 
     is_list = pc.match_substring_regex(column, _JSON_LIST).to_pylist()
-    lists = []
+    lists: list[list[str]] = []
     for line, cell, parse in zip(table.lines.tolist(), column.to_pylist(), is_list, strict=True):
-        captions: Any = [cell]
         try:
-            captions = parse_json(cell, "captions") if parse else captions
-        except DataError as error:
-            table.faults.add(line, f"{error}; expected a JSON list, its texts in double quotes")
-        texts = [caption for caption in captions if isinstance(caption, str)]
-        if len(texts) < len(captions):
-            other = next(caption for caption in captions if not isinstance(caption, str))
-            table.faults.add(line, f"a caption is {short(other)}; expected text")
-        try:
-            lists.append([check_text(text, "a caption") for text in texts])
+            lists.append(_texts_of(cell) if parse else [cell])
         except DataError as error:
             table.faults.add(line, str(error))
             lists.append([])
     return pyarrow.array(lists, pyarrow.large_list(pyarrow.large_string()))
+
+
+def _texts_of(cell: str) -> list[str]:
+    """Texts of a JSON list."""
+    try:
+        captions: list[str] = parse_json(cell, "captions")
+    except DataError as error:
+        raise DataError(f"{error}; expected a JSON list, its texts in double quotes") from None
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise DataError(f"a caption is {short(caption)}; expected text")
+        check_text(caption, "a caption")
+    return captions
 
 
 def _with_single_spaces(texts: Any) -> Any:

@@ -300,13 +300,13 @@ def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
             texts.clear()
 
     for number, row in _json_rows(faults):
-        for name in row.keys() - names.keys():
-            if wanted(name):
-                chunks[name] = [
-                    pyarrow.repeat(pyarrow.scalar("", pyarrow.large_string()), len(lines) // _CHUNK * _CHUNK)
-                ]
-                cells[name] = [""] * (len(lines) % _CHUNK)
-        names |= dict.fromkeys(row)
+        if not row.keys() <= names.keys():
+            for name in row.keys() - names.keys():
+                if wanted(name):
+                    flushed, pending = len(lines) // _CHUNK * _CHUNK, len(lines) % _CHUNK
+                    chunks[name] = [pyarrow.repeat(pyarrow.scalar("", pyarrow.large_string()), flushed)]
+                    cells[name] = [""] * pending
+            names |= dict.fromkeys(row)
         try:
             texts = [_cell(row.get(name), name) for name in cells]
         except DataError as error:
