@@ -14,9 +14,9 @@ from torch import Tensor
 from lightning_idc.core.image_files import opacity
 from lightning_idc.core.images import read_image, resize
 from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.pair_columns import SIDES, read_pairs
+from lightning_idc.data.io.pair_columns import SIDES, pairs_of, wanted
 from lightning_idc.data.io.pair_folders import images_below
-from lightning_idc.data.io.tables import Faults, table_ending
+from lightning_idc.data.io.tables import Faults, read_table, table_ending
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
@@ -61,7 +61,7 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     if len(given) == 2 and all(path.is_dir() for path in given):
         found = _of_folders(*given)
     elif len(given) == 1 and table_ending(given[0]) is not None:
-        records, _ = read_pairs(Root(given[0].parent), given[0], None)
+        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], wanted), None)
         found = [FilePair(record.id, record.before, record.after) for record in records]
     elif len(given) == 1 and given[0].suffix.lower() == ".txt":
         found = _of_list(given[0])

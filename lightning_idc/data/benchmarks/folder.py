@@ -14,10 +14,10 @@ from lightning_idc.core.text import printable
 from lightning_idc.data.benchmarks.preference_pairs import holds_preferences, read_preferences, split_of
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.io.files import FileSource, Record, Root, fault_of, progress, split_by_hash
-from lightning_idc.data.io.pair_columns import SAME, SPLITS, read_pairs
+from lightning_idc.data.io.pair_columns import SAME, SPLITS, pairs_of, wanted
 from lightning_idc.data.io.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.io.record_table import RecordTable, Texts, concatenate
-from lightning_idc.data.io.tables import SHOWN, first_columns, table_ending, table_stem
+from lightning_idc.data.io.tables import SHOWN, read_table, table_ending, table_stem
 from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 
 OnBad = Literal["raise", "skip"]
@@ -97,18 +97,18 @@ class FolderPairs(PairDataModule):
         self.on_empty, self.on_bad = on_empty, on_bad
         self._by_split: dict[str, RecordTable] = {}
         self._no_captions: str | None = None
+        self._preferences: list[Record] = []
 
     def source(self, split: Split) -> FileSource:
-        tables = self._tables()
-        if tables and any(holds_preferences(first_columns(path)) for path, _ in tables):
-            return self._preferring(tables, split)
-        return self._captioned(split)
+        if not self._by_split and not self._preferences:
+            self._read()
+        return self._preferring(split) if self._preferences else self._captioned(split)
 
-    def _preferring(self, tables: list[tuple[Path, str | None]], split: Split) -> FileSource:
+    def _preferring(self, split: Split) -> FileSource:
         if "skip" in (self.on_empty, self.on_bad):
             raise ConfigError("preferences are read as they are; leave on_empty and on_bad out, and repair the table")
         dealt: dict[str, list[Record]] = {}
-        for record in read_preferences(self.files, tables):
+        for record in self._preferences:
             dealt.setdefault(split_of(record, self.shares), []).append(record)
         records = dealt.get(split) or (dealt.get("test") if split == "predict" else None)
         if not records:
@@ -116,7 +116,7 @@ class FolderPairs(PairDataModule):
         return FileSource(records, self.image_size, self.interpolation, self.image_options)
 
     def _captioned(self, split: Split) -> TableSource:
-        by_split = self._read()
+        by_split = self._by_split
         if split == "predict":
             records = by_split["predict"]
             if not len(records):
@@ -173,24 +173,21 @@ class FolderPairs(PairDataModule):
 
     # ---- reading ----------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[str, RecordTable]:
-        """What the folder holds, read once and dealt to the splits."""
-        if not self._by_split:
-            import pyarrow
-
-            self._by_split = self._dealt()
-            pyarrow.default_memory_pool().release_unused()  # what reading took; it is several times what stays
-        return self._by_split
-
-    def _dealt(self) -> dict[str, RecordTable]:
+    def _read(self) -> None:
+        """Read the folder and sort its pairs by split."""
         import pyarrow
         import pyarrow.compute as pc
 
-        tables = self._tables()
-        if tables is None:
+        files = self._tables()
+        if files is None:
             records, self._no_captions = read_two_folders(self.files)
         else:
-            parts = [read_pairs(self.files, path, split) for path, split in tables]
+            tables = [(read_table(path, wanted), split) for path, split in files]
+            if any(holds_preferences(table.names) for table, _ in tables):
+                self._preferences = read_preferences(self.files, files)
+                return
+            parts = [pairs_of(self.files, table, split) for table, split in tables]
+            del tables
             records = concatenate([part for part, _ in parts])
             # a table without captions beside one with them, as for predict, has empty captions
             messages = [message for _, message in parts]
@@ -200,7 +197,8 @@ class FolderPairs(PairDataModule):
         unnamed = np.flatnonzero(homes < 0)
         for index, id in zip(unnamed.tolist(), records.take(unnamed).ids, strict=True):
             homes[index] = SPLITS.index(split_by_hash(id, self.shares))
-        return {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+        self._by_split = {split: records.take(np.flatnonzero(homes == home)) for home, split in enumerate(SPLITS)}
+        pyarrow.default_memory_pool().release_unused()  # reading takes several times the memory of the pairs
 
     def _tables(self) -> list[tuple[Path, str | None]] | None:
         """Tables with the split that each holds; None for two folders."""

@@ -5,7 +5,6 @@ A million rows are checked in Arrow's and numpy's functions; Python looks only a
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 from lightning_idc.core.paths import LONGEST_NAME
 from lightning_idc.data.io.files import Root, folders_of
 from lightning_idc.data.io.record_table import RecordTable, lists_of
-from lightning_idc.data.io.tables import Table, is_caption_column, missing_column, read_table
+from lightning_idc.data.io.tables import Table, is_caption_column, missing_column
 from lightning_idc.errors import DataError
 from lightning_idc.utils.jsonfiles import check_text, parse_json, short
 
@@ -33,32 +32,31 @@ def wanted(name: str) -> bool:
     return name in ("id", *SIDES, "images", "split", "change_type") or is_caption_column(name)
 
 
-def read_pairs(root: Root, path: Path, split: str | None) -> tuple[RecordTable, str | None]:
+def pairs_of(root: Root, table: Table, split: str | None) -> tuple[RecordTable, str | None]:
     """Pairs of a table with the columns before and after, or images with both.
 
     Args:
         root: folder that the paths are relative to.
-        path: table.
+        table: table with the columns that are :func:`wanted`.
         split: split of all pairs; None if a column or nothing names it.
 
     Returns:
         The pairs, and the message that captions are missing if no column holds any.
 
     Raises:
-        DataError: the table cannot be read, lacks a column or contradicts itself; the first five bad rows are listed.
+        DataError: the table lacks a column or contradicts itself; the first five bad rows are listed.
     """
-    table = read_table(path, wanted)
     if "images" in table.columns and not any(side in table.names for side in SIDES):
         _split_images(table)
         table.faults.check()
     for side in SIDES:
         if side not in table.columns:
-            raise DataError(missing_column(table.names, side, path, "the path of an image"))
+            raise DataError(missing_column(table.names, side, table.path, "the path of an image"))
     sides = tuple(_paths(table, side, root) for side in SIDES)
     ids = _ids(table, sides)
     records = group_rows(table, root, ids, sides, split)
     captioned = any(map(is_caption_column, table.columns))
-    return records, None if captioned else missing_column(table.names, "captions", path, CAPTIONS)
+    return records, None if captioned else missing_column(table.names, "captions", table.path, CAPTIONS)
 
 
 def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split: str | None = None) -> RecordTable:
@@ -70,14 +68,17 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
     import pyarrow
 
     texts, counts = _captions(table)
-    splits = _repeat(split, len(table)) if split else _splits(table)
-    labels = {"split": splits, "change_type": _or_null(table, "change_type")}
+    labels = {
+        "split": _repeat(split, len(table)) if split else _splits(table),
+        "change_type": _column(table, "change_type"),
+    }
+    values = dict(zip(SIDES, sides, strict=True)) | labels
     numbered = ids.dictionary_encode()
     owners = numbered.indices.to_numpy()
     # ids are numbered in the order of their first rows
     firsts = np.searchsorted(np.maximum.accumulate(owners), np.arange(len(numbered.dictionary)))
-    _check_same(table, ids, owners, firsts, sides)
-    chosen = {name: _one_label(table, ids, owners, firsts, name, values) for name, values in labels.items()}
+    for name, column in values.items():
+        _check_same(table, ids, firsts[owners], name, column)
     table.faults.check()
     order = np.argsort(np.repeat(owners, counts), kind="stable")
     counts = np.bincount(owners, weights=counts, minlength=len(firsts)).astype(np.int64)
@@ -85,9 +86,9 @@ def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split
     file = f"{table.path}, {unit}" if unit else f"{table.path}"
     columns = {
         "id": numbered.dictionary,
-        **{side: paths.take(rows) for side, paths in zip(SIDES, sides, strict=True)},
+        **{side: values[side].take(rows) for side in SIDES},
         "captions": lists_of(texts.take(pyarrow.array(order)), counts),
-        **chosen,
+        **{name: _null_for_empty(values[name].take(rows)) for name in labels},
         "file": pyarrow.DictionaryArray.from_arrays(np.zeros(len(firsts), np.int32), _texts(file)),
         "line": pyarrow.array(table.lines[firsts]),
     }
@@ -155,7 +156,7 @@ def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
     """Ids of the column id; a row without one is named by its own paths, so that other rows never change it."""
     import pyarrow.compute as pc
 
-    ids = pc.utf8_trim_whitespace(table.columns["id"]) if "id" in table.columns else _repeat("", len(table))
+    ids = _column(table, "id")
     unnamed = pc.equal(ids, "")
     if not pc.any(unnamed).as_py():
         return ids
@@ -240,16 +241,14 @@ def _with_single_spaces(texts: Any) -> Any:
 
 
 def _splits(table: Table) -> Any:
-    """Names of splits, null if nothing names one."""
+    """Names of splits, "" if nothing names one."""
     import pyarrow
     import pyarrow.compute as pc
 
-    named = _or_null(table, "split").dictionary_encode()
+    named = _column(table, "split").dictionary_encode()
     lower = [name.lower() for name in named.dictionary.to_pylist()]
     splits = pyarrow.array([SAME.get(name, name) for name in lower], pyarrow.large_string()).take(named.indices)
-    unknown = np.flatnonzero(
-        pc.fill_null(pc.invert(pc.is_in(splits, value_set=_texts(*SPLITS, None))), False).to_numpy(zero_copy_only=False)
-    )
+    unknown = np.flatnonzero(~pc.is_in(splits, value_set=_texts(*SPLITS, "")).to_numpy(zero_copy_only=False))
     table.faults.add_rows(
         table.lines[unknown],
         lambda index: (
@@ -259,47 +258,32 @@ def _splits(table: Table) -> Any:
     return splits
 
 
-def _check_same(table: Table, ids: Any, owners: NDArray[Any], firsts: NDArray[Any], sides: tuple[Any, ...]) -> None:
-    """Add the rows whose id was taken by other images."""
+def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
+    """Add the rows whose cell is not that of the first row of their id.
+
+    Args:
+        table: table of the rows.
+        ids: id of each row.
+        firsts: index of the first row with the same id, for each row.
+        name: column.
+        column: cells.
+    """
     import pyarrow
     import pyarrow.compute as pc
 
-    if len(firsts) == len(owners):
+    same = column.take(pyarrow.array(firsts))
+    if same.equals(column):
         return
-    first = pyarrow.array(firsts[owners])
-    differs = [pc.not_equal(side, side.take(first)).to_numpy(zero_copy_only=False) for side in sides]
-    rows = np.flatnonzero(np.logical_or(*differs))
-    table.faults.add_rows(
-        table.lines[rows],
-        lambda index: (
-            f"the id {short(ids[int(rows[index])].as_py())} is taken by other images "
-            f"({table.faults.unit} {table.lines[firsts[owners[rows[index]]]]}); ids must be unique"
-        ),
-    )
-
-
-def _one_label(table: Table, ids: Any, owners: NDArray[Any], firsts: NDArray[Any], name: str, values: Any) -> Any:
-    """Split or type of each id: that of the first of its rows that names one; another one is a fault."""
-    import pyarrow
-
-    codes = values.dictionary_encode()
-    numbers = codes.indices.fill_null(-1).to_numpy()
-    named = np.flatnonzero(numbers >= 0)
-    # written from the last row to the first, so that the first one stays
-    row_of = firsts.copy()
-    row_of[owners[named[::-1]]] = named[::-1]
-    rows = named[numbers[named] != numbers[row_of[owners[named]]]]
+    rows = np.flatnonzero(pc.not_equal(column, same).to_numpy(zero_copy_only=False))
 
     def describe(index: int) -> str:
         row = int(rows[index])
-        other = int(row_of[owners[row]])
         return (
-            f"pair {short(ids[row].as_py())} has the {name} {short(values[row].as_py())}, but "
-            f"{short(values[other].as_py())} in {table.faults.unit} {table.lines[other]}"
+            f"pair {short(ids[row].as_py())} has the {name} {short(column[row].as_py())}, but "
+            f"{short(same[row].as_py())} in {table.faults.unit} {table.lines[firsts[row]]}; ids must be unique"
         )
 
     table.faults.add_rows(table.lines[rows], describe)
-    return values.take(pyarrow.array(row_of))
 
 
 # ---- Arrow ----------------------------------------------------------------------------------------------------
@@ -317,12 +301,15 @@ def _repeat(text: str, count: int) -> Any:
     return pyarrow.repeat(pyarrow.scalar(text, pyarrow.large_string()), count)
 
 
-def _or_null(table: Table, name: str) -> Any:
-    """A column of texts, null where a cell is blank."""
+def _column(table: Table, name: str) -> Any:
+    """Texts of a column without blanks around them; "" in every row if there is no such column."""
+    import pyarrow.compute as pc
+
+    return pc.utf8_trim_whitespace(table.columns[name]) if name in table.columns else _repeat("", len(table))
+
+
+def _null_for_empty(texts: Any) -> Any:
     import pyarrow
     import pyarrow.compute as pc
 
-    if name not in table.columns:
-        return pyarrow.nulls(len(table), pyarrow.large_string())
-    texts = pc.utf8_trim_whitespace(table.columns[name])
     return pc.if_else(pc.equal(texts, ""), pyarrow.scalar(None, texts.type), texts)

@@ -6,9 +6,7 @@ A CSV is read by pyarrow, as text only: "NA" is a caption and 007 an id. Rows th
 
 from __future__ import annotations
 
-import csv
 import difflib
-import gzip
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -21,11 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lightning_idc.data.annotations import Row
-from lightning_idc.data.csv_files import read_csv, separator_of
+from lightning_idc.data.csv_files import read_csv
 from lightning_idc.errors import DataError
 from lightning_idc.utils.jsonfiles import (
     check_text,
-    decode,
     lines_of,
     parse_documents,
     parse_json,
@@ -35,8 +32,6 @@ from lightning_idc.utils.jsonfiles import (
 
 ENDINGS = (".csv", ".tsv", ".jsonl")
 """Files that are looked for in a folder; a ``.json`` has to be named."""
-MAX_CELL = 131_072
-"""Bytes of the longest text in a table."""
 SHOWN = 5
 _CHUNK = 8192  # rows of a JSONL that are Python objects at once
 _CAPTION_N = re.compile(r"caption_\d{1,6}")
@@ -188,28 +183,6 @@ def read_rows(path: Path) -> tuple[list[str], list[Row]]:
     return columns, rows
 
 
-def first_columns(path: Path) -> list[str]:
-    """Columns of the first row of a table, read from its first line; [] if that cannot be read.
-
-    Raises:
-        DataError: the file cannot be opened.
-    """
-    try:
-        if table_ending(path) == ".json":
-            return read_rows(path)[0]
-        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
-            line = next((line for line in file if line.strip()), b"")
-        text = decode(line, path)
-        if table_ending(path) == ".jsonl":
-            value = parse_json(text, str(path))
-            return list(value) if isinstance(value, dict) else []
-        return [name.strip() for name in next(csv.reader([text], delimiter=separator_of(text)), [])]
-    except OSError as error:
-        raise DataError(f"{path} cannot be read: {error.strerror or error}") from error
-    except (DataError, EOFError, csv.Error):
-        return []  # reading the table reports it with its line
-
-
 # ---- CSV ------------------------------------------------------------------------------------------------------
 
 
@@ -226,39 +199,22 @@ def _read_csv(path: Path) -> Table:
             "in double quotes",
         )
     columns = {name: column for name, column in zip(content.names, content.columns, strict=True) if name}
-    return _without_blank_rows(_without_long_cells(Table(faults, list(columns), columns, content.lines)))
-
-
-def _without_long_cells(table: Table) -> Table:
-    import pyarrow.compute as pc
-
-    long = np.zeros(len(table), bool)
-    for column in table.columns.values():
-        if (pc.max(pc.binary_length(column)).as_py() or 0) > MAX_CELL:
-            long |= pc.greater(pc.binary_length(column), MAX_CELL).to_numpy(zero_copy_only=False)
-    table.faults.add_rows(table.lines[long], lambda index: f"a text of more than {MAX_CELL:,} bytes")
-    return _filtered(table, ~long)
+    return _without_blank_rows(Table(faults, list(columns), columns, content.lines))
 
 
 def _without_blank_rows(table: Table) -> Table:
     """The table without empty lines and lines of separators, as spreadsheets write them."""
+    import pyarrow
     import pyarrow.compute as pc
 
     blank = np.ones(len(table), bool)
     for column in table.columns.values():
         if not blank.any():
-            break
+            return table
         blank &= pc.equal(pc.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
-    return _filtered(table, ~blank)
-
-
-def _filtered(table: Table, mask: NDArray[np.bool_]) -> Table:
-    import pyarrow
-
-    if mask.all():
-        return table
-    columns = {name: column.filter(pyarrow.array(mask)) for name, column in table.columns.items()}
-    return Table(table.faults, table.names, columns, table.lines[mask])
+    filled = pyarrow.array(~blank)
+    columns = {name: column.filter(filled) for name, column in table.columns.items()}
+    return Table(table.faults, table.names, columns, table.lines[~blank])
 
 
 # ---- JSON -----------------------------------------------------------------------------------------------------
@@ -319,8 +275,7 @@ def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
             flush()
     flush()
     columns = {name: pyarrow.chunked_array(parts).combine_chunks() for name, parts in chunks.items()}
-    table = Table(faults, list(names), columns, np.array(lines, np.int32))
-    return _without_long_cells(table)
+    return Table(faults, list(names), columns, np.array(lines, np.int32))
 
 
 def _cell(value: Any, name: str) -> str:
