@@ -61,7 +61,7 @@ def read_csv(path: Path) -> CsvContent:
     start = blank.end() if blank else 0
     header_line, body = raw.count(b"\n", 0, start) + 1, raw[start:]
     del raw
-    if not body.strip():
+    if not body[:_MAX_HEADER].strip():
         raise DataError(f"{path} has no rows")
     body += b"" if body.endswith((b"\n", b"\r")) else b"\n"
     separator = separator_of(re.split(rb"[\r\n]", body[:_MAX_HEADER], maxsplit=1)[0].decode(errors="replace"))
@@ -107,7 +107,7 @@ def read_csv(path: Path) -> CsvContent:
 
 def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> None:
     """Raise a DataError for a quoted field that does not end where it should; pyarrow would swallow rows there."""
-    if b'"' not in body:
+    if _has_regular_quotes(body, separator):
         return
     end = f"{separator}\r\n".encode()
     # text, a quoted field up to the next separator, or a quotation mark within a field, where it means nothing
@@ -123,3 +123,13 @@ def _check_quotes(body: bytes, separator: str, path: Path, first_line: int) -> N
                 "left open? Double those within the text"
             )
         position = match.end()
+
+
+def _has_regular_quotes(body: bytes, separator: str) -> bool:
+    """Whether each quotation mark opens or closes a field or is doubled, as programs write them."""
+    data = np.frombuffer(body, np.uint8)
+    quotes = np.flatnonzero(data == ord('"'))
+    ends = np.array([ord(separator), ord("\n"), ord("\r"), ord('"')], np.uint8)
+    # the body ends with a line end, which also serves as the byte before its first
+    opened, closed = np.isin(data[quotes[::2] - 1], ends), np.isin(data[quotes[1::2] + 1], ends)
+    return len(quotes) % 2 == 0 and bool(opened.all() and closed.all())
