@@ -74,7 +74,7 @@ def read_csv(path: Path) -> CsvContent:
         return "skip"
 
     # pyarrow names the columns f0, f1, ...; the header is the first row
-    names = (f"f{number}" for number in range(body.count(separator.encode(), 0, _MAX_HEADER) + 1))
+    names = [f"f{number}" for number in range(body.count(separator.encode(), 0, _MAX_HEADER) + 1)]
     table = csv.read_csv(
         pyarrow.py_buffer(body),
         # one block: a byte order mark or a quoted line end between two blocks could be misread
