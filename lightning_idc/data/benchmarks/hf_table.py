@@ -73,7 +73,10 @@ class ImageColumn:
         if self.index is None:
             return column
         lists = column.combine_chunks() if isinstance(column, pyarrow.ChunkedArray) else column
-        positions = pc.add(pc.cast(lists.offsets[:-1], pyarrow.int64()), self.index)
+        if not hasattr(lists.type, "value_type"):
+            return pyarrow.nulls(len(lists))  # no lists, which reading a pair reports
+        lists = lists.cast(pyarrow.large_list(lists.type.value_type))
+        positions = pc.add(lists.offsets[:-1], self.index)
         has_image = pc.fill_null(pc.greater(pc.list_value_length(lists), self.index), False)
         return lists.values.take(pc.if_else(has_image, positions, None))
 
