@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_text, parse_documents, read_text, short
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_no_page, decode, read_bytes, short
 
 _BLANK_LINES = re.compile(rb"(?:[ \t,;]*(?:\r\n?|\n))*")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import check_no_page, decode, parse_documents, read_bytes, short
 
 IDS = ("image_id", "id", "img_id", "uid", "filename", "sample_id")

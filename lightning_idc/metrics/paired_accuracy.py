@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import Content
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 
 Images = TypeVar("Images")

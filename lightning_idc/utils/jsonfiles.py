@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NoReturn
 
-from lightning_idc.errors import DataError
+from lightning_idc.utils.errors import DataError
 
 MAX_BYTES = 2**31
 """Size of the largest file that is read, unpacked."""

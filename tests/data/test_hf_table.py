@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.utils.errors import ConfigError, DataError
 
 datasets = pytest.importorskip("datasets")
 TRAIN = {"train": "train"}

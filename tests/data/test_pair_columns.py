@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.errors import DatasetNotFoundError
+from lightning_idc.utils.errors import DatasetNotFoundError
 
 
 def images(root: Path, *names: str) -> None:

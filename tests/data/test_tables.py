@@ -13,8 +13,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.data.io.tables import read_rows, read_table
-from lightning_idc.errors import DataError
+from lightning_idc.data.tables.tables import read_rows, read_table
+from lightning_idc.utils.errors import DataError
 
 NAMES = ["before", "after", "captions"]
 ROWS = [["a, b.png", "a;b.png", 'it says "a;b",\tthen\nleaves'], ["c", "d", "NA"], ["007", "", "None"]]

@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 from lightning_idc.data.annotations import Row, find, read_objects, sentences
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.data.io.tables import Faults, missing_column
-from lightning_idc.errors import DataError
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote, check_split
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.data.tables.tables import Faults, missing_column
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
@@ -42,7 +42,7 @@ class BirdsToWords(Benchmark):
         https://github.com/google-research-datasets/birds-to-words
 
     Args:
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = BirdsToWords.split("data/birds_to_words", "test")[0]

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairSample
 from lightning_idc.data.annotations import sentences
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import FileSource, Record, Root
-from lightning_idc.errors import DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import FileSource, Record, Root
+from lightning_idc.images.types import PairSample
+from lightning_idc.utils.errors import DataError, check_choice
 from lightning_idc.utils.jsonfiles import parse_json, read_json, read_text, short
 
 Seeds = Literal["first", "all"]
@@ -40,7 +40,7 @@ class InstructPix2Pix(Benchmark):
 
     Args:
         seeds: one pair per instruction, or all.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = InstructPix2Pix.split("data/instructpix2pix", "test")[0]
@@ -127,7 +127,7 @@ class PromptSource(FileSource):
     Args:
         records: one per pair, without captions.
         files: where the folders are.
-        options: of :class:`~lightning_idc.data.io.files.FileSource`.
+        options: of :class:`~lightning_idc.data.tables.files.FileSource`.
     """
 
     def __init__(self, records: Sequence[Record], files: Root, *options: Any) -> None:

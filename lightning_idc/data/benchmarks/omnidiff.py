@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning_idc.data.annotations import Row, read_objects, sentences
-from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
-from lightning_idc.data.core.datamodule import Split
-from lightning_idc.data.io.files import Record
-from lightning_idc.errors import DataError, check_choice
+from lightning_idc.data.benchmark import Benchmark, Counts, Remote
+from lightning_idc.data.datamodule import Split
+from lightning_idc.data.tables.files import Record
+from lightning_idc.utils.errors import DataError, check_choice
 from lightning_idc.utils.jsonfiles import short
 
 Subset = Literal["real", "render"]
@@ -48,7 +48,7 @@ class OmniDiff(Benchmark):
         subset: photographs or renders; the paper evaluates them apart.
         fields: where records say what, over :data:`FIELDS`.
         annotations_file: name of the annotation files, with ``{subset}`` and ``{split}``.
-        options: of :class:`~lightning_idc.data.core.benchmark.Benchmark`.
+        options: of :class:`~lightning_idc.data.benchmark.Benchmark`.
 
     Example:
         >>> pair = OmniDiff.split("data/omnidiff", "test")[0]

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from lightning_idc.data.annotations import Row
-from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.tables import Faults, missing_column, read_rows
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.data.tables.files import Root
+from lightning_idc.data.tables.tables import Faults, missing_column, read_rows
 from lightning_idc.metrics.paired_accuracy import corrected_key
+from lightning_idc.utils.errors import ConfigError, DataError
 
 COLUMNS = ("pair", "question", "answer", "before", "after")
 ALONE = ("pair", "question", "answer", "image")

@@ -1,0 +1,315 @@
+"""Pairs of a table: its columns checked and turned into a :class:`RecordTable`, all rows at once.
+
+A million rows are checked in Arrow's and numpy's functions; Python looks only at rows that may be wrong.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_idc.data.tables.files import Root, folders_of
+from lightning_idc.data.tables.record_table import RecordTable, lists_of
+from lightning_idc.data.tables.tables import Table, is_caption_column, missing_column
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import check_text, parse_json, short
+from lightning_idc.utils.paths import LONGEST_NAME
+
+SPLITS = ("train", "val", "test", "predict")
+SAME = {"training": "train", "valid": "val", "validation": "val", "dev": "val", "testing": "test"}
+"""Other names of splits."""
+SIDES = ("before", "after")
+CAPTIONS = "or 'caption', or 'caption_1' to 'caption_n'"
+# blanks of str.split other than the space
+_BLANKS = "\t-\r\x1c-\x1f\x85\xa0\u1680\u2000-\u200a\u2028\u2029\u202f\u205f\u3000"
+_JSON_LIST = r"""^\s*\[\s*["'\]]"""
+
+
+def wanted(name: str) -> bool:
+    """Whether a column says something of a pair."""
+    return name in ("id", *SIDES, "images", "split", "change_type") or is_caption_column(name)
+
+
+def pairs_of(root: Root, table: Table, split: str | None) -> tuple[RecordTable, str | None]:
+    """Pairs of a table with the columns before and after, or images with both.
+
+    Args:
+        root: folder that the paths are relative to.
+        table: table with the columns that are :func:`wanted`.
+        split: split of all pairs; None if a column or nothing names it.
+
+    Returns:
+        The pairs, and the message that captions are missing if no column holds any.
+
+    Raises:
+        DataError: the table lacks a column or contradicts itself; the first five bad rows are listed.
+    """
+    if "images" in table.columns and not any(side in table.names for side in SIDES):
+        _split_images(table)
+        table.faults.check()
+    for side in SIDES:
+        if side not in table.columns:
+            raise DataError(missing_column(table.names, side, table.path, "the path of an image"))
+    sides = tuple(_paths(table, side, root) for side in SIDES)
+    ids = _ids(table, sides)
+    records = group_rows(table, root, ids, sides, split)
+    captioned = any(map(is_caption_column, table.columns))
+    return records, None if captioned else missing_column(table.names, "captions", table.path, CAPTIONS)
+
+
+def group_rows(table: Table, root: Root, ids: Any, sides: tuple[Any, ...], split: str | None = None) -> RecordTable:
+    """One record for each id, with the captions of all its rows.
+
+    Raises:
+        DataError: rows of one id contradict each other, or a cell is not what it should be.
+    """
+    import pyarrow
+
+    texts, counts = _captions(table)
+    labels = {
+        "split": _repeat(split, len(table)) if split else _splits(table),
+        "change_type": _column(table, "change_type"),
+    }
+    values = dict(zip(SIDES, sides, strict=True)) | labels
+    numbered = ids.dictionary_encode()
+    owners = numbered.indices.to_numpy()
+    # ids are numbered in the order of their first rows
+    firsts = np.searchsorted(np.maximum.accumulate(owners), np.arange(len(numbered.dictionary)))
+    for name, column in values.items():
+        _check_same(table, ids, firsts[owners], name, column)
+    table.faults.check()
+    order = np.argsort(np.repeat(owners, counts), kind="stable")
+    counts = np.bincount(owners, weights=counts, minlength=len(firsts)).astype(np.int64)
+    rows, unit = pyarrow.array(firsts), table.faults.unit
+    file = f"{table.path}, {unit}" if unit else f"{table.path}"
+    columns = {
+        "id": numbered.dictionary,
+        **{side: values[side].take(rows) for side in SIDES},
+        "captions": lists_of(texts.take(pyarrow.array(order)), counts),
+        **{name: _null_for_empty(values[name].take(rows)) for name in labels},
+        "file": pyarrow.DictionaryArray.from_arrays(np.zeros(len(firsts), np.int32), _texts(file)),
+        "line": pyarrow.array(table.lines[firsts]),
+    }
+    return RecordTable(root, pyarrow.RecordBatch.from_pydict(columns))
+
+
+# ---- images ---------------------------------------------------------------------------------------------------
+
+
+def _split_images(table: Table) -> None:
+    """Turn a column with a list of both images, as TRL has it, into the columns before and after."""
+    import pyarrow
+
+    sides: list[tuple[str, str]] = []
+    for line, cell in zip(table.lines.tolist(), table.columns.pop("images").to_pylist(), strict=True):
+        try:
+            sides.append(two_images(parse_json(cell, "images"), "images"))
+        except DataError as error:
+            table.faults.add(line, str(error))
+    for index, side in enumerate(SIDES):
+        table.columns[side] = pyarrow.array([pair[index] for pair in sides], pyarrow.large_string())
+
+
+def two_images(value: Any, where: str) -> tuple[str, str]:
+    """Paths of a list of two images; each is a path, or an object with one.
+
+    Raises:
+        DataError: the value is something else.
+    """
+    paths = [one.get("path") if isinstance(one, dict) else one for one in value] if isinstance(value, list) else []
+    if len(paths) != 2 or not all(isinstance(path, str) and path for path in paths):
+        raise DataError(f"{where} is {short(value)}; expected the paths of two images")
+    return check_text(paths[0], where), check_text(paths[1], where)
+
+
+def _paths(table: Table, side: str, root: Root) -> Any:
+    """Paths of one side with slashes; bad ones are added to the faults of the table."""
+    import pyarrow.compute as pc
+
+    paths = pc.utf8_trim_whitespace(table.columns[side])
+    if pc.any(pc.match_substring(paths, "\\")).as_py():
+        paths = pc.replace_substring(paths, "\\", "/")
+    if any(pc.any(pc.match_substring(paths, part)).as_py() for part in ("//", "./")):
+        for pattern, plain in ((r"/(?:\.?/)+", "/"), (r"\A(?:\./+)+", "")):
+            paths = pc.replace_substring_regex(paths, pattern, plain)
+    empty = pc.equal(paths, "").to_numpy(zero_copy_only=False)
+    message = f"{side} is empty; expected the path of an image, relative to {root.path}"
+    table.faults.add_rows(table.lines[empty], lambda index: message)
+
+    # a folder that may not be read makes all paths in it wrong
+    folders = folders_of(paths)
+    forbidden = [
+        code for code, folder in enumerate(folders.dictionary.to_pylist()) if root.fault(folder, is_folder=True)
+    ]
+    suspicious = np.isin(folders.indices.to_numpy(), forbidden)
+    names = pc.replace_substring_regex(paths, "(?s)^.*/", "")
+    suspicious |= pc.is_in(names, value_set=_texts("", ".", "..")).to_numpy(zero_copy_only=False)
+    suspicious |= pc.greater(pc.binary_length(names), LONGEST_NAME).to_numpy(zero_copy_only=False)
+    rows = np.flatnonzero(suspicious & ~empty)
+    table.faults.add_rows(table.lines[rows], lambda index: str(root.fault(paths[int(rows[index])].as_py())))
+    return paths
+
+
+def _ids(table: Table, sides: tuple[Any, ...]) -> Any:
+    """Ids of the column id; a row without one is named by its own paths, so that other rows never change it."""
+    import pyarrow.compute as pc
+
+    ids = _column(table, "id")
+    unnamed = pc.equal(ids, "")
+    if not pc.any(unnamed).as_py():
+        return ids
+    before, after = (pc.replace_substring_regex(side, r"([^/])\.[^./]+\z", r"\1") for side in sides)
+    names = (pc.replace_substring_regex(side, "(?s)^.*/", "") for side in (before, after))
+    both = pc.binary_join_element_wise(before, after, _texts("..")[0])
+    return pc.if_else(unnamed, pc.if_else(pc.equal(*names), before, both), ids)
+
+
+# ---- captions -------------------------------------------------------------------------------------------------
+
+
+def _captions(table: Table) -> tuple[Any, NDArray[np.int64]]:
+    """Captions of all rows, and how many each row has: captions, caption, then caption_1 to caption_n."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    numbered = sorted(
+        (name for name in table.columns if is_caption_column(name) and "_" in name),
+        key=lambda name: (int(name.rpartition("_")[2]), name),
+    )
+    texts, counts = [_texts()], [np.zeros(len(table), np.int64)]
+    for name in ("captions", "caption", *numbered):
+        if name not in table.columns:
+            continue
+        column = table.columns[name]
+        count = np.ones(len(table), np.int64)
+        if name in numbered:  # a column for each caption is blank where a pair has fewer
+            full = pc.not_equal(column, "")
+            column, count = column.filter(full), full.to_numpy(zero_copy_only=False).astype(np.int64)
+        elif name == "captions" and pc.any(pc.match_substring(column, "[")).as_py():
+            lists = _lists(table, column)
+            column, count = lists.flatten(), pc.list_value_length(lists).to_numpy()
+        texts.append(_with_single_spaces(column))
+        counts.append(count)
+    flat = pyarrow.chunked_array(texts).combine_chunks()
+    owners = np.concatenate([np.repeat(np.arange(len(table)), count) for count in counts])
+    return flat.take(pyarrow.array(np.argsort(owners, kind="stable"))), np.sum(counts, 0)
+
+
+def _lists(table: Table, column: Any) -> Any:
+    """Lists of captions in a column some of whose cells are JSON lists."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    is_list = pc.match_substring_regex(column, _JSON_LIST).to_pylist()
+    lists: list[list[str]] = []
+    for line, cell, parse in zip(table.lines.tolist(), column.to_pylist(), is_list, strict=True):
+        try:
+            lists.append(_texts_of(cell) if parse else [cell])
+        except DataError as error:
+            table.faults.add(line, str(error))
+            lists.append([])
+    return pyarrow.array(lists, pyarrow.large_list(pyarrow.large_string()))
+
+
+def _texts_of(cell: str) -> list[str]:
+    """Texts of a JSON list."""
+    try:
+        captions: list[str] = parse_json(cell, "captions")
+    except DataError as error:
+        raise DataError(f"{error}; expected a JSON list, its texts in double quotes") from None
+    for caption in captions:
+        if not isinstance(caption, str):
+            raise DataError(f"a caption is {short(caption)}; expected text")
+        check_text(caption, "a caption")
+    return captions
+
+
+def _with_single_spaces(texts: Any) -> Any:
+    """``" ".join(text.split())`` of an Arrow array."""
+    import pyarrow.compute as pc
+
+    texts = pc.utf8_trim_whitespace(texts)
+    odd = pc.match_substring_regex(texts, f"  |[{_BLANKS}]")
+    if not pc.any(odd).as_py():
+        return texts
+    return pc.replace_with_mask(texts, odd, pc.replace_substring_regex(texts.filter(odd), f"[ {_BLANKS}]+", " "))
+
+
+# ---- labels and repeated ids ----------------------------------------------------------------------------------
+
+
+def _splits(table: Table) -> Any:
+    """Names of splits, "" if nothing names one."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    named = _column(table, "split").dictionary_encode()
+    lower = [name.lower() for name in named.dictionary.to_pylist()]
+    splits = pyarrow.array([SAME.get(name, name) for name in lower], pyarrow.large_string()).take(named.indices)
+    unknown = np.flatnonzero(~pc.is_in(splits, value_set=_texts(*SPLITS, "")).to_numpy(zero_copy_only=False))
+    table.faults.add_rows(
+        table.lines[unknown],
+        lambda index: (
+            f"the split {short(named[int(unknown[index])].as_py())} is unknown; expected one of {', '.join(SPLITS)}"
+        ),
+    )
+    return splits
+
+
+def _check_same(table: Table, ids: Any, firsts: NDArray[Any], name: str, column: Any) -> None:
+    """Add the rows whose cell is not that of the first row of their id.
+
+    Args:
+        table: table of the rows.
+        ids: id of each row.
+        firsts: index of the first row with the same id, for each row.
+        name: column.
+        column: cells.
+    """
+    import pyarrow
+    import pyarrow.compute as pc
+
+    same = column.take(pyarrow.array(firsts))
+    if same.equals(column):
+        return
+    rows = np.flatnonzero(pc.not_equal(column, same).to_numpy(zero_copy_only=False))
+
+    def describe(index: int) -> str:
+        row = int(rows[index])
+        return (
+            f"pair {short(ids[row].as_py())} has the {name} {short(column[row].as_py())}, but "
+            f"{short(same[row].as_py())} in {table.faults.unit} {table.lines[firsts[row]]}; ids must be unique"
+        )
+
+    table.faults.add_rows(table.lines[rows], describe)
+
+
+# ---- Arrow ----------------------------------------------------------------------------------------------------
+
+
+def _texts(*values: str | None) -> Any:
+    import pyarrow
+
+    return pyarrow.array(values, pyarrow.large_string())
+
+
+def _repeat(text: str, count: int) -> Any:
+    import pyarrow
+
+    return pyarrow.repeat(pyarrow.scalar(text, pyarrow.large_string()), count)
+
+
+def _column(table: Table, name: str) -> Any:
+    """Texts of a column without blanks around them; "" in every row if there is no such column."""
+    import pyarrow.compute as pc
+
+    return pc.utf8_trim_whitespace(table.columns[name]) if name in table.columns else _repeat("", len(table))
+
+
+def _null_for_empty(texts: Any) -> Any:
+    import pyarrow
+    import pyarrow.compute as pc
+
+    return pc.if_else(pc.equal(texts, ""), pyarrow.scalar(None, texts.type), texts)

@@ -1,0 +1,291 @@
+"""Tables of pairs: CSV, TSV, JSONL and JSON files as columns of text, each row with its line.
+
+A CSV is read by pyarrow, as text only: "NA" is a caption and 007 an id. Rows that cannot be read are collected in
+:class:`Faults`, and one error lists the first five with their lines.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lightning_idc.data.annotations import Row
+from lightning_idc.data.csv_files import read_csv
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.jsonfiles import (
+    check_text,
+    lines_of,
+    parse_documents,
+    parse_json,
+    read_text,
+    short,
+)
+
+ENDINGS = (".csv", ".tsv", ".jsonl")
+"""Files that are looked for in a folder; a ``.json`` has to be named."""
+SHOWN = 5
+_CHUNK = 8192  # rows of a JSONL that are Python objects at once
+_CAPTION_N = re.compile(r"caption_\d{1,6}")
+
+
+def table_ending(path: Path) -> str | None:
+    """Ending of a table, without ``.gz``; None if the file is not a table."""
+    name = path.name.lower().removesuffix(".gz")
+    return next((ending for ending in (*ENDINGS, ".json") if name.endswith(ending)), None)
+
+
+def table_stem(path: Path) -> str:
+    """Name of a table without its endings."""
+    return path.name[: path.name.lower().rfind(table_ending(path) or "")]
+
+
+def is_caption_column(name: str) -> bool:
+    """Whether a column holds captions."""
+    return name in ("captions", "caption") or _CAPTION_N.fullmatch(name) is not None
+
+
+def missing_column(columns: Sequence[str], needed: str, path: Path, meaning: str) -> str:
+    """Message for a column that is missing, with the nearest name."""
+    near = difflib.get_close_matches(needed.lower(), {column.lower(): column for column in columns}, 1, 0.6)
+    original = next((column for column in columns if near and column.lower() == near[0]), None)
+    hint = f"; is it {original!r}? Rename it" if original is not None else ""
+    return f"{path} has no column {needed!r} ({meaning}); found {', '.join(map(repr, columns)) or 'none'}{hint}"
+
+
+class Faults:
+    """Rows of a table that cannot be read: the number of all, and the messages of the first five.
+
+    Args:
+        path: table.
+        unit: what the numbers count; None for "record" of a JSON file, and "line" of any other.
+    """
+
+    def __init__(self, path: Path, unit: str | None = None) -> None:
+        self.path = path
+        self.unit = unit if unit is not None else "record" if table_ending(path) == ".json" else "line"
+        self._numbers: set[int] = set()
+        self._messages: dict[int, str] = {}
+
+    def where(self, number: int) -> str:
+        """File and line of a row for messages."""
+        return f"{self.path}, {self.unit} {number}"
+
+    def add(self, number: int, message: str) -> None:
+        """Add one row; of several messages for a row the first stays."""
+        self._numbers.add(number)
+        self._messages.setdefault(number, message.removeprefix(f"{self.where(number)}: "))
+        if len(self._messages) > SHOWN:
+            del self._messages[max(self._messages)]
+
+    def add_rows(self, numbers: NDArray[Any], describe: Callable[[int], str]) -> None:
+        """Add many rows.
+
+        Args:
+            numbers: their lines, ascending.
+            describe: message for the row at an index of ``numbers``; called for the first five only.
+        """
+        self._numbers.update(numbers.tolist())
+        for index, number in enumerate(numbers[:SHOWN].tolist()):
+            self.add(number, describe(index))
+
+    @contextmanager
+    def collect(self, row: Row) -> Iterator[None]:
+        """Add a row of the table if a DataError is raised in the block."""
+        try:
+            yield
+        except DataError as error:
+            self.add(row.number, str(error))
+
+    def check(self) -> None:
+        """Raise a DataError if a row was added."""
+        if not self._numbers:
+            return
+        messages = [f"{self.unit} {number}: {self._messages[number]}" for number in sorted(self._messages)]
+        if len(self._numbers) == 1:
+            raise DataError(f"{self.path}, {messages[0]}")
+        more = "; ..." if len(self._numbers) > SHOWN else ""
+        raise DataError(f"{self.path}: {len(self._numbers):,} rows cannot be read: {'; '.join(messages)}{more}")
+
+
+@dataclass
+class Table:
+    """A table as columns of text.
+
+    Args:
+        faults: rows that could not be read; they are not in the columns.
+        names: all columns, in order.
+        columns: Arrow arrays of ``large_string`` by name, "" for an empty or absent cell. A list in a JSON file is the
+            JSON text of the list, as in a CSV.
+        lines: int32, line or record of each row.
+    """
+
+    faults: Faults
+    names: list[str]
+    columns: dict[str, Any]
+    lines: NDArray[np.int32]
+
+    @property
+    def path(self) -> Path:
+        return self.faults.path
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+
+def read_table(path: Path, wanted: Callable[[str], bool] = lambda name: True) -> Table:
+    """Columns of a CSV, TSV, JSONL or JSON file in UTF-8, perhaps packed by gzip.
+
+    Fields of a CSV are separated by the commonest of comma, semicolon and tab in its first line. Quotation marks have a
+    meaning only at the start of a field.
+
+    Args:
+        path: table.
+        wanted: predicate of the columns that are read from a JSON file; others may hold anything.
+
+    Raises:
+        DataError: the file is not a table, or has no rows.
+    """
+    table = _read_csv(path) if table_ending(path) in (".csv", ".tsv") else _read_json(path, wanted)
+    if not len(table):
+        table.faults.check()
+        raise DataError(f"{path} has no rows")
+    return table
+
+
+def read_rows(path: Path) -> tuple[list[str], list[Row]]:
+    """Columns and rows of a table; the cells of a JSON file are what they are, those of a CSV are text.
+
+    Raises:
+        DataError: the file is not a table, has no rows, or some of them cannot be read.
+    """
+    if table_ending(path) in (".csv", ".tsv"):
+        table = _read_csv(path)
+        faults, columns = table.faults, list(table.columns)
+        cells = zip(*(column.to_pylist() for column in table.columns.values()), strict=True)
+        numbered = zip(table.lines.tolist(), cells, strict=True)
+        rows = [Row(faults.where(line), dict(zip(columns, values, strict=True)), line) for line, values in numbered]
+    else:
+        faults = Faults(path)
+        rows = [Row(faults.where(number), values, number) for number, values in _json_rows(faults)]
+        columns = list(dict.fromkeys(name for row in rows for name in row.values))
+    faults.check()
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    return columns, rows
+
+
+# ---- CSV ------------------------------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> Table:
+    content = read_csv(path)
+    faults = Faults(path)
+    twice = sorted({name for name in content.names if name and content.names.count(name) > 1})
+    if twice:
+        raise DataError(f"{faults.where(content.header_line)}: the column {twice[0]!r} comes twice")
+    for line, count in content.odd_rows:
+        faults.add(
+            line,
+            f"{count} fields, but the header has {len(content.names)}; texts that hold a {content.separator!r} must be "
+            "in double quotes",
+        )
+    columns = {name: column for name, column in zip(content.names, content.columns, strict=True) if name}
+    return _without_blank_rows(Table(faults, list(columns), columns, content.lines))
+
+
+def _without_blank_rows(table: Table) -> Table:
+    """The table without empty lines and lines of separators, as spreadsheets write them."""
+    import pyarrow
+    import pyarrow.compute as pc
+
+    blank = np.ones(len(table), bool)
+    for column in table.columns.values():
+        if not blank.any():
+            return table
+        blank &= pc.equal(pc.utf8_trim_whitespace(column), "").to_numpy(zero_copy_only=False)
+    filled = pyarrow.array(~blank)
+    columns = {name: column.filter(filled) for name, column in table.columns.items()}
+    return Table(table.faults, table.names, columns, table.lines[~blank])
+
+
+# ---- JSON -----------------------------------------------------------------------------------------------------
+
+
+def _json_rows(faults: Faults) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Objects of a JSON list or of JSON lines, with their numbers."""
+    text = read_text(faults.path)
+    if faults.unit == "record":
+        value, lines = parse_documents(text, faults.path)
+        value = value if isinstance(value, list) else [value]
+        numbered: Iterator[tuple[int, Any]] = iter(zip(lines or range(1, len(value) + 1), value, strict=True))
+    else:
+        numbered = lines_of(text)
+    for number, value in numbered:
+        try:
+            row = parse_json(value, faults.where(number)) if faults.unit == "line" else value
+        except DataError as error:
+            faults.add(number, str(error))
+            continue
+        if isinstance(row, dict):
+            yield number, row
+        else:
+            faults.add(number, f"expected an object, found {short(row)}")
+
+
+def _read_json(path: Path, wanted: Callable[[str], bool]) -> Table:
+    import pyarrow
+
+    faults = Faults(path)
+    names: dict[str, None] = {}
+    chunks: dict[str, list[Any]] = {}
+    cells: dict[str, list[str]] = {}
+    lines: list[int] = []
+
+    def flush() -> None:
+        for name, texts in cells.items():
+            chunks[name].append(pyarrow.array(texts, pyarrow.large_string()))
+            texts.clear()
+
+    for number, row in _json_rows(faults):
+        if not row.keys() <= names.keys():
+            for name in row.keys() - names.keys():
+                if wanted(name):
+                    flushed, pending = len(lines) // _CHUNK * _CHUNK, len(lines) % _CHUNK
+                    chunks[name] = [pyarrow.repeat(pyarrow.scalar("", pyarrow.large_string()), flushed)]
+                    cells[name] = [""] * pending
+            names |= dict.fromkeys(row)
+        try:
+            texts = [_cell(row.get(name), name) for name in cells]
+        except DataError as error:
+            faults.add(number, str(error))
+            continue
+        for column, text in zip(cells.values(), texts, strict=True):
+            column.append(text)
+        lines.append(number)
+        if len(lines) % _CHUNK == 0:
+            flush()
+    flush()
+    columns = {name: pyarrow.chunked_array(parts).combine_chunks() for name, parts in chunks.items()}
+    return Table(faults, list(names), columns, np.array(lines, np.int32))
+
+
+def _cell(value: Any, name: str) -> str:
+    """A JSON value as the text that a CSV would hold."""
+    if isinstance(value, str):
+        return check_text(value, name)
+    if value is None:
+        return ""
+    if isinstance(value, list) and name in ("captions", "images"):
+        return check_text(json.dumps(value, ensure_ascii=False), name)
+    if isinstance(value, int) and not isinstance(value, bool) and not is_caption_column(name):
+        return str(value)
+    raise DataError(f"{name} is {short(value)}; expected text")
