@@ -12,7 +12,7 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_dict
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError
-from lightning_idc.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 CONTROL = "unchanged.json"
 

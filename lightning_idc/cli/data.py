@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.core.text import printable
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.data.core.datamodule import PairDataModule
@@ -37,14 +37,14 @@ MODULES = {
 }
 _HELP = f"""usage: lightning-idc data ls
        lightning-idc data check NAME [--root DIR] [--key value ...]
-       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--key value ...]
+       lightning-idc data prepare NAME [--root DIR] [--archive FILE] [--overwrite true] [--key value ...]
        lightning-idc data count NAME [--root DIR] [--split SPLIT] [--key value ...]
 
 `ls` lists the data modules. `check` reads every pair of every split as training would, and names each one that
 cannot be used; --root and any other key are arguments of the data module. `prepare` downloads what may be
-downloaded, unpacks an archive that you fetched, verifies what there is, and tells the steps that are left. `count`
-counts the captions of every split, or of one, as tables 1 and 2 of OmniDiff do: pairs, captions, words, sentences,
-vocabulary, and the share of long captions; it reads no image.
+downloaded, unpacks an archive that you fetched, which replaces other files only with --overwrite true, verifies what
+there is, and tells the steps that are left. `count` counts the captions of every split, or of one, as tables 1 and 2 of
+OmniDiff do: pairs, captions, words, sentences, vocabulary, and the share of long captions; it reads no image.
 
 NAME is one of {", ".join(MODULES)}, or the class path of a PairDataModule of your own."""
 
@@ -89,11 +89,13 @@ def _prepare(name: str, arguments: list[str]) -> int:
     from lightning_idc.data.io.prepare import prepare
 
     given = parse_overrides(arguments)
-    archive = given.pop("archive", None)
+    archive, overwrite = given.pop("archive", None), given.pop("overwrite", False)
+    if not isinstance(overwrite, bool):
+        raise ConfigError(f"--overwrite is {overwrite!r}; expected true or false")
     data = _build(name, "prepare", given)
     if not isinstance(data, Benchmark):
-        raise PairError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
-    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say)
+        raise ConfigError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
+    left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say, overwrite)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
     return _told(left)
@@ -108,7 +110,7 @@ def _count(name: str, arguments: list[str]) -> int:
     given = parse_overrides(arguments)
     split = given.pop("split", None)
     if split is not None and split not in SPLITS:
-        raise PairError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
+        raise ConfigError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
     data = _build(name, "count", given)
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
@@ -147,15 +149,15 @@ def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     from lightning_idc.data.core.datamodule import PairDataModule
 
     if name not in MODULES and "." not in name and not is_public(name):
-        raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
+        raise ConfigError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
-        raise PairError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
+        raise ConfigError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
     check_names(given, kind, f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
         p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given
     ]
     if missing:
-        raise PairError(f"data {verb} {name} needs --{missing[0]} VALUE")
+        raise ConfigError(f"data {verb} {name} needs --{missing[0]} VALUE")
     return kind(**given)

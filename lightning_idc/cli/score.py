@@ -12,10 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import encodable
-from lightning_idc.errors import IDCError, PairError
-from lightning_idc.files import save
+from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
@@ -43,23 +42,25 @@ def run(given: list[str]) -> int:
     if options.predictions is None:
         arguments.error("name a file of captions (or --protocols, which lists the protocols)")
     if options.out:
-        check_target("--out", Path(options.out), _inputs(options))
+        check_file("--out", Path(options.out), _inputs(options), options.overwrite)
     result, table = _score(options)
     text = json.dumps(result, indent=1, ensure_ascii=False, allow_nan=False)
     # first, since the reader of a pipe may have gone; the scores are shown even so, for a judge may have taken hours
     data = f"{text}\n".encode("utf-8", "replace")  # names of files and models may be no UTF-8
-    written = not options.out or save(Path(options.out), lambda path: path.write_bytes(data))
+    written = not options.out or saved(
+        Path(options.out), lambda: write_file(options.out, data, options.overwrite, _inputs(options))
+    )
     if options.json:
         whole = encodable(text, sys.stdout.encoding) == text
         print(text if whole else json.dumps(result, indent=1, allow_nan=False))
     else:
         show(result, table)
     if not written:
-        raise PairError(f"the scores are there, but the result was not written to {options.out}")
+        raise ConfigError(f"the scores are there, but the result was not written to {options.out}")
     missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
     reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
     if reasons:
-        raise PairError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
+        raise ConfigError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
     return 0
 
 
@@ -118,6 +119,7 @@ def _add(arguments: argparse.ArgumentParser) -> None:
     add("--data", help="name for the result")
     add("--json", action="store_true", help="print the result as JSON")
     add("--out", help="also write the result there")
+    add("--overwrite", action="store_true", help="replace a file that this command did not write")
 
 
 def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Scores]]:
@@ -137,7 +139,7 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if options.references:
         truths = reading.read_truths(options.references, options.split or "test")
     if not truths:
-        raise PairError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
+        raise DataError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
     if options.types:
         truths = with_types(truths, reading.read_types(options.types))
     if options.iou:
@@ -221,12 +223,12 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
     """The split that the user names, or that all the references name; None where neither does.
 
     Raises:
-        PairError: they name different ones.
+        ConfigError: they name different ones.
     """
     named = {truth.split for truth in truths}
     others = sorted(split for split in named if split is not None and split != options.split)
     if options.split and others:
-        raise PairError(
+        raise ConfigError(
             f"--split is {options.split}, but the references say that they are of {', '.join(others)}; "
             "leave --split out, or name another file"
         )

@@ -11,18 +11,23 @@ from torch import Tensor
 
 from lightning_idc.core.io import refuse_nan
 from lightning_idc.errors import CheckpointError
-from lightning_idc.files import atomic_write, file_digest, seal, unseal
+from lightning_idc.files import file_digest, fill, seal, unseal
+from lightning_idc.utils.outputs import Output
 
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 
 
 def write_folder(folder: Path, config: Mapping[str, Any], state: dict[str, Tensor]) -> None:
-    """Write what a module is made from and its weights."""
+    """Write what a module is made from and its weights.
+
+    Raises:
+        ConfigError: a file of others is in the way.
+    """
     from safetensors.torch import save_file
 
-    folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / WEIGHTS, lambda path: save_file(state, path))
-    atomic_write(folder / CONFIG, seal({**config, "weights": file_digest(folder / WEIGHTS)}, indent=2))
+    with Output(folder, "captioner") as draft:
+        save_file(state, draft / WEIGHTS)
+        fill(draft / CONFIG, seal({**config, "weights": file_digest(draft / WEIGHTS)}, indent=2))
 
 
 def read_config(folder: Path) -> dict[str, Any]:

@@ -77,7 +77,7 @@ def test_a_bad_file_leaves_nothing_behind(
 
 
 def test_no_server_gives_the_manual_step(tmp_path: Path) -> None:
-    assert "URLError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
+    assert "ConnectError" in str(download(remote("http://127.0.0.1:9/x.json"), tmp_path / "x.json"))
 
 
 def test_prepare_fetches_verifies_and_tells_the_rest(

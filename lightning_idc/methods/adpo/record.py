@@ -9,7 +9,7 @@ from torch import Tensor
 
 from lightning_idc.core.distributed import all_gather_dict, is_rank_zero
 from lightning_idc.core.types import PairBatch
-from lightning_idc.files import save_json
+from lightning_idc.utils.outputs import save_json
 
 NEGATIVES = "negatives.json"
 KEPT = 2000

@@ -20,6 +20,7 @@ from lightning_idc.data.benchmarks.implicit_change import (
     unquoted,
 )
 from lightning_idc.errors import DataError
+from lightning_idc.files import atomic_write
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
@@ -126,7 +127,7 @@ class Descriptions(PipelineStage):
         texts = (record.facts["description"] for record in store if record.dropped is None)
         statistics = repetitions(texts)
         target = store.folder / "statistics.json"
-        target.write_text(json.dumps(statistics, indent=1), encoding="utf-8")
+        atomic_write(target, json.dumps(statistics, indent=1))
         print(", ".join(f"{name} {value}" for name, value in statistics.items()), flush=True)
 
 

@@ -14,9 +14,9 @@ from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.transforms.pairs import Resize
-from lightning_idc.files import save
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+from lightning_idc.utils.outputs import save
 
 
 class LogRelevance(Callback):

@@ -16,9 +16,9 @@ from torch import Tensor
 from lightning_idc.core.text import plain
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.sampling import Draw
-from lightning_idc.files import save
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.utils.outputs import save
 
 if TYPE_CHECKING:
     from PIL.Image import Image

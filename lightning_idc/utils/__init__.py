@@ -1,0 +1,1 @@
+"""What every package may use: outputs, and the one HTTP client."""
