@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.errors import ConfigError, DatasetNotFoundError
+from lightning_idc.errors import DatasetNotFoundError
 
 _HELP = """usage: lightning-idc store VERB ...
 
@@ -67,24 +66,8 @@ def refilter(folder: Path, target: Path, preset: str = "paper") -> int:
     from lightning_idc.methods.img_diff.filtering import Refilter
     from lightning_idc.synthesis.launchers import run_in_process
 
-    target = target.expanduser()
-    _check_target(target)
-    run_in_process(Refilter(preset), str(folder.expanduser()), target)
+    run_in_process(Refilter(preset), str(folder.expanduser()), target.expanduser())
     return 0
-
-
-def _check_target(target: Path) -> None:
-    """Refuse to make a store of a folder that holds other files."""
-    from lightning_idc.core.shards import StoreError
-    from lightning_idc.core.store import read_manifest
-
-    if target.is_dir() and not any(target.iterdir()):
-        return
-    try:
-        if os.path.lexists(target):
-            read_manifest(target)
-    except StoreError as error:
-        raise ConfigError(f"{str(target)!r} is there and is no store of records; name a new folder") from error
 
 
 def export(

@@ -129,8 +129,10 @@ class Output:
         if path.name == MANIFEST:
             raise ConfigError(f"{where} is the list of the outputs of its folder; name another file")
         for source in self.inputs:
+            if _is_same(path, source):
+                raise ConfigError(f"{where} is what is read, and would be lost; name another file")
             if _is_below(path, source):
-                raise ConfigError(f"{where} is, or lies in, the input {str(source)!r}; name another place")
+                raise ConfigError(f"{where} lies in {str(source)!r}, which is read; name another place")
         if not os.path.lexists(path) or self.overwrite:
             return
         if not _is_as_written(path, manifest.get(self.name, {}).get(file, [])):
@@ -147,7 +149,7 @@ class Output:
             raise ConfigError(f"{where} is a link or a file; expected a folder, or nothing")
         for source in self.inputs:
             if _is_below(folder, source) or _is_below(source, folder):
-                raise ConfigError(f"{where} would be written, and holds the input {str(source)!r}; name another place")
+                raise ConfigError(f"{where} would be written, and holds what is read, {str(source)!r}; name another place")
         if self.overwrite or not folder.is_dir():
             return
         entries = manifest.get(self.name, {})
@@ -376,11 +378,17 @@ def _behind_links(path: Path) -> Path:
     return found
 
 
+def _is_same(path: Path, other: Path) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except OSError:
+        return False
+
+
 def _is_below(path: Path, above: Path) -> bool:
     """Whether a path is a file or folder, under any name, or lies in that folder."""
-    with suppress(OSError):
-        if os.path.samefile(path, above):
-            return True
+    if _is_same(path, above):
+        return True
     if not above.is_dir():
         return False
     return (Path(os.path.realpath(path.parent)) / path.name).is_relative_to(os.path.realpath(above))

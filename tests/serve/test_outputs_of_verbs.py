@@ -16,6 +16,7 @@ import pytest
 
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
+from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.errors import ConfigError
 from lightning_idc.serve.formats import write_records
 from lightning_idc.utils.outputs import MANIFEST
@@ -29,7 +30,7 @@ MINE = [
     "board.tex", "eval.yaml", ".eval_results/mine.yaml", "picture.png", "relevance.png", "result.json",
     "answers.jsonl", "manifest.json", "annotations/train.json", "quickstart.yaml", "best.ckpt", "scores.md",
     "scores.json", "predictions.json", "contact_sheet.png", "report.html", "report_pictures/mine.jpg",
-    "store/manifest.json", "store/notes.txt",
+    "store/manifest.json", "store/notes.txt", "folder.jsonl/notes.txt",
 ]  # fmt: skip
 
 
@@ -65,6 +66,7 @@ def home(tmp_path: Path, draw: Draw, monkeypatch: pytest.MonkeyPatch) -> Path:
         packed.writestr("annotations/train.json", "[]")
         packed.writestr("annotations/val.json", "[]")
     monkeypatch.chdir(folder)
+    monkeypatch.setattr(SpotTheDiff, "remotes", ())
     assert main(["score", "in/said.json", "--out", "in/results/result.json", "--metrics", "BLEU"]) == 0
     return folder
 
@@ -77,7 +79,7 @@ REFUSED = {
     "predict, parquet": ["predict", *PAIRS, "--out", "out.parquet"],
     "predict, what is left of a run": ["predict", *PAIRS, "--out", "./predictions.jsonl", "--overwrite"],
     "predict into an input": ["predict", *PAIRS, "--out", "in/new/fresh.jsonl", "--overwrite"],
-    "predict onto a folder": ["predict", *PAIRS, "--out", "page_pictures.jsonl/../page_pictures"],
+    "predict onto a folder": ["predict", *PAIRS, "--out", "folder.jsonl"],
     "compare": ["compare", *PAIRS],
     "compare, reg": ["compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "reg.json"],
     "compare, junit": ["compare", *PAIRS, "--out", "fresh.jsonl", "--junit", "junit.xml"],

@@ -78,6 +78,7 @@ class Hostile(BaseHTTPRequestHandler):
 @pytest.fixture
 def server() -> Iterator[str]:
     Hostile.seen = []
+    Hostile.stop.clear()
     with serving(ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as other:
         Hostile.elsewhere = other
         with serving(ThreadingHTTPServer(("127.0.0.1", 0), Hostile)) as address:

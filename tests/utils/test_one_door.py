@@ -20,11 +20,7 @@ WRITERS = {
     # folders that the library names, makes and knows by a manifest or a seal of its own
     "core/store.py": "stores",
     "core/shards.py": "stores",
-    "core/growing_store.py": "stores",
     "core/checkpoint_io.py": "checkpoints",
-    "core/io.py": "checkpoints",
-    "data/io/feature_store.py": "stores",
-    "data/synthetic/cache.py": "stores",
     "metrics/meteor/paraphrase_index.py": "an index in the cache folder",
     "methods/namc/descriptions.py": "statistics in the folder of a store",
     "synthesis/claims.py": "locks in the folder of a store",

@@ -84,7 +84,7 @@ def test_no_output_is_or_lies_in_an_input(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").write_text("read")
     (tmp_path / "linked").symlink_to("in")
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match=r"--out .*(input|folder)"):
+    with pytest.raises(ConfigError, match=r"--out .*(is read|folder)"):
         check_file("--out", tmp_path / place, [tmp_path / "in", tmp_path / "file"], overwrite=True)
     with pytest.raises(ConfigError):
         write_file(tmp_path / place, "x", True, [tmp_path / "in", tmp_path / "file"])
@@ -98,7 +98,7 @@ def test_a_folder_of_its_own_holds_no_files_of_others_and_no_inputs(tmp_path: Pa
     (tmp_path / "own/notes.txt").write_text("mine")
     with pytest.raises(ConfigError, match=r"holds 'notes.txt', which this command did not write"):
         write(tmp_path, "own/1", own=["own"])
-    with pytest.raises(ConfigError, match="holds the input"):
+    with pytest.raises(ConfigError, match="holds what is read"):
         write(tmp_path, "own/1", own=["own"], inputs=[tmp_path / "own/notes.txt"], overwrite=True)
     write(tmp_path, "own/2", own=["own"], overwrite=True)
     assert tree(tmp_path / "own") == {"2": b"new", "notes.txt": b"mine"}
