@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.errors import DataError
 
 FILE = "negatives.json"
 
@@ -42,18 +42,17 @@ def case_study(folder: Path, rows: int, seed: int = 0) -> str:
         seed: of which pairs.
 
     Raises:
-        ConfigError: no stage of the run kept its negatives, or no pair was met by all.
-        DataError: a file of negatives is damaged.
+        DataError: no stage of the run kept its negatives, a file of them is damaged, or no pair was met by all.
     """
     files = sorted(folder.glob(f"*/{FILE}"), key=lambda path: (path.stat().st_mtime_ns, path))
     if not files:
-        raise ConfigError(
+        raise DataError(
             f"no stage of {str(folder)!r} has a {FILE}; stages with PreferenceOptimization write one when they finish"
         )
     met = {path.parent.name: _read(path) for path in files}
     common = sorted(set.intersection(*(set(pairs) for pairs in met.values())))
     if not common:
-        raise ConfigError(f"no pair was met by all of {', '.join(met)}; train them on the same data")
+        raise DataError(f"no pair was met by all of {', '.join(met)}; train them on the same data")
     chosen = sorted(common, key=lambda id: zlib.crc32(f"{seed}/{id}".encode()))[:rows]
     width = max(len("positive"), *(len(stage) for stage in met))
     lines = []

@@ -20,7 +20,7 @@ CONVERTERS = {
 _HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
 
 Converts a checkpoint of a method's official code. OUT is a file that ends in .ckpt, to train from or to test, or a
-folder as save_pretrained writes it; `lightning-idc describe --checkpoint OUT` takes both.
+folder as save_pretrained writes it; `lightning-idc describe --model OUT` takes both.
 
 METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9,
 --vocabulary clevr_word2idx.json, which procap needs, or --procedures FOLDER, which procap_stage1 needs. vqgan is the

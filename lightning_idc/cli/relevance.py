@@ -23,12 +23,12 @@ def run(given: list[str]) -> int:
     arguments.add_argument("after", help="image file")
     arguments.add_argument("caption", help="an implicit-change description, or any other caption of the pair")
     judges = arguments.add_mutually_exclusive_group(required=True)
-    judges.add_argument("--checkpoint", help="of RelevancePretraining")
+    judges.add_argument("--model", help="checkpoint of RelevancePretraining")
     judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="of open_clip, such as ViT-B-16-quickgelu/openai")
     arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
     arguments.add_argument("--overwrite", action="store_true", help="replace a picture that this command did not write")
     options = arguments.parse_args(given[1:])
-    target, inputs = Path(options.out), [options.before, options.after, options.checkpoint or options.before]
+    target, inputs = Path(options.out), [options.before, options.after, options.model or options.before]
     if target.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(target)!r}: expected a name that ends with {' or '.join(KINDS)}")
     check_file("--out", target, inputs, options.overwrite)
@@ -40,8 +40,8 @@ def run(given: list[str]) -> int:
     if not words_of(options.caption):
         raise ConfigError("the caption has no words to judge")
     encoder: DualEncoder
-    if options.checkpoint is not None:
-        encoder = load_dual_encoder(options.checkpoint)
+    if options.model is not None:
+        encoder = load_dual_encoder(options.model)
     else:
         name, _, weights = options.clip.partition("/")
         encoder = ClipDualEncoder(name, weights or "openai").eval()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.core.text import encodable
-from lightning_idc.errors import ConfigError, DataError, IDCError
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
@@ -139,7 +139,9 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if options.references:
         truths = reading.read_truths(options.references, options.split or "test")
     if not truths:
-        raise DataError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
+        raise ConfigError(
+            f"{Path(options.predictions).name} holds no references; name a file of them with --references"
+        )
     if options.types:
         truths = with_types(truths, reading.read_types(options.types))
     if options.iou:

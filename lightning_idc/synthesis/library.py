@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_idc.core.image_files import open_image
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 
 _SIDE = 112
 
@@ -91,7 +91,7 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     """Cut-outs of a folder of PNG files with transparency, named after the files (``coffee_cup.png``).
 
     Raises:
-        PairError: there are fewer than two, or one has no transparent pixel.
+        DataError: there are fewer than two, or one has no transparent pixel.
     """
     found = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
@@ -99,8 +99,8 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
             pixels = np.array(image.convert("RGBA"))
         inside = pixels[..., 3] > 127
         if inside.all() or not inside.any():
-            raise PairError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
+            raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
         found.append(_cut(path.stem.replace("_", " "), pixels[..., :3].transpose(2, 0, 1), inside))
     if len(found) < 2:
-        raise PairError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
+        raise DataError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
     return tuple(found)

@@ -149,7 +149,9 @@ class Output:
             raise ConfigError(f"{where} is a link or a file; expected a folder, or nothing")
         for source in self.inputs:
             if _is_below(folder, source) or _is_below(source, folder):
-                raise ConfigError(f"{where} would be written, and holds what is read, {str(source)!r}; name another place")
+                raise ConfigError(
+                    f"{where} would be written, and holds what is read, {str(source)!r}; name another place"
+                )
         if self.overwrite or not folder.is_dir():
             return
         entries = manifest.get(self.name, {})

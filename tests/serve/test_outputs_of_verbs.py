@@ -107,7 +107,7 @@ REFUSED = {
     "leaderboard, the page": ["leaderboard", "in/results", "--out", "board.txt"],
     "leaderboard, hub": ["leaderboard", "in/results", "--hub", "me/data", "--out", "."],
     "questions": ["questions", "score", "in/answers.jsonl", "--out", "answers.jsonl"],
-    "relevance": ["relevance", "in/old/a.png", "in/new/a.png", "a cube", "--checkpoint", "best.ckpt"],
+    "relevance": ["relevance", "in/old/a.png", "in/new/a.png", "a cube", "--model", "best.ckpt"],
     "import": ["import", "vqgan", "best.ckpt", "best.ckpt"],
     "store refilter": ["store", "refilter", "in", "store"],
     "recipes": ["recipes", "cp", "quickstart", "."],

@@ -16,7 +16,7 @@ from torch import Tensor
 from lightning_idc.core.text import plain
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.sampling import Draw
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
 from lightning_idc.utils.outputs import save
@@ -51,12 +51,12 @@ def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SI
         side: height of a frame, pixels.
 
     Raises:
-        ConfigError: there is nothing to draw.
+        DataError: there is nothing to draw.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     if not pairs:
-        raise ConfigError("no pairs to draw procedures of")
+        raise DataError("no pairs to draw procedures of")
     font, small = ImageFont.load_default(14), ImageFont.load_default(12)
     height, width = pairs[0][1][0].frames.shape[-2:]
     size = (max(1, round(side * width / height)), side)
