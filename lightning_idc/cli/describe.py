@@ -40,7 +40,7 @@ def describe(
     if save is not None and save.suffix.lower() != ".png":
         raise ConfigError(f"--save {str(save)!r}: the picture is a PNG; expected a name that ends with .png")
     if save is not None:
-        check_file("--save", save, (before, after), overwrite)
+        check_file("--save", save, (before, after, *options.files()), overwrite)
         # the answer, which may take minutes, would be lost
         if not save.parent.is_dir():
             raise ConfigError(

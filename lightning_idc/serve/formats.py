@@ -78,8 +78,10 @@ def inputs_of(paths: Sequence[str | Path], pairs: Sequence[FilePair]) -> list[Pa
         pairs: that they name.
     """
     named = [Path(path).expanduser() for path in paths]
-    if all(path.is_dir() for path in named):
-        return [folder for path in named for folder in (sides_of(path) or [path])]
+    if len(named) == 2 and all(path.is_dir() for path in named):
+        return named
+    if len(named) == 1 and named[0].is_dir():
+        return list(sides_of(named[0]))
     return [*named, *(path for pair in pairs for path in (pair.before, pair.after) if path is not None)]
 
 

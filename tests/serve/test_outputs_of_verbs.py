@@ -89,6 +89,9 @@ REFUSED = {
         "compare", "in/old", "page_pictures", "--model", "MODEL", "--report", "page.htm",
     ],
     "compare, page in the input": ["compare", *PAIRS, "--report", "in/new/fresh.html", "--overwrite"],
+    "compare, onto a file of the model": [
+        "compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "MODEL/config.json", "--overwrite",
+    ],
     "compare, two of one name": ["compare", *PAIRS, "--out", "fresh.jsonl", "--reg", "fresh.jsonl"],
     "compare, records among the pictures": [
         "compare", *PAIRS, "--report", "fresh.html", "--out", "fresh_pictures/a.jsonl",
@@ -116,7 +119,7 @@ REFUSED = {
 
 
 def filled(arguments: list[str], model: Path) -> list[str]:
-    return [str(model) if argument == "MODEL" else argument for argument in arguments]
+    return [argument.replace("MODEL", str(model)) for argument in arguments]
 
 
 @pytest.fixture
