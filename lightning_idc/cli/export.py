@@ -9,7 +9,7 @@ from lightning_idc.cli import typed
 from lightning_idc.errors import ConfigError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
-from lightning_idc.utils.outputs import upload
+from lightning_idc.utils.uploads import upload
 
 
 def run(given: list[str]) -> int:

@@ -9,7 +9,8 @@ from typing import Any
 from lightning_idc.files import fill
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.outputs import Output, upload
+from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.uploads import upload
 
 CARD = "README.md"
 

@@ -1,4 +1,4 @@
-"""Outputs: all files, folders and uploads that a user asks for are made here, and files of others stay as they are.
+"""Outputs: all files and folders that a user asks for are made here, and files of others stay as they are.
 
 An output is a named set of files in a folder. They are written into a draft first and moved to their places together.
 The file ``.lightning_idc.json`` in the folder names the files of each output with their digests: a later run replaces
@@ -7,7 +7,6 @@ or removes these, as long as nobody changed them. Every other file is left alone
 
 from __future__ import annotations
 
-import glob
 import json
 import os
 import shutil
@@ -19,12 +18,17 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write, file_digest, fill, finite, flush, is_device, seal, unseal
-
-MANIFEST = ".lightning_idc.json"
-"""File that names the outputs of a folder, and their files with digests."""
-_Manifest = dict[str, dict[str, list[str]]]
-"""Output, file, digests: of the file as it is, and as it was before a run that was cut off."""
+from lightning_idc.files import file_digest, fill, finite, flush, is_device
+from lightning_idc.utils.manifest import (
+    MANIFEST,
+    Manifest,
+    is_as_written,
+    is_below,
+    is_same,
+    locked,
+    read_manifest,
+    write_manifest,
+)
 
 
 class Output:
@@ -73,7 +77,7 @@ class Output:
         existing = next(path for path in (self.folder, *self.folder.absolute().parents) if os.path.lexists(path))
         if not existing.is_dir():
             raise ConfigError(f"{self.option}{str(self.folder)!r} cannot be written: {str(existing)!r} is no folder")
-        manifest = _read(self.folder)
+        manifest = read_manifest(self.folder)
         for file in files:
             self._check_file(file, manifest)
         for name in self.own:
@@ -100,25 +104,25 @@ class Output:
 
     def files(self) -> list[str]:
         """Files of this output that are there as they were written, as paths below the folder."""
-        entries = _read(self.folder).get(self.name, {})
-        return [file for file, digests in entries.items() if _is_as_written(self.folder / file, digests)]
+        entries = read_manifest(self.folder).get(self.name, {})
+        return [file for file, digests in entries.items() if is_as_written(self.folder / file, digests)]
 
     def remove(self) -> None:
         """Remove the files of this output, and the folder where nothing else is in it."""
         if not self.folder.is_dir():
             return
-        with _locked(self.folder):
-            manifest = _read(self.folder)
+        with locked(self.folder):
+            manifest = read_manifest(self.folder)
             for file, digests in manifest.pop(self.name, {}).items():
                 self._remove_file(file, digests)
             if manifest:
-                _write(self.folder, manifest)
+                write_manifest(self.folder, manifest)
             else:
                 (self.folder / MANIFEST).unlink(missing_ok=True)
         with suppress(OSError):  # it holds files of others
             self.folder.rmdir()
 
-    def _check_file(self, file: str, manifest: _Manifest) -> None:
+    def _check_file(self, file: str, manifest: Manifest) -> None:
         path = self.folder / file
         where = f"{self.option}{str(path)!r}"
         for parent in [self.folder / above for above in Path(file).parents[:-1]]:
@@ -129,26 +133,26 @@ class Output:
         if path.name == MANIFEST:
             raise ConfigError(f"{where} is the list of the outputs of its folder; name another file")
         for source in self.inputs:
-            if _is_same(path, source):
+            if is_same(path, source):
                 raise ConfigError(f"{where} is what is read, and would be lost; name another file")
-            if _is_below(path, source):
+            if is_below(path, source):
                 raise ConfigError(f"{where} lies in {str(source)!r}, which is read; name another place")
         if not os.path.lexists(path) or self.overwrite:
             return
-        if not _is_as_written(path, manifest.get(self.name, {}).get(file, [])):
+        if not is_as_written(path, manifest.get(self.name, {}).get(file, [])):
             raise ConfigError(
                 f"{where} exists and is not what this command wrote before; name another place, or replace it with "
                 "--overwrite"
             )
 
-    def _check_own(self, name: str, manifest: _Manifest) -> None:
+    def _check_own(self, name: str, manifest: Manifest) -> None:
         """Refuse a folder that is to hold files of this output only, where it holds others, or inputs."""
         folder = self.folder / name
         where = f"{self.option}{str(folder)!r}"
         if folder.is_symlink() or (folder.exists() and not folder.is_dir()):
             raise ConfigError(f"{where} is a link or a file; expected a folder, or nothing")
         for source in self.inputs:
-            if _is_below(folder, source) or _is_below(source, folder):
+            if is_below(folder, source) or is_below(source, folder):
                 raise ConfigError(
                     f"{where} would be written, and holds what is read, {str(source)!r}; name another place"
                 )
@@ -157,7 +161,7 @@ class Output:
         entries = manifest.get(self.name, {})
         for path in folder.rglob("*"):
             file = path.relative_to(self.folder).as_posix()
-            if (path.is_symlink() or not path.is_dir()) and not _is_as_written(path, entries.get(file, [])):
+            if (path.is_symlink() or not path.is_dir()) and not is_as_written(path, entries.get(file, [])):
                 raise ConfigError(
                     f"{where} holds {path.name!r}, which this command did not write; name another place, or write "
                     "beside it with --overwrite"
@@ -166,9 +170,9 @@ class Output:
     def _publish(self, draft: Path) -> None:
         paths = [path for path in draft.rglob("*") if path.is_file() and path.name != MANIFEST]
         files = {path.relative_to(draft).as_posix(): path for path in sorted(paths)}
-        with _locked(self.folder):
+        with locked(self.folder):
             self.check(*files)
-            manifest = _read(self.folder)
+            manifest = read_manifest(self.folder)
             before = manifest.get(self.name, {})
             digests = {file: file_digest(path) for file, path in files.items()}
             for path in files.values():
@@ -176,18 +180,18 @@ class Output:
             # until all are in their places a file may be as it was, or as it is now
             both = {file: [digest, *before.get(file, [])] for file, digest in digests.items()}
             manifest[self.name] = {**before, **both}
-            _write(self.folder, manifest)
+            write_manifest(self.folder, manifest)
             for file, path in files.items():
                 (self.folder / file).parent.mkdir(parents=True, exist_ok=True)
                 os.replace(path, self.folder / file)
             for file in before.keys() - files.keys():
                 self._remove_file(file, before[file])
             manifest[self.name] = {file: [digest] for file, digest in digests.items()}
-            _write(self.folder, manifest)
+            write_manifest(self.folder, manifest)
 
     def _remove_file(self, file: str, digests: list[str]) -> None:
         path = self.folder / file
-        if not _is_as_written(path, digests) or any(_is_below(path, source) for source in self.inputs):
+        if not is_as_written(path, digests) or any(is_below(path, source) for source in self.inputs):
             return
         path.unlink()
         for above in Path(file).parents[:-1]:
@@ -331,45 +335,6 @@ def saved(target: Path, write: Callable[[], Any]) -> bool:
     return True
 
 
-def upload(output: Output, repo: str, message: str, private: bool = True, kind: str = "model") -> str:
-    """Upload the files of an output, and no others, to the Hugging Face hub; return the address.
-
-    Args:
-        output: that was written.
-        repo: ``OWNER/NAME``, made where it is missing.
-        message: of the commit.
-        private: whether a new repository is private.
-        kind: ``model`` or ``dataset``.
-
-    Raises:
-        ConfigError: a file was changed since, or the hub does not answer, or refuses.
-    """
-    from huggingface_hub import HfApi
-
-    files = output.files()
-    missing = sorted(_read(output.folder).get(output.name, {}).keys() - set(files))
-    if missing or not files:
-        raise ConfigError(f"{str(output.folder)!r}: {missing or 'no file'} is not what was written; write it again")
-    try:
-        api = HfApi()
-        api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
-        return str(
-            api.upload_folder(
-                repo_id=repo,
-                repo_type=kind,
-                folder_path=output.folder,
-                commit_message=message,
-                allow_patterns=[glob.escape(file) for file in files],
-            )
-        )
-    except Exception as error:  # every version of the hub's client raises network errors of another library
-        reason = next(iter(str(error).strip().splitlines()), "")
-        raise ConfigError(
-            f"the hub did not take {repo!r} ({type(error).__name__}: {reason}); check the network, log in with "
-            "`hf auth login`, and name a repository that you may write to"
-        ) from error
-
-
 def _behind_links(path: Path) -> Path:
     """The file that a link leads to; other paths as they are."""
     if not path.is_symlink():
@@ -378,57 +343,3 @@ def _behind_links(path: Path) -> Path:
     if found.is_symlink():
         raise ConfigError(f"{str(path)!r} is a link that leads in a circle; name another file")
     return found
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except OSError:
-        return False
-
-
-def _is_below(path: Path, above: Path) -> bool:
-    """Whether a path is a file or folder, under any name, or lies in that folder."""
-    if _is_same(path, above):
-        return True
-    if not above.is_dir():
-        return False
-    return (Path(os.path.realpath(path.parent)) / path.name).is_relative_to(os.path.realpath(above))
-
-
-def _is_as_written(path: Path, digests: Sequence[str]) -> bool:
-    return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
-
-
-def _read(folder: Path) -> _Manifest:
-    path = folder / MANIFEST
-    try:
-        content = unseal(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
-        return {}
-    except (OSError, UnicodeDecodeError):
-        content = None
-    if content is None or not isinstance(content.get("outputs"), dict):
-        raise ConfigError(f"{str(path)!r} is not the list of outputs that was written; remove it")
-    outputs: _Manifest = content["outputs"]
-    return outputs
-
-
-def _write(folder: Path, manifest: _Manifest) -> None:
-    atomic_write(folder / MANIFEST, seal({"outputs": manifest}, indent=1))
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time changes the outputs of a folder, where the file system has locks."""
-    number = None
-    with suppress(ImportError, OSError):
-        import fcntl
-
-        number = os.open(folder, os.O_RDONLY)
-        fcntl.flock(number, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if number is not None:
-            os.close(number)

@@ -21,7 +21,7 @@ from predict_processes import PAIRS, ManyPairs
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.utils.outputs import MANIFEST
+from lightning_idc.utils.manifest import MANIFEST
 
 SCRIPT = Path(__file__).parent / "predict_processes.py"
 

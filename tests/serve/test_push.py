@@ -17,7 +17,7 @@ from huggingface_hub import constants
 
 import lightning_idc
 from lightning_idc.cli import main
-from lightning_idc.utils.outputs import MANIFEST
+from lightning_idc.utils.manifest import MANIFEST
 
 REPO = "me/spot"
 SHA = "0123456789abcdef0123456789abcdef01234567"

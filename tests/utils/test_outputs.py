@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from lightning_idc.errors import ConfigError
-from lightning_idc.utils.outputs import MANIFEST, Output, check_apart, check_file, new_file, save_json, write_file
+from lightning_idc.files import seal
+from lightning_idc.utils.manifest import MANIFEST
+from lightning_idc.utils.outputs import Output, check_apart, check_file, new_file, save_json, write_file
 
 
 def tree(folder: Path) -> dict[str, bytes | str]:
@@ -151,7 +153,18 @@ def test_a_run_that_is_cut_off_between_two_files_goes_on(tmp_path: Path, monkeyp
     assert (tmp_path / "b").read_text() == "newer"
 
 
-@pytest.mark.parametrize("content", ["{}", "no JSON", json.dumps({"outputs": {"things": {"a": []}}, "seal": "x"})])
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        "no JSON",
+        json.dumps({"outputs": {"things": {"a": []}}, "seal": "x"}),
+        seal({"outputs": {"things": {"../x": ["0"]}}}),
+        seal({"outputs": {"things": {"/x": ["0"]}}}),
+        seal({"outputs": {"things": {"a": None}}}),
+        seal({"outputs": []}),
+    ],
+)
 def test_a_list_of_outputs_that_somebody_changed_gives_no_right_to_anything(tmp_path: Path, content: str) -> None:
     (tmp_path / MANIFEST).write_text(content)
     (tmp_path / "a").write_text("mine")
@@ -181,6 +194,12 @@ def test_a_callback_says_that_it_left_a_file_of_others_alone(
     assert not save_json(tmp_path / "scores.json", {"a": 1}) and "could not write" in capsys.readouterr().err
     assert (tmp_path / "scores.json").read_text() == "mine"
     assert save_json(tmp_path / "scores.json", {"a": 1}, overwrite=True)
+
+
+def test_names_that_are_no_utf8(tmp_path: Path) -> None:
+    for text in ("1", "2"):
+        write_file(tmp_path / "caf\udce9.csv", text)
+    assert (tmp_path / "caf\udce9.csv").read_text() == "2"
 
 
 def test_a_new_file_never_takes_a_place(tmp_path: Path) -> None:

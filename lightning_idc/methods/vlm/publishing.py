@@ -11,7 +11,8 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import fill
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.utils.outputs import Output, upload
+from lightning_idc.utils.outputs import Output
+from lightning_idc.utils.uploads import upload
 
 LAYOUTS = ("captioner", "model", "adapters")
 CARD = "README.md"
