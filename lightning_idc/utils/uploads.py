@@ -30,14 +30,12 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
         raise ConfigError(f"{str(output.folder)!r}: {missing or 'no file'} is not what was written; write it again")
     try:
         api = HfApi()
-        api.create_repo(repo, repo_type=kind, private=private, exist_ok=True)
+        kinds = {} if kind == "model" else {"repo_type": kind}
+        api.create_repo(repo, private=private, exist_ok=True, **kinds)
+        patterns = [glob.escape(file) for file in files]
         return str(
             api.upload_folder(
-                repo_id=repo,
-                repo_type=kind,
-                folder_path=output.folder,
-                commit_message=message,
-                allow_patterns=[glob.escape(file) for file in files],
+                repo_id=repo, folder_path=output.folder, commit_message=message, allow_patterns=patterns, **kinds
             )
         )
     except Exception as error:  # every version of the hub's client raises network errors of another library

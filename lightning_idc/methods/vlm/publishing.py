@@ -66,16 +66,18 @@ def write_repository(
         raise ConfigError(f"layout {layout!r} is unknown; expected one of {', '.join(LAYOUTS)}")
     if not isinstance(captioner, VLMCaptioner) and layout != LAYOUTS[0]:
         raise ConfigError(f"layout {layout!r} is for vision-language models; found a {type(captioner).__name__}")
+    if isinstance(captioner, VLMCaptioner) and layout == "adapters":
+        _check_adapters(captioner)
+    card = card_of(captioner, repo, layout, scores)  # before adapters are merged
     output = repository(folder, overwrite, inputs)
     with output as draft:
-        if layout == "captioner":
+        if not isinstance(captioner, VLMCaptioner) or layout == "captioner":
             captioner.save_pretrained(draft)
         elif layout == "adapters":
-            _refuse_half(captioner)
             captioner.save_adapters(draft)
         else:
             captioner.save_model(draft, merge=True)
-        fill(draft / CARD, card_of(captioner, repo, layout, scores))
+        fill(draft / CARD, card)
     return output
 
 
@@ -84,7 +86,7 @@ def repository(folder: str | Path, overwrite: bool = False, inputs: Sequence[str
     return Output(folder, "repository of a captioner", overwrite, inputs)
 
 
-def _refuse_half(captioner: VLMCaptioner) -> None:
+def _check_adapters(captioner: VLMCaptioner) -> None:
     if not len(captioner.adapters):
         raise ConfigError("there are no adapters to write; layout captioner writes all weights")
     others = captioner.trainable_non_adapter_parameters()
