@@ -153,7 +153,7 @@ def request(
         raise type(error)(str(error) if secret is None else secret.hidden_in(str(error))) from None
 
 
-def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeout: float) -> tuple[int, int | None]:
+def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeout: float) -> None:
     """Fetch a file without any key, through redirects that do not leave HTTPS.
 
     Args:
@@ -163,15 +163,12 @@ def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeo
         silence: seconds that the server may be silent.
         timeout: seconds for the whole file.
 
-    Returns:
-        Bytes that came, and bytes that the server announced.
-
     Raises:
-        TransferError: there is no answer, or it is too late or too long.
+        TransferError: there is no answer, or it is too late, too long or cut short.
     """
 
-    async def exchange() -> tuple[int, int | None]:
-        address, copied = url, 0
+    async def exchange() -> None:
+        address = url
         for _ in range(_REDIRECTS + 1):
             headers = {"Accept-Encoding": "identity"}
             async with _opened("GET", address, headers, None, silence) as reply:
@@ -184,13 +181,11 @@ def download(url: str, file: IO[bytes], *, max_bytes: int, silence: float, timeo
                 if reply.status_code != 200:
                     raise TransferError(f"status {reply.status_code} of {shown(address)}")
                 async for part in _read(reply, max_bytes):
-                    copied += len(part)
                     file.write(part)
-                length = reply.headers.get("Content-Length", "")
-                return copied, int(length) if length.isdecimal() else None
+                return
         raise TransferError(f"{shown(url)} leads from one address to another without end")
 
-    return _within(exchange, url, timeout)
+    _within(exchange, url, timeout)
 
 
 @cache

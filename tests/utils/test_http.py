@@ -144,7 +144,7 @@ def test_nobody_there_is_one_error(server: str) -> None:
 
 def test_a_download_sends_no_key_and_follows_redirects(server: str) -> None:
     file = io.BytesIO()
-    assert download(f"{server}/302", file, max_bytes=10, silence=5, timeout=5) == (4, 4)
+    download(f"{server}/302", file, max_bytes=10, silence=5, timeout=5)
     assert file.getvalue() == b"good" and {key for _, key in Hostile.seen} == {None}
     for name, message in {"circle": "without end", "echo": "status 400", "endless": "more than the 10 bytes"}.items():
         with pytest.raises(TransferError, match=message):

@@ -132,9 +132,7 @@ def download(remote: Remote, target: Path) -> str | None:
         limit = shutil.disk_usage(target.parent).free if remote.size is None else remote.size
         with new_file(target) as part:
             with open(part, "wb") as file:
-                copied, length = http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_LONGEST)
-            if length is not None and copied != length:
-                raise DataError(f"the server stopped after {copied:,} of {length:,} bytes")
+                http.download(remote.url, file, max_bytes=limit, silence=TIMEOUT, timeout=_LONGEST)
             if problem := wrong_with(part, remote):
                 raise DataError(problem)
     except IDCError as error:
