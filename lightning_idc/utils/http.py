@@ -232,8 +232,10 @@ def _within(exchange: Callable[[], Coroutine[Any, Any, T]], url: str, timeout: f
     def run() -> T:
         try:
             return anyio.run(timed)
-        except (TimeoutError, httpx2.TimeoutException) as error:
-            raise TransferError(f"{shown(url)} took longer than {timeout:g} s, or was silent for too long") from error
+        except httpx2.TimeoutException as error:
+            raise TransferError(f"{shown(url)} timed out: the server is silent") from error
+        except TimeoutError as error:
+            raise TransferError(f"{shown(url)} timed out: there is no whole answer after {timeout:g} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, ssl.SSLError) as error:
             raise TransferError(f"{shown(url)}: {type(error).__name__}: {error}") from error
 

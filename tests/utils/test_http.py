@@ -97,7 +97,7 @@ def test_a_key_never_follows_a_redirect(server: str, status: int, body: bytes | 
 @pytest.mark.parametrize("name", ["drip", "slow"])
 def test_the_time_limit_is_of_the_whole_answer(server: str, name: str) -> None:
     begin = time.monotonic()
-    with pytest.raises(TransferError, match=r"took longer than 0\.5 s"):
+    with pytest.raises(TransferError, match="timed out"):
         request(f"{server}/{name}", timeout=0.5)
     assert time.monotonic() - begin < 2.5
 
