@@ -81,7 +81,7 @@ def compare(
 
         pairs = list_pairs([before, after])
         reports, overwrite = {"--reg": reg, "--junit": junit}, batch.overwrite
-        inputs = [*formats.inputs_of([before, after], pairs), *batch.ignore, *options.files()]
+        inputs: list[str | Path] = [*formats.inputs_of([before, after], pairs), *batch.ignore, *options.files()]
         out = formats.check_outputs(
             batch.out or Path("comparison.jsonl"), inputs, overwrite, reports=reports, page=report, pairs=len(pairs)
         )
@@ -125,7 +125,7 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
         from lightning_idc.serve.pairs import list_pairs
 
         found = list_pairs(pairs)
-        inputs = [*formats.inputs_of(pairs, found), *batch.ignore, *options.files()]
+        inputs: list[str | Path] = [*formats.inputs_of(pairs, found), *batch.ignore, *options.files()]
         out = formats.check_outputs(batch.out or Path("predictions.jsonl"), inputs, batch.overwrite)
         lonely = [pair.id for pair in found if pair.before is None or pair.after is None]
         if lonely:

@@ -218,7 +218,7 @@ def write_html(
     options: ImageOptions,
     target: Path,
     overwrite: bool = False,
-    inputs: Sequence[Path] = (),
+    inputs: Sequence[str | Path] = (),
 ) -> None:
     """Write a page with both images of every pair, what was said and where, the changed ones first.
 

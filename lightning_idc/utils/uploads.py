@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+from typing import Any
 
 from lightning_idc.errors import ConfigError
 from lightning_idc.utils.manifest import read_manifest
@@ -30,7 +31,7 @@ def upload(output: Output, repo: str, message: str, private: bool = True, kind: 
         raise ConfigError(f"{str(output.folder)!r}: {missing or 'no file'} is not what was written; write it again")
     try:
         api = HfApi()
-        kinds = {} if kind == "model" else {"repo_type": kind}
+        kinds: dict[str, Any] = {} if kind == "model" else {"repo_type": kind}
         api.create_repo(repo, private=private, exist_ok=True, **kinds)
         patterns = [glob.escape(file) for file in files]
         return str(
