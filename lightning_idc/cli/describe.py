@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from lightning_idc.cli import typed
-from lightning_idc.core.text import printable
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, write_file
+from lightning_idc.utils.text import printable
 
 
 def run(given: list[str]) -> int:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.notes import noted
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.uploads import upload
 
 
@@ -46,7 +46,7 @@ def export(
     inputs = [] if options.model is None else [options.model]
     with noted():
         if kind == "hf":
-            from lightning_idc.methods.vlm.publishing import CARD, repository, write_repository
+            from lightning_idc.models.vlm.publishing import CARD, repository, write_repository
 
             repository(out, overwrite, inputs).check(CARD)
             repo = push or f"OWNER/{out.resolve().name}"

@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lightning_idc.core.text import encodable
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import fill
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output, saved
+from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
     from lightning_idc.report.leaderboard import Board

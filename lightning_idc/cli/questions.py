@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, saved, write_file
 
 if TYPE_CHECKING:
     from lightning_idc.data.benchmarks.questions import Question
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
 
 _ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
@@ -108,8 +108,8 @@ def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> l
 
 
 def _asker(options: argparse.Namespace) -> QuestionAnswerer:
-    from lightning_idc.methods.vlm.asking import QuestionAnswerer
-    from lightning_idc.methods.vlm.module import VLMCaptioner
+    from lightning_idc.models.vlm.asking import QuestionAnswerer
+    from lightning_idc.models.vlm.module import VLMCaptioner
     from lightning_idc.serve.opening import open_model
 
     captioner = open_model(

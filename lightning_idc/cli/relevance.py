@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_file, write_file
 
 KINDS = (".png", ".jpg", ".jpeg", ".webp")
@@ -32,10 +32,10 @@ def run(given: list[str]) -> int:
     if target.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(target)!r}: expected a name that ends with {' or '.join(KINDS)}")
     check_file("--out", target, inputs, options.overwrite)
-    from lightning_idc.core.images import as_pair
-    from lightning_idc.core.vocabulary import words_of
+    from lightning_idc.images.images import as_pair
     from lightning_idc.methods.namc.dual_encoder import ClipDualEncoder, DualEncoder, load_dual_encoder
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
+    from lightning_idc.nn.vocabulary import words_of
 
     if not words_of(options.caption):
         raise ConfigError("the caption has no words to judge")

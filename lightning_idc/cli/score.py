@@ -12,9 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from lightning_idc.core.text import encodable
-from lightning_idc.errors import ConfigError, IDCError
+from lightning_idc.utils.errors import ConfigError, IDCError
 from lightning_idc.utils.outputs import check_file, saved, write_file
+from lightning_idc.utils.text import encodable
 
 if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores

@@ -15,11 +15,11 @@ from xml.etree import ElementTree
 import torch
 
 from lightning_idc.callbacks.write_predictions import line_of
-from lightning_idc.core.images import open_pair, resize
-from lightning_idc.core.value_range import ImageOptions
-from lightning_idc.errors import ConfigError
+from lightning_idc.images.images import open_pair, resize
+from lightning_idc.images.value_range import ImageOptions
 from lightning_idc.report.html import Entry, check_report, pictures_of, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import check_apart, check_file, write_file
 
 STATES = ("changed", "differs", "new", "deleted", "failed", "unchanged")

@@ -6,9 +6,9 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_idc.files import fill
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 from lightning_idc.utils.uploads import upload
 

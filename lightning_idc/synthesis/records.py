@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import read_image_bytes, resize
-from lightning_idc.core.types import PairError
+from lightning_idc.images.images import read_image_bytes, resize
+from lightning_idc.images.types import PairError
 from lightning_idc.synthesis.drawing import same_size
 
 UNREADABLE = "unreadable image"

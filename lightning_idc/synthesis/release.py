@@ -7,12 +7,12 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError, DataError, check_choice
-from lightning_idc.files import fill
 from lightning_idc.synthesis.export import suffix_of
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
 LONGEST_NAME = 200

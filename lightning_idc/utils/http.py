@@ -12,7 +12,7 @@ from functools import cache
 from typing import IO, TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urljoin, urlsplit
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 if TYPE_CHECKING:
     import httpx2

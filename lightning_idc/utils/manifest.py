@@ -9,8 +9,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import atomic_write, file_digest, seal, unseal
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import atomic_write, file_digest, seal, unseal
 
 MANIFEST = ".lightning_idc.json"
 """File that names the outputs of a folder, and their files with digests."""

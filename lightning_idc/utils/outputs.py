@@ -17,8 +17,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import file_digest, fill, finite, flush, is_device
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import file_digest, fill, finite, flush, is_device
 from lightning_idc.utils.manifest import (
     MANIFEST,
     Manifest,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 from typing import Any
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.manifest import read_manifest
 from lightning_idc.utils.outputs import Output
 

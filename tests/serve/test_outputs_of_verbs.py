@@ -17,8 +17,8 @@ import pytest
 from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
-from lightning_idc.errors import ConfigError
 from lightning_idc.serve.formats import write_records
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.manifest import MANIFEST
 
 Draw = Callable[..., Path]

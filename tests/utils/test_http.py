@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import pytest
 from helpers.servers import serving
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.http import Secret, TransferError, check_url, download, request, same_origin, shown
 
 KEY = "sk-SECRET-123"

@@ -20,15 +20,15 @@ WRITERS = {
     "utils/uploads.py": "the one door to the hub",
     "files.py": "atomic_write itself, and the half-written files of processes that are gone",
     # folders that the library names, makes and knows by a manifest or a seal of its own
-    "core/store.py": "stores",
-    "core/shards.py": "stores",
-    "core/checkpoint_io.py": "checkpoints",
+    "data/store/store.py": "stores",
+    "data/store/shards.py": "stores",
+    "checkpoints/checkpoint_io.py": "checkpoints",
     "metrics/meteor/paraphrase_index.py": "an index in the cache folder",
     "methods/namc/descriptions.py": "statistics in the folder of a store",
     "synthesis/claims.py": "locks in the folder of a store",
     "synthesis/progress.py": "progress in the folder of a store",
     "synthesis/provenance.py": "provenance in the folder of a store",
-    "synthesis/slots/endpoint.py": "answers by the digest of their request",
+    "synthesis/models/endpoint.py": "answers by the digest of their request",
     "cli/locking.py": "the lock of a folder of runs",
     "cli/stages.py": "folders of runs",
     "cli/records.py": "folders of runs",
@@ -40,7 +40,7 @@ WRITERS = {
     "synthesis/export.py": "an empty folder, on any file system of fsspec",
     # given the path of a draft
     "report/pages.py": "pages into a draft",
-    "data/io/prepare.py": "downloads into a draft",
+    "data/tables/prepare.py": "downloads into a draft",
     # parts of a run that is not finished, which begin with its key
     "serve/batch.py": "parts of an unfinished run",
     "callbacks/write_predictions.py": "parts of an unfinished run",
@@ -61,7 +61,9 @@ def test_files_are_written_and_removed_through_one_module() -> None:
 @pytest.mark.parametrize("call", ["rmtree(", "upload_folder(", "upload_file(", "create_commit("])
 def test_folders_are_removed_and_uploaded_in_few_places(call: str) -> None:
     allowed = (
-        {"utils/outputs.py", "core/store.py", "synthesis/claims.py"} if call == "rmtree(" else {"utils/uploads.py"}
+        {"utils/outputs.py", "data/store/store.py", "synthesis/claims.py"}
+        if call == "rmtree("
+        else {"utils/uploads.py"}
     )
     assert {name for name, text in sources().items() if call in text} <= allowed
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.errors import ConfigError
-from lightning_idc.files import seal
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.files import seal
 from lightning_idc.utils.manifest import MANIFEST
 from lightning_idc.utils.outputs import Output, check_apart, check_file, new_file, save_json, write_file
 

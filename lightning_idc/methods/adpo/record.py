@@ -7,8 +7,8 @@ from pathlib import Path
 
 from torch import Tensor
 
-from lightning_idc.core.distributed import all_gather_dict, is_rank_zero
-from lightning_idc.core.types import PairBatch
+from lightning_idc.images.types import PairBatch
+from lightning_idc.models.distributed import all_gather_dict, is_rank_zero
 from lightning_idc.utils.outputs import save_json
 
 NEGATIVES = "negatives.json"
