@@ -18,7 +18,7 @@ WRITERS = {
     "utils/outputs.py": "the one door",
     "utils/manifest.py": "the list of outputs",
     "utils/uploads.py": "the one door to the hub",
-    "files.py": "atomic_write itself, and the half-written files of processes that are gone",
+    "utils/files.py": "atomic_write itself, and the half-written files of processes that are gone",
     # folders that the library names, makes and knows by a manifest or a seal of its own
     "data/store/store.py": "stores",
     "data/store/shards.py": "stores",
