@@ -12,10 +12,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "lightning_idc"
 # lowest first; packages of one floor do not import each other
 FLOORS = (
-    ("errors", "files", "utils", "_lazy", "_compiled"),
+    ("utils",),
     ("metrics",),
-    ("core",),
+    ("checkpoints", "images"),
     ("nn",),
+    ("models",),
     ("data",),
     ("report",),
     ("synthesis",),

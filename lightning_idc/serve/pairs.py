@@ -56,8 +56,8 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     missing = [str(path) for path in given if not path.exists()]
     if missing:
         raise DatasetNotFoundError(f"there is no {missing[0]!r}; {EXPECTED}")
-    if len(given) == 1 and given[0].is_dir() and all((given[0] / side).is_dir() for side in SIDES):
-        given = [given[0] / side for side in SIDES]
+    if len(given) == 1 and given[0].is_dir():
+        given = sides_of(given[0]) or given
     if len(given) == 2 and all(path.is_dir() for path in given):
         found = _of_folders(*given)
     elif len(given) == 1 and table_ending(given[0]) is not None:
@@ -70,6 +70,12 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     if not found:
         raise DataError(f"{' and '.join(map(repr, map(str, given)))}: no pairs of images; {EXPECTED}")
     return found
+
+
+def sides_of(folder: Path) -> list[Path]:
+    """The folders ``before`` and ``after`` below a folder; empty where one is missing."""
+    sides = [folder / side for side in SIDES]
+    return sides if all(side.is_dir() for side in sides) else []
 
 
 def _of_folders(before: Path, after: Path) -> list[FilePair]:

@@ -1,1 +1,1 @@
-"""What every package uses: errors, files, text and paths; nothing here needs torch."""
+"""What every package may use: outputs, and the one HTTP client."""
