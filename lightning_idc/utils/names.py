@@ -17,7 +17,7 @@ from typing import Any
 
 from lightning_idc.utils.errors import ConfigError
 
-PACKAGES = tuple(f"lightning_idc.{name}" for name in ("methods", "callbacks", "data", "synthesis", "nn"))
+PACKAGES = tuple(f"lightning_idc.{name}" for name in ("methods", "models", "callbacks", "data", "synthesis", "nn"))
 """Packages of this library whose public names need no module; their stubs list them."""
 MODULES = [
     "lightning_idc.models.schedules",
