@@ -1,4 +1,7 @@
-"""The list of outputs in a folder, which tells files of this library from those of others."""
+"""Which files of a folder this library wrote, so that it never replaces or removes one of the user's.
+
+The list of each folder is kept in the library's cache folder, not in the user's.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,8 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import atomic_write, file_digest, seal, unseal
+from lightning_idc.utils.files import atomic_write, default_cache_dir, digest, file_digest
 
-MANIFEST = ".lightning_idc.json"
-"""File that names the outputs of a folder, and their files with digests."""
 Manifest = dict[str, dict[str, list[str]]]
 """Output, file, digests: of the file as it is, and as it was before a run that was cut off."""
 
@@ -40,27 +40,21 @@ def is_as_written(path: Path, digests: Sequence[str]) -> bool:
     return bool(digests) and path.is_file() and not path.is_symlink() and file_digest(path) in digests
 
 
-def read_manifest(folder: Path) -> Manifest:
-    """Outputs of a folder; empty where it has none.
+def manifest_path(folder: Path) -> Path:
+    """File that lists the outputs of a folder: one per real path, in the cache folder."""
+    return default_cache_dir() / "outputs" / f"{digest(os.fsencode(os.path.realpath(folder)))}.json"
 
-    Raises:
-        ConfigError: the list was changed.
-    """
-    path = folder / MANIFEST
+
+def read_manifest(folder: Path) -> Manifest:
+    """Outputs of a folder; empty where none is known, or where the list is damaged."""
     try:
-        content = unseal(path.read_text(encoding="utf-8"))
-    except (FileNotFoundError, NotADirectoryError):
+        outputs = json.loads(manifest_path(folder).read_text(encoding="utf-8"))["outputs"]
+    except (OSError, ValueError, KeyError, TypeError):
         return {}
-    except (OSError, UnicodeDecodeError):
-        content = None
-    outputs: Manifest | None = None if content is None else content.get("outputs")
-    if not _is_manifest(outputs):
-        raise ConfigError(f"{str(path)!r} is not the list of outputs that was written; remove it")
-    return outputs or {}
+    return outputs if _is_manifest(outputs) else {}
 
 
 def _is_manifest(outputs: Any) -> bool:
-    """Whether these are files below the folder with their digests; a downloaded folder may bring a list of its own."""
     if not isinstance(outputs, dict) or not all(isinstance(files, dict) for files in outputs.values()):
         return False
     entries = [entry for files in outputs.values() for entry in files.items()]
@@ -71,9 +65,18 @@ def _is_manifest(outputs: Any) -> bool:
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write the list of the outputs of a folder."""
-    # names of files may be no UTF-8, which ASCII can hold as escapes
-    atomic_write(folder / MANIFEST, json.dumps(json.loads(seal({"outputs": manifest})), indent=1))
+    """Write the list of the outputs of a folder, or remove it where there are none.
+
+    Where the cache folder cannot be written, later runs ask for ``--overwrite``.
+    """
+    path = manifest_path(folder)
+    with suppress(OSError):
+        if not manifest:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # ASCII, since names of files need not be UTF-8
+        atomic_write(path, json.dumps({"folder": str(folder.absolute()), "outputs": manifest}, indent=1))
 
 
 @contextmanager

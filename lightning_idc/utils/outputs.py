@@ -1,8 +1,8 @@
 """Outputs: all files and folders that a user asks for are made here, and files of others stay as they are.
 
 An output is a named set of files in a folder. They are written into a draft first and moved to their places together.
-The file ``.lightning_idc.json`` in the folder names the files of each output with their digests: a later run replaces
-or removes these, as long as nobody changed them. Every other file is left alone unless ``overwrite`` is set.
+A list in the cache folder names the files of each output with their digests: a later run replaces or removes these, as
+long as nobody changed them. Every other file is left alone unless ``overwrite`` is set.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from typing import Any
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import file_digest, fill, finite, flush, is_device
 from lightning_idc.utils.manifest import (
-    MANIFEST,
     Manifest,
     is_as_written,
     is_below,
@@ -115,10 +114,7 @@ class Output:
             manifest = read_manifest(self.folder)
             for file, digests in manifest.pop(self.name, {}).items():
                 self._remove_file(file, digests)
-            if manifest:
-                write_manifest(self.folder, manifest)
-            else:
-                (self.folder / MANIFEST).unlink(missing_ok=True)
+            write_manifest(self.folder, manifest)
         with suppress(OSError):  # it holds files of others
             self.folder.rmdir()
 
@@ -130,8 +126,6 @@ class Output:
                 raise ConfigError(f"{where} cannot be written: {str(parent)!r} is a link or a file; expected a folder")
         if path.is_dir() and not path.is_symlink():
             raise ConfigError(f"{where} is a folder; name a file in it")
-        if path.name == MANIFEST:
-            raise ConfigError(f"{where} is the list of the outputs of its folder; name another file")
         for source in self.inputs:
             if is_same(path, source):
                 raise ConfigError(f"{where} is what is read, and would be lost; name another file")
@@ -168,7 +162,7 @@ class Output:
                 )
 
     def _publish(self, draft: Path) -> None:
-        paths = [path for path in draft.rglob("*") if path.is_file() and path.name != MANIFEST]
+        paths = [path for path in draft.rglob("*") if path.is_file()]
         files = {path.relative_to(draft).as_posix(): path for path in sorted(paths)}
         with locked(self.folder):
             self.check(*files)

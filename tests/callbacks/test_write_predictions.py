@@ -21,7 +21,6 @@ from predict_processes import PAIRS, ManyPairs
 
 from lightning_idc.callbacks.write_predictions import WritePredictions
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.manifest import MANIFEST
 
 SCRIPT = Path(__file__).parent / "predict_processes.py"
 
@@ -56,7 +55,7 @@ def reference(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> lis
     assert [record["id"] for record in written] == [record["id"] for record in said]
     assert [record["caption"] for record in written] == [record["caption"] for record in said]
     assert set(written[0]) == {"id", "caption", "log_prob", "change_score"} and len(written) == PAIRS
-    assert sorted(os.listdir(folder)) == [MANIFEST, "predictions.jsonl"]
+    assert sorted(os.listdir(folder)) == ["predictions.jsonl"]
     return written
 
 

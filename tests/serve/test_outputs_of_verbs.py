@@ -19,7 +19,6 @@ from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.serve.formats import write_records
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.manifest import MANIFEST
 
 Draw = Callable[..., Path]
 MINE = [
@@ -41,9 +40,8 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def changed(before: dict[str, bytes], after: dict[str, bytes]) -> set[str]:
-    """Files that came, went or changed, without the list of outputs."""
-    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
-    return {name for name in names if not name.endswith(MANIFEST)}
+    """Files that came, went or changed."""
+    return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
 @pytest.fixture

@@ -17,7 +17,6 @@ from huggingface_hub import constants
 
 import lightning_idc
 from lightning_idc.cli import main
-from lightning_idc.utils.manifest import MANIFEST
 
 REPO = "me/spot"
 SHA = "0123456789abcdef0123456789abcdef01234567"
@@ -108,7 +107,7 @@ def test_a_captioner_goes_to_the_hub_with_its_card_and_comes_back(
     assert main(["export", "hf", str(tmp_path / "out"), "--model", str(model), "--push", REPO]) == 0
     assert f"{constants.ENDPOINT}/{REPO}" in capsys.readouterr().out
     assert hub.visibility == "private" and hub.tokens == {"Bearer hf_of_nobody"}
-    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir() if path.name != MANIFEST}
+    written = {path.name: path.read_bytes() for path in (tmp_path / "out").iterdir()}
     assert hub.files == written and {"README.md", "config.json", "model.safetensors"} <= set(written)
     card = hub.files["README.md"].decode()
     assert huggingface_hub.ModelCard(card).data.pipeline_tag == "image-to-text" and str(tmp_path) not in card

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from lightning_idc.utils.errors import ConfigError
-from lightning_idc.utils.files import seal
-from lightning_idc.utils.manifest import MANIFEST
+from lightning_idc.utils.manifest import manifest_path
 from lightning_idc.utils.outputs import Output, check_apart, check_file, new_file, save_json, write_file
 
 
@@ -38,7 +37,7 @@ def test_an_output_replaces_its_own_files_and_removes_those_that_it_no_longer_ha
     output = write(tmp_path, "a", "sub/b", text="newer")
     assert output.files() == ["a", "sub/b"] and not (tmp_path / "sub/deep").exists()
     found = tree(tmp_path)
-    assert found.pop(MANIFEST) and found == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
+    assert found == {"a": b"newer", "sub/b": b"newer", "notes.txt": b"mine"}
     output.remove()
     assert tree(tmp_path) == {"notes.txt": b"mine"}
 
@@ -158,20 +157,31 @@ def test_a_run_that_is_cut_off_between_two_files_goes_on(tmp_path: Path, monkeyp
     [
         "{}",
         "no JSON",
-        json.dumps({"outputs": {"things": {"a": []}}, "seal": "x"}),
-        seal({"outputs": {"things": {"../x": ["0"]}}}),
-        seal({"outputs": {"things": {"/x": ["0"]}}}),
-        seal({"outputs": {"things": {"a": None}}}),
-        seal({"outputs": []}),
+        json.dumps({"outputs": {"things": {"../x": ["0"]}}}),
+        json.dumps({"outputs": {"things": {"/x": ["0"]}}}),
+        json.dumps({"outputs": {"things": {"a": None}}}),
+        json.dumps({"outputs": []}),
     ],
 )
-def test_a_list_of_outputs_that_somebody_changed_gives_no_right_to_anything(tmp_path: Path, content: str) -> None:
-    (tmp_path / MANIFEST).write_text(content)
+def test_a_damaged_list_of_outputs_gives_no_right_to_replace_a_file(tmp_path: Path, content: str) -> None:
+    manifest_path(tmp_path).parent.mkdir(parents=True, exist_ok=True)
+    manifest_path(tmp_path).write_text(content)
     (tmp_path / "a").write_text("mine")
     before = tree(tmp_path)
-    with pytest.raises(ConfigError, match="is not the list of outputs"):
+    with pytest.raises(ConfigError, match="--overwrite"):
         write(tmp_path, "a")
     assert tree(tmp_path) == before
+
+
+def test_a_cache_folder_that_cannot_be_written_costs_only_the_memory_of_outputs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "cache").write_text("a file where the folder should be")
+    monkeypatch.setenv("LIGHTNING_IDC_CACHE", str(tmp_path / "cache"))
+    write(tmp_path / "out", "a")
+    with pytest.raises(ConfigError, match="--overwrite"):
+        write(tmp_path / "out", "a")
+    write(tmp_path / "out", "a", overwrite=True)
 
 
 def test_outputs_of_one_command_are_apart(tmp_path: Path) -> None:
@@ -184,7 +194,7 @@ def test_outputs_of_one_command_are_apart(tmp_path: Path) -> None:
 
 def test_devices_are_written_to_as_they_are(tmp_path: Path) -> None:
     write_file("/dev/null", "x")
-    assert Path("/dev/null").is_char_device() and not Path("/dev", MANIFEST).exists()
+    assert Path("/dev/null").is_char_device()
 
 
 def test_a_callback_says_that_it_left_a_file_of_others_alone(
