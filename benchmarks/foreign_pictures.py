@@ -23,8 +23,8 @@ from where import interval
 
 from lightning_idc import load
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.images import read_image
 from lightning_idc.core.where import locate
+from lightning_idc.images.read import read_image
 
 
 def measure(captioner: PairCaptioner, folder: Path) -> dict[str, Any]:

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parents[1] / "lightning_idc"
 FLOORS = (
     ("errors", "files", "_lazy", "_compiled"),
     ("metrics",),
+    ("images",),
     ("core",),
     ("nn",),
     ("data",),

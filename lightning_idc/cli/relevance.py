@@ -23,8 +23,9 @@ def run(given: list[str]) -> int:
     judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="of open_clip, such as ViT-B-16-quickgelu/openai")
     arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
     options = arguments.parse_args(given[1:])
-    from lightning_idc.core.images import as_pair
     from lightning_idc.core.vocabulary import words_of
+    from lightning_idc.images.read import read_pair
+    from lightning_idc.images.resize import resize
     from lightning_idc.methods.namc.dual_encoder import ClipDualEncoder, DualEncoder, load_dual_encoder
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
 
@@ -38,7 +39,8 @@ def run(given: list[str]) -> int:
         encoder = ClipDualEncoder(name, weights or "openai").eval()
     import torch
 
-    images = torch.stack(as_pair(options.before, options.after, size=encoder.size))
+    pair = read_pair(options.before, options.after)
+    images = torch.stack([resize(image, encoder.size) for image in pair])
     judged = judge(encoder, images, options.caption)
     for side, found in zip(("before", "after"), judged, strict=True):
         print(json.dumps({"side": side, "words": found.words, "relevance": [round(v, 4) for v in found.of_words]}))

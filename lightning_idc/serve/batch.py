@@ -17,11 +17,13 @@ from torch.utils.data import DataLoader, Dataset
 
 from lightning_idc.callbacks.write_predictions import line_of, prediction_key, records_of
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.images import open_pair, resize
 from lightning_idc.core.input_spec import InputSpec
 from lightning_idc.core.types import PairSample
 from lightning_idc.errors import ConfigError, DataError, IDCError
 from lightning_idc.files import atomic_write
+from lightning_idc.images.compare import compare_files
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import resize
 from lightning_idc.serve.answers import Answer, answer_pairs
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
@@ -51,12 +53,13 @@ class FilePairs(Dataset[tuple[FilePair, PairSample | str | None]]):
     def _read(self, pair: FilePair) -> PairSample | None:
         if pair.before is None or pair.after is None:
             return None
-        before, after = open_pair(pair.before, pair.after, self.spec.options, pair.id)
-        same_size = before.shape == after.shape
-        if same_size or self.ignored.given:
-            after = self.ignored.apply(pair.id, before, after if same_size else resize(after, _size(before)))
-        if self.gate and same_size and torch.equal(before, after):
+        # stored values decide, since what is shown may lose a difference: opacity, other bands, other pages
+        ignore = partial(self.ignored.mask, pair.id)
+        if self.gate and compare_files(pair.before, pair.after, pair.id, ignore).equal:
             return None
+        before, after = read_pair(pair.before, pair.after, self.spec.options, pair.id)
+        if self.ignored.given:
+            after = self.ignored.apply(pair.id, before, resize(after, _size(before)))
         return self.spec.read(before, after, pair.id)
 
 

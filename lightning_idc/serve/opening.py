@@ -136,7 +136,7 @@ def _image_options(given: Sequence[str]) -> dict[str, Any]:
     import yaml
 
     from lightning_idc.core.arguments import accepted_arguments
-    from lightning_idc.core.value_range import ImageOptions
+    from lightning_idc.images.options import ImageOptions
 
     known = accepted_arguments(ImageOptions) or ()
     found: dict[str, Any] = {}

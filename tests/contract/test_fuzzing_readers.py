@@ -20,10 +20,10 @@ from test_hostile_checkpoints import MODEL, good  # noqa: F401
 from lightning_idc.cli.configuration import gather, parse_overrides, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
 from lightning_idc.core.checkpoint_io import newest_checkpoint
-from lightning_idc.core.images import read_image_bytes
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.value_range import ImageOptions
 from lightning_idc.errors import IDCError
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_image
 
 QUICK = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
@@ -87,7 +87,7 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Pillow's remarks on damaged metadata
         try:
-            image = read_image_bytes(data, "fuzz", options)
+            image = read_image(data, "fuzz", options)
         except IDCError as error:
             assert "fuzz" in str(error) and len(str(error)) < 1000
             return

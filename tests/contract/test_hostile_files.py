@@ -23,12 +23,12 @@ from test_hostile_models import Calls, harmless, pickles, place  # noqa: F401
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
-from lightning_idc.core.images import read_image
 from lightning_idc.core.store import MANIFEST, Store, write_manifest
 from lightning_idc.core.text import markdown, plain, printable
 from lightning_idc.core.vocabulary import BertVocabulary
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
 from lightning_idc.data.io.prepare import unpack
+from lightning_idc.images.read import read_image
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize

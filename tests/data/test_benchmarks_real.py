@@ -14,7 +14,6 @@ import pytest
 from PIL import Image
 
 from lightning_idc.core.evaluation import no_change_rates
-from lightning_idc.core.images import read_image, resize
 from lightning_idc.core.types import PairError, stack_images
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
@@ -27,6 +26,8 @@ from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.sampling import Draw
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.confusion import confusion
 

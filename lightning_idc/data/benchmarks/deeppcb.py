@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import read_image, resize
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.benchmarks.defects import (
@@ -27,6 +26,8 @@ from lightning_idc.data.benchmarks.defects import (
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.errors import check_number
+from lightning_idc.images.read import read_image
+from lightning_idc.images.resize import resize
 
 LISTED = {"trainval": 1000, "test": 500}
 
@@ -92,7 +93,7 @@ class BoardPairs(PairSource):
         sides = []
         twin = index % len(self.entries)
         for path in find_images(self.root, self.entries[twin][0]):
-            image = read_image(path, f"pair {self.ids[index]!r}")
+            image = read_image(path, name=f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
                 raise PairError(
                     f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "

@@ -6,10 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.images import Interpolation, read_pair, resize
 from lightning_idc.core.paths import inside
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
 from lightning_idc.data.core.datamodule import SPLITS as ALL_SPLITS
@@ -20,6 +18,9 @@ from lightning_idc.data.io.jsonfiles import sentences
 from lightning_idc.data.io.tables import require, short
 from lightning_idc.errors import DataError
 from lightning_idc.files import digest, digest_of_all
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import Interpolation, resize
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
 _ENDINGS = (".parquet", ".arrow", ".jsonl", ".json", ".csv")
@@ -152,7 +153,7 @@ class TableSource(PairSource):
     def load(self, index: int) -> PairSample:
         row = self._images[index]
         files = [self._file(row[column], f"{self._row(index)}, {column}") for column in self._columns]
-        before, after = read_pair(files[0], files[1], self._row(index), self.options)
+        before, after = read_pair(files[0], files[1], self.options, self._row(index))
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         captions, kind = list(self._captions[index]), self._kinds[index]

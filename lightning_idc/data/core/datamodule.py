@@ -11,9 +11,7 @@ from typing import Any, Literal, get_args
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
 
-from lightning_idc.core.images import Interpolation
 from lightning_idc.core.types import PairError, PairSample, stack_images
-from lightning_idc.core.value_range import Bands, ImageOptions, ValueRange
 from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource, View
@@ -21,6 +19,8 @@ from lightning_idc.data.io.record_table import distinct
 from lightning_idc.data.io.shards import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.errors import check_number
+from lightning_idc.images.options import PLAIN, Bands, ImageOptions, ValueRange
+from lightning_idc.images.resize import Interpolation
 from lightning_idc.metrics.no_change import NO_CHANGE
 
 Split = Literal["train", "val", "test", "predict"]
@@ -306,7 +306,7 @@ def refuse_options(options: ImageOptions, why: str) -> None:
     Raises:
         PairError: one is given.
     """
-    given = [name for name, value in options.to_dict().items() if value is not None]
+    given = [name for name, value in options.to_dict().items() if value != PLAIN.to_dict()[name]]
     if given:
         raise PairError(f"{why}; {given[0]} has no meaning there, leave it out")
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.core.value_range import PLAIN
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import check_positive
+from lightning_idc.images.options import PLAIN
 
 
 class Mixture(PairDataModule):

@@ -12,9 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.core.types import PairError
 from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 
 

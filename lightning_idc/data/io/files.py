@@ -11,14 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.image_files import size_of_image
-from lightning_idc.core.images import Interpolation, read_image, read_pair, resize
 from lightning_idc.core.paths import LONGEST_NAME, fits, inside
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.tables import short
 from lightning_idc.files import digest_of_all
+from lightning_idc.images.decode import size_of_image
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_image, read_pair
+from lightning_idc.images.resize import Interpolation, resize
 
 _Seen = tuple[int, int] | str
 _SURELY_FITS = LONGEST_NAME // 4  # characters; in UTF-8 none takes more than four bytes
@@ -106,7 +107,7 @@ class FileSource(PairSource):
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]
-        before, after = read_pair(record.before, record.after, record.name, self.options)
+        before, after = read_pair(record.before, record.after, self.options, record.name)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         elif self.scale_after:
@@ -272,7 +273,7 @@ def _scan(path: Path, options: ImageOptions) -> _Seen:
     key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
     if key not in _scanned:
         try:
-            height, width = read_image(path, options=options).shape[1:]
+            height, width = read_image(path, options).shape[1:]
             _scanned[key] = height, width
         except PairError as error:
             _scanned[key] = str(error)

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lightning_idc.core.image_files import ENDINGS
 from lightning_idc.core.text import printable
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.pair_columns import READ, SAME, SIDES, SPLITS, add_columns, id_of
@@ -25,6 +24,7 @@ from lightning_idc.data.io.tables import (
     stream_table,
 )
 from lightning_idc.errors import DataError
+from lightning_idc.images.decode import ENDINGS
 
 SHOWN = 5
 _IGNORED = ("Thumbs.db", "desktop.ini")

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import Interpolation
 from lightning_idc.core.shards import StoreError, columns, write_shard
 from lightning_idc.core.store import Store, build, fingerprint_of, rows_per_shard, shard_name, write_manifest
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.source import PairSource, View
+from lightning_idc.images.resize import Interpolation
 
 _CHUNK = 32
 _TRIED = 16

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import Interpolation, resize
 from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
 from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.images.resize import Interpolation, resize
 
 
 class PairTransform(ABC):

@@ -8,8 +8,8 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairSample
+from lightning_idc.images.resize import resize
 
 SIZES = "sizes"
 """Heights and widths of pairs that were padded to one size, among the inputs of a batch."""

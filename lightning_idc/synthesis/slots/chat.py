@@ -8,8 +8,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.loading import Loading
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import resize
 from lightning_idc.core.types import PairError
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.synthesis.slots.base import Inpainter, ModelInterface, PairPainter

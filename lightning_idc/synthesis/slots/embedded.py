@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import resize
 from lightning_idc.data.synthetic.scene import COLORS
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.slots.base import (
     DifferenceTeller,
     ImageEncoder,

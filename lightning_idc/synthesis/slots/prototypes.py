@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.images import resize
 from lightning_idc.core.renamed import renamed_arguments
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from lightning_idc.core.images import resize
 from lightning_idc.core.renamed import renamed_arguments
+from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.slots.base import Region, Segmenter
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.details import alone, inside, is_part, region_of, share, widened, widened_contours

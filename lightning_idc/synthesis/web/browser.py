@@ -9,8 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.images import read_image_bytes
 from lightning_idc.errors import ConfigError
+from lightning_idc.images.read import read_image
 from lightning_idc.synthesis.slots.base import ModelInterface
 
 _NAMES = ("chromium", "chromium-browser", "google-chrome")
@@ -95,5 +95,5 @@ class Chromium(ModelInterface):
         for document in documents:
             self._page.set_content(document, wait_until="load")
             boxes = self._page.evaluate(_BOXES)
-            rendered.append((read_image_bytes(self._page.screenshot(animations="disabled"), "a screenshot"), boxes))
+            rendered.append((read_image(self._page.screenshot(animations="disabled"), name="a screenshot"), boxes))
         return rendered
