@@ -8,12 +8,30 @@ from itertools import zip_longest
 
 import numpy as np
 
+from lightning_idc.errors import check_number
 from lightning_idc.images.decode import decode_pages
 from lightning_idc.images.raw import File, RawImage, opaque
 from lightning_idc.images.srgb import to_srgb
 
 Ignore = Callable[[tuple[int, int]], "np.ndarray | None"]
 """Function of height and width to a bool mask ``(H, W)`` of pixels that do not count."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tolerance:
+    """Limits below which a difference does not count.
+
+    Args:
+        value: Greatest difference of a value that counts as equal, in the unit of the files.
+        pixels: Number of pixels of a pair that may differ.
+    """
+
+    value: float = 0.0
+    pixels: int = 0
+
+    def __post_init__(self) -> None:
+        check_number("tolerance", self.value, minimum=0)
+        check_number("allow_pixels", self.pixels, minimum=0)
 
 
 @dataclass(frozen=True, slots=True)

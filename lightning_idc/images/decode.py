@@ -77,11 +77,8 @@ def decode_pil(image: Image, name: str, page: int = 0) -> RawImage:
     """
     check_size(image.size, name)
     stream = getattr(image, "fp", None)
-    if (
-        getattr(image, "tile", None)
-        and stream is not None
-        and image.format in ("AVIF", "JPEG2000", "PNG", "PPM", "TIFF")
-    ):
+    undecoded = getattr(image, "tile", None) and stream is not None
+    if undecoded and image.format in ("AVIF", "JPEG2000", "PNG", "PPM", "TIFF"):
         position = stream.tell()
         stream.seek(0)
         contents = stream.read()
@@ -138,11 +135,7 @@ def _opened(file: File, label: str) -> AbstractContextManager[Pages]:
 
 
 def _start_of(file: File, label: str) -> bytes:
-    """The first bytes.
-
-    Raises:
-        DataError: The path is that of no file.
-    """
+    """The first bytes."""
     if isinstance(file, bytes):
         return file[:_START]
     if not os.path.isfile(file):

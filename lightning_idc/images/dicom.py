@@ -14,15 +14,7 @@ from lightning_idc.images.raw import File, Pages, RawImage, channels_first, chec
 
 @contextmanager
 def open_dicom(file: File, name: str) -> Iterator[Pages]:
-    """Frames of a DICOM file.
-
-    Args:
-        file: Path or contents.
-        name: Name of the image, for messages.
-
-    Raises:
-        DataError: pydicom is not installed, or the file holds no image, is damaged or too large.
-    """
+    """Frames of a DICOM file."""
     pydicom = need("pydicom", name, "a DICOM file")
     with reading(name):
         data = pydicom.dcmread(stream_of(file))

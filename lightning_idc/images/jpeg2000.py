@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.pillow import open_image, raw_of
 from lightning_idc.images.raw import (
     File,
@@ -27,14 +26,7 @@ _OPACITY = (1, 2)  # types of a channel in the box cdef, the latter with colours
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What a file says of its channels.
-
-    Args:
-        size: Width and height.
-        bits: Bits of each channel.
-        signed: Whether a channel has negative values.
-        alpha: Whether the last channel is declared as opacity.
-    """
+    """Width and height, bits of each channel, whether one has negative values, and whether the last is opacity."""
 
     size: tuple[int, int]
     bits: tuple[int, ...]
@@ -44,16 +36,7 @@ class Header:
 
 @contextmanager
 def open_jpeg2000(file: File, name: str, start: bytes) -> Iterator[Pages]:
-    """The image of a JPEG 2000 file or codestream.
-
-    Args:
-        file: Path or contents.
-        name: Name of the image, for messages.
-        start: First bytes of the file.
-
-    Raises:
-        DataError: The file is damaged or too large, or imagecodecs is needed and not installed.
-    """
+    """The image of a JPEG 2000 file or codestream."""
     with reading(name):
         data = contents_of(file)
         header = read_header(data)
@@ -78,11 +61,7 @@ def _read(data: bytes, header: Header, name: str, start: bytes) -> RawImage:
 
 
 def read_header(data: bytes) -> Header:
-    """Size and depths in the codestream, and the definition of channels around it.
-
-    Raises:
-        DataError: There is no codestream.
-    """
+    """Size and depths in the codestream, and the definition of channels around it."""
     at, alpha = 0, False
     if not data.startswith(SIGNATURES[0]):
         boxes = dict(_boxes(data, 0, len(data)))
@@ -92,12 +71,12 @@ def read_header(data: bytes) -> Header:
         entries = [data[entry : entry + 6] for entry in range(first + 2, end - 5, 6)]
         alpha = any(int.from_bytes(entry[2:4], "big") in _OPACITY for entry in entries)
     if data[at : at + 4] != SIGNATURES[0] or len(data) < at + 42:
-        raise DataError("it has no codestream")
+        raise ValueError("it has no codestream")
     left, top, right, bottom = (int.from_bytes(data[at + i : at + i + 4], "big") for i in (16, 20, 8, 12))
     count = int.from_bytes(data[at + 40 : at + 42], "big")
     depths = data[at + 42 : at + 42 + 3 * count : 3]
     if not 0 < len(depths) == count:
-        raise DataError("its header is cut off")
+        raise ValueError("its header is cut off")
     bits = tuple((depth & 0x7F) + 1 for depth in depths)
     return Header((right - left, bottom - top), bits, any(depth & 0x80 for depth in depths), alpha)
 

@@ -69,11 +69,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _plain_range(value: Any) -> Any:
-    """The range with plain numbers in it.
-
-    Raises:
-        ConfigError: It has none of the forms.
-    """
+    """The range with plain numbers in it."""
     if value is None or value == "auto":
         return value
     if isinstance(value, Mapping):

@@ -54,16 +54,7 @@ class NotAnImageError(DataError):
 
 @contextmanager
 def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
-    """An image opened by Pillow, after its number of pixels is checked.
-
-    Args:
-        file: Path or contents.
-        name: Name of the image, for messages.
-        start: First bytes of the file.
-
-    Raises:
-        DataError: The format is not read, the file is damaged, or the image is too large.
-    """
+    """An image opened by Pillow, after its number of pixels is checked."""
     with reading(name):
         try:
             image = Image.open(stream_of(file), formats=formats())
@@ -79,16 +70,7 @@ def open_image(file: File, name: str, start: bytes) -> Iterator[Image.Image]:
 
 @contextmanager
 def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
-    """Images of a file that Pillow opens.
-
-    Args:
-        file: Path or contents.
-        name: Name of the image, for messages.
-        start: First bytes of the file.
-
-    Raises:
-        DataError: The format is not read, or the file is damaged or too large.
-    """
+    """Images of a file that Pillow opens."""
     with open_image(file, name, start) as image:
         # the further images of an MPO are previews of a camera; only files of several images have the attribute
         pages = 1 if image.format == "MPO" else int(getattr(image, "n_frames", 1))
@@ -104,15 +86,7 @@ def open_pillow(file: File, name: str, start: bytes) -> Iterator[Pages]:
 
 
 def raw_of(image: Image.Image, name: str) -> RawImage:
-    """What a Pillow image holds, turned as its EXIF says.
-
-    Args:
-        image: Image at the frame that is read.
-        name: Name of the image, for messages.
-
-    Raises:
-        DataError: The file is damaged.
-    """
+    """What a Pillow image holds, turned as its EXIF says."""
     kind, profile = image.format or "pixels", image.info.get("icc_profile")
     if image.getexif().get(ExifTags.Base.Orientation, 1) != 1:  # Pillow copies what it need not turn
         image = ImageOps.exif_transpose(image) or image

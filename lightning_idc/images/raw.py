@@ -90,15 +90,7 @@ def opaque(dtype: np.dtype) -> int:
 
 
 def check_size(size: tuple[int, int], name: str) -> None:
-    """Check that an image is neither empty nor larger than the memory of a worker.
-
-    Args:
-        size: Width and height.
-        name: Name of the image, for the message.
-
-    Raises:
-        DataError: The image is too large or empty.
-    """
+    """Check that an image is neither empty nor larger than the memory of a worker."""
     width, height = size
     if width * height > MAX_PIXELS:
         raise DataError(_too_large(f"{name} claims {width} x {height} pixels"))
@@ -107,11 +99,7 @@ def check_size(size: tuple[int, int], name: str) -> None:
 
 
 def check_bytes(count: int, name: str) -> None:
-    """Check that the stored values of an image fit in the memory of a worker.
-
-    Raises:
-        DataError: There are more than :data:`MAX_BYTES`.
-    """
+    """Check that the stored values of an image fit in the memory of a worker."""
     if count > MAX_BYTES:
         raise DataError(f"{name} holds {count:,} bytes of values; at most {MAX_BYTES:,} are read")
 
@@ -145,11 +133,7 @@ def reading(name: str) -> Iterator[None]:
 
 
 def need(package: str, name: str, kind: str) -> Any:
-    """Import a package of the extra ``scientific``.
-
-    Raises:
-        DataError: It is not installed.
-    """
+    """Import a package of the extra ``scientific``."""
     try:
         return importlib.import_module(package)
     except ImportError as error:
@@ -167,16 +151,7 @@ def contents_of(file: File) -> bytes:
 
 
 def channels_first(values: np.ndarray, axes: str, name: str) -> np.ndarray:
-    """Array ``(C, H, W)`` in the byte order of the machine.
-
-    Args:
-        values: Decoded array.
-        axes: Letters of its axes: Y for rows, X for columns, S for channels.
-        name: Name of the image, for the message.
-
-    Raises:
-        DataError: The array is no image, is empty or does not hold real numbers.
-    """
+    """Array ``(C, H, W)`` in the byte order of the machine."""
     if "".join(sorted(axes)) not in ("XY", "SXY") or values.ndim != len(axes):
         raise DataError(
             f"{name} has the axes {axes} and the shape {values.shape}; expected rows and columns, perhaps with bands"

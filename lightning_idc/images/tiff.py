@@ -42,15 +42,7 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())
 
 @contextmanager
 def open_tiff(file: File, name: str) -> Iterator[Pages]:
-    """Images of a TIFF; copies in lower resolution and masks are not counted.
-
-    Args:
-        file: Path or contents.
-        name: Name of the image, for messages.
-
-    Raises:
-        DataError: The file is damaged or too large, or tifffile is needed and not installed.
-    """
+    """Images of a TIFF; copies in lower resolution and masks are not counted."""
     with reading(name):
         plain = _open_with_pillow(file)
         if plain is not None:

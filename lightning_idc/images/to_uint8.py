@@ -39,11 +39,7 @@ def to_uint8(raws: Sequence[RawImage], options: ImageOptions = PLAIN, name: str 
 
 
 def _select(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
-    """The image with the bands of the options only.
-
-    Raises:
-        DataError: It is one of several in its file, has other numbers of bands than grey and colour, or lacks a band.
-    """
+    """The image with the bands of the options only."""
     if raw.pages > 1 and options.page is None:
         raise DataError(
             f"{name} holds {raw.pages} images (pages, frames or slices); say which is read with page: 0 to "
@@ -97,11 +93,7 @@ def _check_missing(image: RawImage, options: ImageOptions, name: str) -> None:
 
 
 def value_range(images: Sequence[RawImage], options: ImageOptions, name: str) -> tuple[float, float] | None:
-    """Values that become 0 and 255 in all of these images; None where they are 8-bit and stay as they are.
-
-    Raises:
-        DataError: Values are not 8-bit and there is no range, none is valid, or all of them lie outside of the range.
-    """
+    """Values that become 0 and 255 in all of these images; None where they are 8-bit and stay as they are."""
     wanted = options.value_range
     deep = next((image for image in images if image.values.dtype != np.uint8), None)
     if wanted is None and deep is None:
