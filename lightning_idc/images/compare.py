@@ -92,12 +92,12 @@ def compare(first: RawImage, second: RawImage, ignore: Ignore | None = None, tol
             other = f"{first.size[1]}x{first.size[0]} against {second.size[1]}x{second.size[0]} pixels"
         return Comparison(max(total, second.size[0] * second.size[1]), 0.0, total, 0, other)
     difference = _difference(first, second)
-    differs = difference > tolerance if tolerance else difference != 0
+    differs = difference > tolerance
     if first.alpha is not None or second.alpha is not None:
         alphas = [_fraction(image) for image in (first, second)]
         differs &= (alphas[0] > 0) | (alphas[1] > 0)
         transparency = np.abs(alphas[0] - alphas[1]) * _top(first)
-        differs |= transparency > tolerance if tolerance else transparency != 0
+        differs |= transparency > tolerance
         difference = np.maximum(np.where(differs, difference, 0), transparency)
     left_out = _left_out(first, second, ignore)
     if left_out is not None:
@@ -160,19 +160,15 @@ def _top(image: RawImage) -> float:
 def _difference(first: RawImage, second: RawImage) -> np.ndarray:
     """Greatest difference of the bands of each pixel, ``(H, W)``, in the unit of the first image."""
     a, b = first.values, second.values
-    if a.dtype == b.dtype and first.bits == second.bits:
-        if a.shape == b.shape and np.array_equal(a, b):
-            return np.zeros(first.size, np.uint8)
-        if a.dtype.kind == "u":
-            return np.where(a > b, a - b, b - a).max(0)
-        factor = 1.0
-    else:
-        both = a.dtype.kind == b.dtype.kind == "u"
-        factor = _top(first) / _top(second) if both else 1.0
-    with np.errstate(invalid="ignore"):
-        difference = np.abs(a.astype(np.float64) - b.astype(np.float64) * factor)
-    # infinities of one sign are equal; NaN is missing, and left out
-    return np.where((a == b) & (factor == 1.0), 0, difference).max(0)
+    unsigned = a.dtype.kind == b.dtype.kind == "u"
+    if unsigned and a.dtype == b.dtype and first.bits == second.bits:
+        return np.where(a > b, a - b, b - a).max(0)
+    # products of whole numbers are exact, where a fraction of them would be off by a rounding
+    tops = (_top(first), _top(second)) if unsigned and first.bits != second.bits else (1.0, 1.0)
+    with np.errstate(invalid="ignore"):  # what is not finite is missing, and left out
+        scaled = np.abs(a.astype(np.float64) * tops[1] - b.astype(np.float64) * tops[0])
+    difference: np.ndarray = (scaled / tops[1]).max(0)
+    return difference
 
 
 def _fraction(image: RawImage) -> np.ndarray:
@@ -187,6 +183,4 @@ def _left_out(first: RawImage, second: RawImage, ignore: Ignore | None) -> np.nd
     masks = [mask.any(0) for mask in (first.gaps, second.gaps) if mask is not None]
     ignored = None if ignore is None else ignore(first.size)
     masks += [] if ignored is None else [ignored]
-    if not masks:
-        return None
-    return np.logical_or.reduce(masks)
+    return np.logical_or.reduce(masks) if masks else None

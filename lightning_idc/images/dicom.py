@@ -36,7 +36,7 @@ def _read(data: Any, frame: int, name: str) -> RawImage:
     values = channels_first(values, "YXS" if values.ndim == 3 else "YX", name)
     return RawImage(
         values,
-        8 if values.dtype == np.uint8 else int(data.get("BitsStored", 16)),
+        values.dtype.itemsize * 8 if kind == "PALETTE COLOR" else int(data.get("BitsStored", 16)),
         "DICOM",
         missing=missing,
         nodata=None if missing is None else float(values[missing].min()),

@@ -45,7 +45,7 @@ def _select(raw: RawImage, options: ImageOptions, name: str) -> RawImage:
             f"{name} holds {raw.pages} images (pages, frames or slices); say which is read with page: 0 to "
             f"{raw.pages - 1}"
         )
-    if raw.space and options.value_range is None:
+    if raw.space:
         raw = replace(raw, values=to_srgb(raw.values, raw.profile, raw.space), space="", profile=None)
     count = len(raw.values) + (raw.alpha is not None)
     if options.bands is not None:

@@ -5,16 +5,15 @@ fixtures/images/README.md names the program and version of every file.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from lightning_idc.errors import DataError
+from lightning_idc.images.compare import equal
 from lightning_idc.images.decode import decode, decode_pages
 from lightning_idc.images.options import ImageOptions
-from lightning_idc.images.raw import RawImage
 from lightning_idc.images.read import read_image, read_pair
 
 FILES = Path(__file__).parents[1] / "fixtures/images"
@@ -35,7 +34,7 @@ VALUES: dict[str, tuple[np.ndarray, int, int]] = {
     "netpbm_rgb16.ppm": (DEEP_RGB, 16, 0),
     "graphicsmagick_grey16.pgm": (DEEP[None], 16, 0),
     "netpbm_plain12.pgm": ((DEEP >> 4)[None], 12, 0),
-    "imagemagick_rgb10.ppm": (DEEP_RGB >> 6, 10, 1),
+    "imagemagick_rgb10.ppm": (np.rint(DEEP_RGB * (1023 / 65535)), 10, 0),
     "imagemagick_rgb.jpg": (RGB, 8, 60),
     "netpbm_rgb.jpg": (RGB, 8, 90),
     "graphicsmagick_grey.jpg": (GREY[None], 8, 3),
@@ -184,8 +183,15 @@ def test_each_image_of_a_file_is_read_by_its_page(name: str) -> None:
         read_image(FILES / name)
     with pytest.raises(DataError, match="holds 2 images; there is no page 2"):
         decode(FILES / name, page=2)
-    shown: Callable[[RawImage], np.ndarray] = lambda raw: raw.values  # noqa: E731
-    assert shown(first).shape[1:] == shown(second).shape[1:] == RGB.shape[1:]
+    assert first.size == second.size == RGB.shape[1:]
+
+
+@pytest.mark.parametrize("name", ["MR_small_RLE", "MR_small_bigendian", "MR_small_jp2klossless", "MR_small_expb"])
+def test_dicom_gives_one_image_however_it_is_packed(name: str) -> None:
+    from pydicom.data import get_testdata_file
+
+    first, second = (decode(get_testdata_file(f"{file}.dcm", download=False)) for file in ("MR_small", name))
+    assert first.values.dtype == np.int16 and first.bits == 16 and equal(first, second)
 
 
 @pytest.mark.parametrize(
