@@ -144,8 +144,6 @@ def _start_of(file: File, label: str) -> bytes:
         if os.path.exists(file):
             kind = "a folder" if os.path.isdir(file) else "a pipe or a device"
             raise DataError(f"{label} is {kind}; expected the path of an image file")
-        owner, _, path = label.rpartition(": ")
-        missing = f"there is no image {path}; check the path and that the download is complete"
-        raise DataError(f"{owner}: {missing}" if owner else missing)
+        raise DataError(f"{label}: there is no image of this name; check the path and that the download is complete")
     with open(file, "rb") as opened:
         return opened.read(_START)

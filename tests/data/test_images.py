@@ -46,7 +46,7 @@ def test_pixels_are_those_of_the_file(tmp_path: Path, noise: np.ndarray) -> None
 
 
 def test_missing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"pair 'x': there is no image .*absent\.png"):
+    with pytest.raises(DataError, match=r"pair 'x': '.*absent\.png': there is no image"):
         read_image(tmp_path / "absent.png", name="pair 'x'")
 
 
