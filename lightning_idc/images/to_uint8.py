@@ -94,36 +94,36 @@ def _check_missing(image: RawImage, options: ImageOptions, name: str) -> None:
 
 def value_range(images: Sequence[RawImage], options: ImageOptions, name: str) -> tuple[float, float] | None:
     """Values that become 0 and 255 in all of these images; None where they are 8-bit and stay as they are."""
-    wanted = options.value_range
-    deep = next((image for image in images if image.values.dtype != np.uint8), None)
-    if wanted is None and deep is None:
+    requested = options.value_range
+    deep = [image for image in images if image.values.dtype != np.uint8]
+    if requested is None and not deep:
         return None
-    valid = [_valid(image) for image in (images if wanted is not None else [deep] if deep is not None else [])]
-    valid = [values for values in valid if values.size]
+    valid = [values for values in map(_valid, images if requested is not None else deep[:1]) if values.size]
+    ends: tuple[float, float] | None = None
+    if isinstance(requested, tuple):
+        ends = requested
+    elif isinstance(requested, Mapping) and "center" in requested:
+        ends = requested["center"] - requested["width"] / 2, requested["center"] + requested["width"] / 2
     if not valid:
-        raise DataError(f"{name} holds missing data only")
+        if ends is None:
+            raise DataError(f"{name} holds missing data only")
+        return ends
     low, high = min(float(values.min()) for values in valid), max(float(values.max()) for values in valid)
-    if wanted is None:
-        assert deep is not None
+    if requested is None:
         raise DataError(
-            f"{name} holds {deep.values.dtype} values from {low:.6g} to {high:.6g}, which 8 bits cannot keep; say "
+            f"{name} holds {deep[0].values.dtype} values from {low:.6g} to {high:.6g}, which 8 bits cannot keep; say "
             f"which become 0 and 255 with value_range: {RANGES}"
         )
-    if wanted == "auto":
-        return low, high
-    if isinstance(wanted, Mapping) and "percentile" in wanted:
-        start, end = np.percentile(np.concatenate([values.ravel() for values in valid]), wanted["percentile"])
+    if isinstance(requested, Mapping) and "percentile" in requested:
+        start, end = np.percentile(np.concatenate([values.ravel() for values in valid]), requested["percentile"])
         return float(start), float(end)
-    if isinstance(wanted, Mapping):
-        start, end = wanted["center"] - wanted["width"] / 2, wanted["center"] + wanted["width"] / 2
-    else:
-        assert isinstance(wanted, tuple)
-        start, end = wanted
-    if high < start or low > end:
+    if ends is None:
+        return low, high
+    if high < ends[0] or low > ends[1]:
         raise DataError(
-            f"{name}: all values, {low:.6g} to {high:.6g}, lie outside of the value_range {start:g} to {end:g}"
+            f"{name}: all values, {low:.6g} to {high:.6g}, lie outside of the value_range {ends[0]:g} to {ends[1]:g}"
         )
-    return start, end
+    return ends
 
 
 def _valid(image: RawImage) -> np.ndarray:

@@ -59,18 +59,18 @@ def test_a_tag_that_is_no_number_is_named(tmp_path: Path) -> None:
         decode(tiff(tmp_path / "a.tif", DEM, "none"))
 
 
-@pytest.mark.parametrize("wanted", ["auto", {"percentile": [2, 98]}])
+@pytest.mark.parametrize("value_range", ["auto", {"percentile": [2, 98]}])
 @pytest.mark.parametrize("fill", [0.0, -9999.0])
-def test_a_gap_on_one_date_sets_no_range_and_is_no_change(tmp_path: Path, wanted: Any, fill: float) -> None:
+def test_a_gap_on_one_date_sets_no_range_and_is_no_change(tmp_path: Path, value_range: Any, fill: float) -> None:
     before, after = DEM.copy(), DEM.copy()
     before[:, :16] = -9999
     paths = tiff(tmp_path / "b.tif", before, "-9999"), tiff(tmp_path / "a.tif", after, "-9999")
-    first, second = read_pair(*paths, ImageOptions(value_range=wanted, fill_nan=fill))
+    first, second = read_pair(*paths, ImageOptions(value_range=value_range, fill_nan=fill))
     assert bool((first == second).all()) and second[0].unique().numel() > 240
     whole = tiff(tmp_path / "w.tif", after, "-1")
-    plain = read_image(whole, ImageOptions(value_range=wanted))
+    plain = read_image(whole, ImageOptions(value_range=value_range))
     ends = np.percentile(np.concatenate([before[:, 16:].ravel(), after.ravel()]), [2, 98])
-    if wanted == "auto":
+    if value_range == "auto":
         assert bool((second[:, :, 16:] == plain[:, :, 16:]).all()), "the range is that of the valid values"
     else:
         expected = np.rint(((after.astype(float) - ends[0]) / (ends[1] - ends[0]) * 255).clip(0, 255))
@@ -81,6 +81,9 @@ def test_an_image_of_missing_data_only_is_named(tmp_path: Path) -> None:
     path = tiff(tmp_path / "a.tif", np.full((8, 8), -9999, np.float32), "-9999")
     with pytest.raises(DataError, match="holds missing data only"):
         read_image(path, ImageOptions(value_range="auto", fill_nan=0))
+    assert (read_image(path, ImageOptions(value_range=(0, 255), fill_nan=7)) == 7).all(), (
+        "a range of one's own needs none"
+    )
 
 
 def test_a_colour_of_8_bits_is_missing_only_where_all_bands_hold_the_value() -> None:
