@@ -73,9 +73,7 @@ def read_manifest(
         raise StoreError(f"{folder} holds no readable {MANIFEST} ({error}); {remedy}") from error
     found = unseal(text)
     if found is None or "fingerprint" not in found:
-        raise StoreError(
-            f"{folder} holds no readable {MANIFEST}: it is damaged or of an earlier version of this library; {remedy}"
-        )
+        raise StoreError(f"{folder} holds no readable {MANIFEST}: it is damaged; {remedy}")
     if found["format"] != FORMAT:
         raise StoreError(f"{path} is of format {found['format']}, this version reads format {FORMAT}; {remedy}")
     if identity is not None and found["fingerprint"] != fingerprint_of(identity):

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.images.decode import decode
 from lightning_idc.images.raw import opaque
 from lightning_idc.images.resize import resize
@@ -93,16 +93,16 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     """Cut-outs of a folder of PNG files with transparency, named after the files (``coffee_cup.png``).
 
     Raises:
-        PairError: there are fewer than two, or one has no transparent pixel.
+        DataError: there are fewer than two, or one has no transparent pixel.
     """
     found = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
         raw = decode(path)
         inside = np.zeros(raw.size, bool) if raw.alpha is None else raw.alpha > opaque(raw.alpha.dtype) // 2
         if inside.all() or not inside.any():
-            raise PairError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
+            raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
         raw.alpha = None
         found.append(_cut(path.stem.replace("_", " "), to_uint8([raw], name=str(path))[0], inside))
     if len(found) < 2:
-        raise PairError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
+        raise DataError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
     return tuple(found)

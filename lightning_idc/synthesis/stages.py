@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from lightning.pytorch import LightningDataModule, LightningModule
 from torch import nn
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.store import RecordSource, RecordStore
@@ -120,7 +120,7 @@ class BasePipelineStage(LightningModule, ABC):
     def _records(self) -> RecordDataModule:
         data = getattr(self.trainer, "datamodule", None)
         if not isinstance(data, RecordDataModule):
-            raise PairError(
+            raise ConfigError(
                 f"{self.name} is a stage of a pipeline; predict with it on a Records data module, not on {data!r}"
             )
         return data
@@ -163,7 +163,7 @@ class PipelineStage(BasePipelineStage):
             record.history.append({**settings, "scores": {}})
         made = list(self.process(live)) if live else []
         if len(made) != len(live):
-            raise PairError(
+            raise DataError(
                 f"{self.name}.process made {len(made)} results of {len(live)} records; expected one for each"
             )
         results: list[Record] = []
@@ -216,7 +216,7 @@ class Sequential(BasePipelineStage):
     def __init__(self, stages: list[BasePipelineStage], seed: int = 0) -> None:
         super().__init__(seed)
         if not stages:
-            raise PairError("a Sequential needs at least one stage")
+            raise ConfigError("a Sequential needs at least one stage")
         self.stages = nn.ModuleList(stages)
         self.reads = stages[0].reads
         self._at_work = stages[0].name

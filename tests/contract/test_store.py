@@ -173,7 +173,7 @@ def test_manifests_are_refused_by_name(tmp_path: Path) -> None:
         Store(tmp_path / "s", identity={"made by": "b"})
     for text in ("", "{", "[]", "{}", written.replace('"a"', '"b"'), '{"format": 1, "version": 1}', "\x00" * 20):
         manifest.write_text(text)
-        with pytest.raises(StoreError, match=r"no readable manifest\.json.*damaged or of an earlier version"):
+        with pytest.raises(StoreError, match=r"no readable manifest\.json.*damaged"):
             Store(tmp_path / "s")
     manifest.unlink()
     with pytest.raises(StoreError, match=r"holds no rows: there is no readable manifest.json"):
