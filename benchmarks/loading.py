@@ -18,8 +18,8 @@ from _harness import report
 from PIL import Image
 
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.data.core.source import PairSource
-from lightning_idc.data.io.shards import ShardedSource, ensure
+from lightning_idc.data.source import PairSource
+from lightning_idc.data.store.image_shards import ShardedSource, ensure
 from lightning_idc.data.synthetic import SyntheticPairs
 
 HEIGHT, WIDTH = 320, 480

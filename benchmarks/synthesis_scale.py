@@ -85,7 +85,7 @@ class Memory(threading.Thread):
 @contextmanager
 def bytes_hashed() -> Iterator[list[tuple[str, int]]]:
     """Stores whose shards are read to be hashed meanwhile, with the bytes of each."""
-    from lightning_idc.core import shards
+    from lightning_idc.data.store import shards
 
     found: list[tuple[str, int]] = []
     real = shards.file_digest

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from lightning_idc.cli import typed
-from lightning_idc.errors import DatasetNotFoundError
+from lightning_idc.utils.errors import DatasetNotFoundError
 
 _HELP = """usage: lightning-idc store VERB ...
 
@@ -41,7 +41,7 @@ def verify(folder: Path) -> int:
     Returns:
         1 where anything is damaged.
     """
-    from lightning_idc.core.store import faults, stores_below
+    from lightning_idc.data.store.store import faults, stores_below
 
     stores = stores_below(folder.expanduser())
     if not stores:

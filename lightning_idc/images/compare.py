@@ -8,10 +8,10 @@ from itertools import zip_longest
 
 import numpy as np
 
-from lightning_idc.errors import check_number
 from lightning_idc.images.decode import decode_pages
 from lightning_idc.images.raw import File, RawImage, opaque
 from lightning_idc.images.srgb import to_srgb
+from lightning_idc.utils.errors import check_number
 
 Ignore = Callable[[tuple[int, int]], "np.ndarray | None"]
 """Function of height and width to a bool mask ``(H, W)`` of pixels that do not count."""

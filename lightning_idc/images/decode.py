@@ -10,11 +10,11 @@ from typing import Any
 
 from PIL.Image import Image
 
-from lightning_idc.errors import DataError
 from lightning_idc.images import jpeg2000, tiff
 from lightning_idc.images.dicom import open_dicom
 from lightning_idc.images.pillow import NotAnImageError, open_image, open_pillow, raw_of
 from lightning_idc.images.raw import File, Pages, RawImage, check_size, reading
+from lightning_idc.utils.errors import DataError
 
 _NAMES = "apng avif bmp dcm dicom gif j2k jfif jp2 jpeg jpg pbm pgm png pnm ppm qoi tif tiff webp"
 ENDINGS = frozenset(f".{name}" for name in _NAMES.split())

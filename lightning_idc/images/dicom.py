@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.raw import File, Pages, RawImage, channels_first, check_size, need, reading, stream_of
+from lightning_idc.utils.errors import DataError
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 ValueRange = tuple[float, float] | Literal["auto"] | Mapping[str, Any]
 """``[low, high]``, ``auto``, ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``."""

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
 
-from lightning_idc.core.paths import describe_start
-from lightning_idc.errors import DataError
 from lightning_idc.images.raw import (
     File,
     Pages,
@@ -28,6 +26,8 @@ from lightning_idc.images.raw import (
     stream_of,
     turn,
 )
+from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.paths import describe_start
 
 _PLUGINS = {
     **{name: f"{name.title()}ImagePlugin" for name in ("AVIF", "BMP", "GIF", "JPEG", "PNG", "PPM", "QOI", "TIFF")},

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from lightning_idc.errors import DataError, IDCError
+from lightning_idc.utils.errors import DataError, IDCError
 
 MAX_PIXELS = 64_000_000
 """Largest image that is decoded; 8-bit colour of this size takes about 1.1 GB in a worker while it is read."""

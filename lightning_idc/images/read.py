@@ -10,11 +10,11 @@ import torch
 from PIL.Image import Image
 from torch import Tensor
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.decode import decode, decode_pil, label_of
 from lightning_idc.images.options import PLAIN, ImageOptions
 from lightning_idc.images.raw import RawImage
 from lightning_idc.images.to_uint8 import to_uint8
+from lightning_idc.utils.errors import DataError
 
 Source = str | Path | bytes | Image | Tensor
 """Path of an image file, its contents, a Pillow image, or a uint8 tensor ``(C, H, W)``."""

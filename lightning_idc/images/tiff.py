@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.pillow import formats, raw_of
 from lightning_idc.images.raw import (
     File,
@@ -28,6 +27,7 @@ from lightning_idc.images.raw import (
     turn,
     widen,
 )
+from lightning_idc.utils.errors import DataError
 
 SIGNATURES = (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")
 _CHANNELS = {0: 1, 1: 1, 2: 3, 3: 1, 5: 4, 6: 3, 8: 3}  # samples of a pixel by photometric interpretation

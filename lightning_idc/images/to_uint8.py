@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import numpy as np
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.options import PLAIN, RANGES, ImageOptions
 from lightning_idc.images.raw import RawImage, opaque
 from lightning_idc.images.srgb import to_srgb
+from lightning_idc.utils.errors import DataError
 
 _ROWS = 256  # scaled at once, so that no image is held in more than its own bytes
 

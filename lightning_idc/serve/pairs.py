@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.data.io.files import Root
-from lightning_idc.data.io.pair_columns import SIDES
-from lightning_idc.data.io.pair_folders import images_below, read_tables
-from lightning_idc.data.io.tables import KINDS
-from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.data.tables.files import Root
+from lightning_idc.data.tables.pair_columns import SIDES
+from lightning_idc.data.tables.pair_folders import images_below, read_tables
+from lightning_idc.data.tables.tables import KINDS
 from lightning_idc.images.decode import decode
 from lightning_idc.images.raw import opaque
 from lightning_idc.images.resize import resize
 from lightning_idc.images.to_uint8 import to_uint8
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 
 EXPECTED = (
     "expected two folders, a folder that holds before/ and after/, a .csv or .jsonl table with the columns before and "

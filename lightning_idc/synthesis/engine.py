@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import DataError
 from lightning_idc.synthesis.claims import claimed
 from lightning_idc.synthesis.isolation import IsolatedStage, told
 from lightning_idc.synthesis.progress import note_shard, rate
@@ -23,6 +22,7 @@ from lightning_idc.synthesis.shards import finished_shards, write_shard
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore, UnfinishedStore
 from lightning_idc.synthesis.target import Target
+from lightning_idc.utils.errors import DataError
 
 _POLL = 0.2
 """Seconds between looks for shards that other processes make."""

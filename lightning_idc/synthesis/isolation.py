@@ -5,12 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from lightning_idc.core.shards import StoreError
-from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.data.store.shards import StoreError
 from lightning_idc.synthesis.memory import is_out_of_memory, release_memory
 from lightning_idc.synthesis.reading import decoded
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import BasePipelineStage, Sequential
+from lightning_idc.utils.errors import ConfigError, DataError
 
 FAILED = "error"
 """Reason of records that were dropped since a stage raised an error."""

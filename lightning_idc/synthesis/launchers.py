@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 def ready(stage: BasePipelineStage, job: ShardJob, device: str | torch.device = "cpu") -> BasePipelineStage:

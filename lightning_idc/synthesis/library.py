@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.decode import decode
 from lightning_idc.images.raw import opaque
 from lightning_idc.images.resize import resize
 from lightning_idc.images.to_uint8 import to_uint8
+from lightning_idc.utils.errors import DataError
 
 _SIDE = 112
 

@@ -9,8 +9,8 @@ from typing import Any
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from lightning_idc.core.distributed import get_rank_world_size
-from lightning_idc.core.types import PairError
+from lightning_idc.images.types import PairError
+from lightning_idc.models.distributed import get_rank_world_size
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.records import ImageFormat, KeepDropped

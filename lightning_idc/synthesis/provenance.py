@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.images.types import PairError
 
 if TYPE_CHECKING:
     from lightning_idc.synthesis.stages import BasePipelineStage

@@ -14,13 +14,13 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.store import MANIFEST, read_manifest
-from lightning_idc.errors import ConfigError
+from lightning_idc.data.store.store import MANIFEST, read_manifest
 from lightning_idc.synthesis.actors import ActorPool, connected
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.launchers import Launcher, ready
 from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import UnfinishedStore
+from lightning_idc.utils.errors import ConfigError
 
 _POLL = 0.5
 """Seconds between looks for what other launchers make."""

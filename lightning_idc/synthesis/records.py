@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
+from lightning_idc.images.types import PairError
 from lightning_idc.synthesis.drawing import same_size
 
 UNREADABLE = "unreadable image"

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.shards import Shard, StoreError, check_shard, is_suspect, read_shard, remove_shard
-from lightning_idc.core.shards import write_shard as write_rows
-from lightning_idc.core.store import read_manifest, shard_name
+from lightning_idc.data.store.shards import Shard, StoreError, check_shard, is_suspect, read_shard, remove_shard
+from lightning_idc.data.store.shards import write_shard as write_rows
+from lightning_idc.data.store.store import read_manifest, shard_name
 from lightning_idc.synthesis.records import Record
 
 REMEDY = (

@@ -11,8 +11,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from lightning_idc.core.shards import Shard, StoreError, open_shard
-from lightning_idc.core.store import Store, read_manifest
+from lightning_idc.data.store.shards import Shard, StoreError, open_shard
+from lightning_idc.data.store.store import Store, read_manifest
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.shards import REMEDY, described_shard, unpack
 

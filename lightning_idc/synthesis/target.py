@@ -8,10 +8,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.shards import adopt_shard, remove_shard
-from lightning_idc.core.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
-from lightning_idc.errors import ConfigError, DataError, check_number
-from lightning_idc.files import fingerprint, remove_partials
+from lightning_idc.data.store.shards import adopt_shard, remove_shard
+from lightning_idc.data.store.store import MANIFEST, fingerprint_of, read_manifest, shard_name, write_manifest
 from lightning_idc.synthesis.claims import forget_claims
 from lightning_idc.synthesis.progress import Progress
 from lightning_idc.synthesis.provenance import stored_provenance
@@ -25,6 +23,8 @@ from lightning_idc.synthesis.store import (
     has_grown_from,
     lineage_of,
 )
+from lightning_idc.utils.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.files import fingerprint, remove_partials
 
 
 class Target:

@@ -23,21 +23,21 @@ from test_hostile_models import Calls, harmless, pickles, place  # noqa: F401
 
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
-from lightning_idc.core.store import MANIFEST, Store, write_manifest
-from lightning_idc.core.text import markdown, plain, printable
-from lightning_idc.core.vocabulary import BertVocabulary
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
-from lightning_idc.data.io.prepare import unpack
+from lightning_idc.data.store.store import MANIFEST, Store, write_manifest
+from lightning_idc.data.tables.prepare import unpack
 from lightning_idc.images.read import read_image
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize
+from lightning_idc.nn.vocabulary import BertVocabulary
 from lightning_idc.report.html import Entry, write_report
 from lightning_idc.serve.formats import write_junit, write_reg
 from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.shards import write_shard
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.text import markdown, plain, printable
 
 TRACE = "PWNED"
 SYSTEM = pickle.dumps(Calls(__import__("os").system, f"touch {TRACE}"))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.core.store import write_manifest
+from lightning_idc.data.store.store import write_manifest
 from lightning_idc.data.synthetic import ObjectCells, SyntheticCells, SyntheticPairs, SyntheticSource
 from lightning_idc.data.synthetic import cache as cache_module
 from lightning_idc.data.synthetic.cache import CacheError, Key, draw_pair, ensure
@@ -21,7 +21,7 @@ from lightning_idc.data.synthetic.cells import CELL_CLASSES
 from lightning_idc.data.synthetic.geometry import outlines, view_of
 from lightning_idc.data.synthetic.modes import MODES, load_mode
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
-from lightning_idc.errors import ConfigError
+from lightning_idc.utils.errors import ConfigError
 
 
 def key_of(mode: str = "clevr_change", pairs: int = 24, size: int = 48, split: str = "train", seed: int = 0) -> Key:

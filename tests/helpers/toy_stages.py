@@ -9,8 +9,8 @@ from pathlib import Path
 
 import torch
 
+from lightning_idc.synthesis.models.base import TextModel
 from lightning_idc.synthesis.records import Record, record_seed
-from lightning_idc.synthesis.slots.base import TextModel
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
 

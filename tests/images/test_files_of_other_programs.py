@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.compare import equal
 from lightning_idc.images.decode import decode, decode_pages
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.read import read_image, read_pair
+from lightning_idc.utils.errors import DataError
 
 FILES = Path(__file__).parents[1] / "fixtures/images"
 TRUTH = dict(np.load(FILES / "truth.npz"))

@@ -10,12 +10,12 @@ import pytest
 import tifffile
 from PIL import Image
 
-from lightning_idc.errors import DataError
 from lightning_idc.images.decode import decode
 from lightning_idc.images.options import ImageOptions
 from lightning_idc.images.raw import RawImage
 from lightning_idc.images.read import read_image, read_pair
 from lightning_idc.images.to_uint8 import to_uint8
+from lightning_idc.utils.errors import DataError
 
 DEM = np.linspace(400, 500, 4096, dtype=np.float32).reshape(64, 64)
 

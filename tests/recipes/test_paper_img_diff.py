@@ -12,8 +12,8 @@ import pytest
 from helpers.processes import TESTS
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam, make_sdxl_parts
 
-from lightning_idc.core.store import faults, stores_below
 from lightning_idc.data import ImgDiff
+from lightning_idc.data.store.store import faults, stores_below
 from lightning_idc.synthesis.store import RecordStore
 
 RECIPE = TESTS.parent / "recipes" / "paper" / "img_diff.yaml"

@@ -21,17 +21,17 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.cli.run import _with_engine
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import DataError
+from lightning_idc.images.types import PairError
 from lightning_idc.synthesis.engine import ShardJob, make_shard
 from lightning_idc.synthesis.launchers import ArrayTask, Complete, run_in_process, run_share
+from lightning_idc.synthesis.models.base import ModelInterface
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.progress import PROGRESS, rate
 from lightning_idc.synthesis.records import THUMBNAIL, Record
-from lightning_idc.synthesis.slots.base import ModelInterface
 from lightning_idc.synthesis.sources import Sentences
 from lightning_idc.synthesis.stages import MapStage, PipelineStage, Sequential
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import DataError
 
 SIZES = {"batch_size": 4, "shard_size": 6}
 

@@ -16,8 +16,8 @@ import torch
 from helpers.processes import launch
 from helpers.toy_stages import Numbers, Shade, digests, everything
 
-from lightning_idc.core import shards
-from lightning_idc.core.types import PairError
+from lightning_idc.data.store import shards
+from lightning_idc.images.types import PairError
 from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record

@@ -15,11 +15,11 @@ import pytest
 from helpers.processes import TESTS
 from helpers.toy_stages import Numbers, Shade, digests, everything
 
-from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.synthesis.engine import ShardJob
 from lightning_idc.synthesis.launchers import run_in_process
 from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.errors import ConfigError, DataError
 
 pytest.importorskip("ray", reason="the extra ray is not installed")
 RECIPE = """

@@ -14,8 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from lightning_idc.core.shards import StoreError, columns, write_shard
-from lightning_idc.core.store import (
+from lightning_idc.data.store.shards import StoreError, columns, write_shard
+from lightning_idc.data.store.store import (
     Store,
     build,
     fingerprint_of,

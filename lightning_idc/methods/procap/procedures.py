@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.growing_store import GrowingStore
-from lightning_idc.core.shards import open_shard
-from lightning_idc.core.store import MANIFEST, read_manifest, write_manifest
-from lightning_idc.errors import ConfigError, DataError
-from lightning_idc.files import digest
+from lightning_idc.data.store.growing_store import GrowingStore
+from lightning_idc.data.store.shards import open_shard
+from lightning_idc.data.store.store import MANIFEST, read_manifest, write_manifest
+from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.files import digest
 
 SIMILARITIES = "similarities"
 

@@ -1,0 +1,1 @@
+"""Stores on disk: caches, features, rendered pairs, records."""
