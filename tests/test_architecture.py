@@ -12,11 +12,11 @@ from pathlib import Path
 PACKAGE = Path(__file__).parents[1] / "lightning_idc"
 # lowest first; packages of one floor do not import each other
 FLOORS = (
-    ("errors", "files", "_lazy", "_compiled"),
+    ("utils",),
     ("metrics",),
-    ("images",),
-    ("core",),
+    ("checkpoints", "images"),
     ("nn",),
+    ("models",),
     ("data",),
     ("report",),
     ("synthesis",),
