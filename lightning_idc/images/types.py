@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.utils.errors import DataError
+from lightning_idc.utils.errors import PairError as PairError
 
 
 @dataclass(slots=True)
