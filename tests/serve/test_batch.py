@@ -231,7 +231,7 @@ def test_a_table_a_list_and_a_folder_give_the_same_captions_in_every_format(
 def test_lists_are_read_strictly(tmp_path: Path) -> None:
     for text, said in (
         ("a.png", "line 1: 1 paths"),
-        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' stands there twice"),
+        ("a.png b.png\na.png b.png", "line 2: the pair 'a..b' comes twice"),
         ("a.png b.png\n\na.jpg b.png", "line 3: the pair 'a..b' is of other files than the one above of this name"),
         ("", "no pairs"),
     ):
