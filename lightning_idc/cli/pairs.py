@@ -55,11 +55,14 @@ def compare(
     reg: Path | None = None,
     junit: Path | None = None,
     report: Path | None = None,
+    tolerance: float = 0.0,
+    allow_pixels: int = 0,
 ) -> int:
     """Compare two folders of images, and describe what differs.
 
-    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described. Exit status:
-    0, or with --fail-on 1 where something changed; 2 where an image could not be read.
+    Images of equal names belong together. Where no pixel differs a pair is unchanged and never described; all bands,
+    opacity and frames are compared as the files store them. Exit status: 0, or with --fail-on 1 where something
+    changed; 2 where an image could not be read.
 
     Args:
         before: folder of images as they were.
@@ -71,10 +74,13 @@ def compare(
             differs.
         reg: file to write as reg-cli does, its reg.json.
         junit: JUnit XML to write, a test per pair.
+        tolerance: greatest difference of a value that counts as equal, such as 4 of 255.
+        allow_pixels: number of pixels of a pair that may differ.
         report: HTML page to write, with both images of every pair, and the folder NAME_pictures beside it with those of
             greater size; --where adds boxes.
     """
     with noted():
+        from lightning_idc.images.compare import Tolerance
         from lightning_idc.serve import formats
         from lightning_idc.serve.batch import finish, run_batch
         from lightning_idc.serve.pairs import list_pairs
@@ -85,7 +91,7 @@ def compare(
         out = formats.check_outputs(
             batch.out or Path("comparison.jsonl"), inputs, overwrite, reports=reports, page=report, pairs=len(pairs)
         )
-        captioner, records = run_batch(options, pairs, batch, out, gate=True)
+        captioner, records = run_batch(options, pairs, batch, out, Tolerance(tolerance, allow_pixels))
         formats.write_records(records, out, overwrite)
         # a job must not fail for a pair that its reports let pass
         judged = formats.by_pixels(records) if fail_on == "pixels" else records
@@ -133,7 +139,7 @@ def predict(pairs: Sequence[str], options: ModelOptions, batch: BatchOptions) ->
                 f"{len(lonely)} images have no partner of the same name on the other side: {', '.join(lonely[:5])}; "
                 "`lightning-idc compare` lists them as new and deleted"
             )
-        _, records = run_batch(options, found, batch, out, gate=False)
+        _, records = run_batch(options, found, batch, out, None)
         formats.write_records(records, out, batch.overwrite)
         finish(out)
     failed = [record for record in records if record["status"] == "failed"]
@@ -189,7 +195,7 @@ def caption_pairs(
         _refuse_shared(files)
         lacking = [pair for pair in pairs if not os.path.lexists(files[pair.id])]
         failed = 0
-        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), gate=False):
+        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), None):
             for record in records:
                 if record["status"] == "failed":
                     failed += 1

@@ -32,7 +32,8 @@ def run(given: list[str]) -> int:
     if target.suffix.lower() not in KINDS:
         raise ConfigError(f"--out {str(target)!r}: expected a name that ends with {' or '.join(KINDS)}")
     check_file("--out", target, inputs, options.overwrite)
-    from lightning_idc.images.images import as_pair
+    from lightning_idc.images.read import read_pair
+    from lightning_idc.images.resize import resize
     from lightning_idc.methods.namc.dual_encoder import ClipDualEncoder, DualEncoder, load_dual_encoder
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
     from lightning_idc.nn.vocabulary import words_of
@@ -47,7 +48,8 @@ def run(given: list[str]) -> int:
         encoder = ClipDualEncoder(name, weights or "openai").eval()
     import torch
 
-    images = torch.stack(as_pair(options.before, options.after, size=encoder.size))
+    pair = read_pair(options.before, options.after)
+    images = torch.stack([resize(image, encoder.size) for image in pair])
     judged = judge(encoder, images, options.caption)
     for side, found in zip(("before", "after"), judged, strict=True):
         print(json.dumps({"side": side, "words": found.words, "relevance": [round(v, 4) for v in found.of_words]}))

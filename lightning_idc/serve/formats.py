@@ -15,8 +15,9 @@ from xml.etree import ElementTree
 import torch
 
 from lightning_idc.callbacks.write_predictions import line_of
-from lightning_idc.images.images import open_pair, resize
-from lightning_idc.images.value_range import ImageOptions
+from lightning_idc.images.options import ImageOptions
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import resize
 from lightning_idc.report.html import Entry, check_report, pictures_of, write_report
 from lightning_idc.serve.pairs import FilePair, sides_of
 from lightning_idc.utils.errors import ConfigError
@@ -248,7 +249,7 @@ def _entry(record: Record, options: ImageOptions) -> Entry:
     said = record["caption"] or record["error"] or f"the image is {record['status']}"
     found = Entry(record["id"], said, [], record["status"], record["log_prob"], change_score=record["change_score"])
     if record["before"] and record["after"] and record["status"] != "failed":
-        first, second = open_pair(record["before"], record["after"], options)
+        first, second = read_pair(record["before"], record["after"], options)
         # pages show three bands; of others the first ones
         pair = [(image if len(image) > 2 else image[:1].expand(3, -1, -1))[:3] for image in (first, second)]
         found.images = pair[0], resize(pair[1], (first.shape[1], first.shape[2]))

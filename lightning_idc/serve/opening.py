@@ -154,7 +154,7 @@ def _image_options(given: Sequence[str]) -> dict[str, Any]:
     """Options of reading images from ``name=value``."""
     import yaml
 
-    from lightning_idc.images.value_range import ImageOptions
+    from lightning_idc.images.options import ImageOptions
     from lightning_idc.utils.arguments import accepted_arguments
 
     known = accepted_arguments(ImageOptions) or ()

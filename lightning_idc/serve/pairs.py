@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,8 +16,10 @@ from lightning_idc.data.tables.files import Root
 from lightning_idc.data.tables.pair_columns import SIDES, pairs_of, wanted
 from lightning_idc.data.tables.pair_folders import images_below
 from lightning_idc.data.tables.tables import Faults, read_table, table_ending
-from lightning_idc.images.image_files import opacity
-from lightning_idc.images.images import read_image, resize
+from lightning_idc.images.decode import decode
+from lightning_idc.images.raw import opaque
+from lightning_idc.images.resize import resize
+from lightning_idc.images.to_uint8 import to_uint8
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import lines_of, read_text
 
@@ -150,26 +153,38 @@ class Ignored:
 
     def apply(self, id: str, before: Tensor, after: Tensor) -> Tensor:
         """The second image ``(C, H, W)`` with the first one's pixels where nothing counts."""
+        mask = self.mask(id, (before.shape[1], before.shape[2]))
+        return after if mask is None else torch.where(torch.from_numpy(mask), before, after)
+
+    def mask(self, id: str, size: tuple[int, int]) -> np.ndarray | None:
+        """Pixels of a pair that do not count, bool ``(H, W)``; None where all count.
+
+        Args:
+            id: Name of the pair.
+            size: Height and width of its images.
+        """
         masks = [*self.masks, *(_mask(folder[id]) for folder in self.folders if id in folder)]
         if not masks and not self.boxes:
-            return after
-        after = after.clone()
+            return None
+        ignored = torch.zeros(size, dtype=torch.bool)
         for left, top, right, bottom in self.boxes:
-            after[:, top:bottom, left:right] = before[:, top:bottom, left:right]
+            ignored[top:bottom, left:right] = True
         for mask in masks:
-            if mask.shape != before.shape[1:]:
+            if mask.shape != ignored.shape:
                 warnings.warn(
-                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are "
-                    f"{before.shape[2]}x{before.shape[1]} pixels; it is scaled",
+                    f"a mask of --ignore is {mask.shape[1]}x{mask.shape[0]} and the images are {size[1]}x{size[0]} "
+                    "pixels; it is scaled",
                     stacklevel=2,
                 )
-                mask = resize(mask[None].to(torch.uint8) * 255, (before.shape[1], before.shape[2]))[0] > 127
-            after[:, mask] = before[:, mask]
-        return after
+                mask = resize(mask[None].to(torch.uint8) * 255, size)[0] > 127
+            ignored |= mask
+        return ignored.numpy()
 
 
 def _mask(path: Path) -> Tensor:
-    bright = read_image(path).float().mean(0) > 127
-    opaque = opacity(path, repr(str(path)))
+    raw = decode(path)
+    shades = to_uint8([raw], name=repr(str(path)))[0]
+    bright = shades.mean(0, dtype="f4") > 127
     # images lie over white, where a mask on an empty layer would be bright all over and hide every change
-    return bright if opaque is None else bright & (torch.from_numpy(opaque) > 127)
+    solid = bright if raw.alpha is None else bright & (raw.alpha > opaque(raw.alpha.dtype) // 2)
+    return torch.from_numpy(solid)

@@ -26,7 +26,7 @@ from lightning_idc.cli.recipes.compose import load
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
 from lightning_idc.data.store.store import MANIFEST, Store, write_manifest
 from lightning_idc.data.tables.prepare import unpack
-from lightning_idc.images.images import read_image
+from lightning_idc.images.read import read_image
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize

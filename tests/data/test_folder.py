@@ -20,7 +20,7 @@ from PIL import Image
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.checking import check
 from lightning_idc.data.tables import files as files_module
-from lightning_idc.images import images
+from lightning_idc.images import read as images
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError, IDCError
 
 ALL_TRAIN = (1.0, 0.0, 0.0)

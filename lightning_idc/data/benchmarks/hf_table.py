@@ -15,9 +15,10 @@ from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.tables.files import state_of
 from lightning_idc.data.tables.tables import missing_column
-from lightning_idc.images.images import Interpolation, read_pair, resize
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_pair
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.images.value_range import PLAIN, ImageOptions
 from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 from lightning_idc.utils.files import digest, digest_of_all
 from lightning_idc.utils.jsonfiles import short
@@ -206,7 +207,7 @@ class TableSource(PairSource):
     def load(self, index: int) -> PairSample:
         row = self._images[index]
         files = [self._file(column.cell(row), f"{self._row(index)}, {column}") for column in self._columns]
-        before, after = read_pair(files[0], files[1], self._row(index), self.options)
+        before, after = read_pair(files[0], files[1], self.options, self._row(index))
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         captions, kind = list(self._captions[index]), self._kinds[index]

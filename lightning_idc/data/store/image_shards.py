@@ -14,7 +14,7 @@ from torch import Tensor
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.data.store.shards import StoreError, columns, write_shard
 from lightning_idc.data.store.store import Store, build, fingerprint_of, rows_per_shard, shard_name, write_manifest
-from lightning_idc.images.images import Interpolation
+from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairError, PairSample
 
 _CHUNK = 32

@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.data.source import PairSource
-from lightning_idc.images.image_files import size_of_image
-from lightning_idc.images.images import Interpolation, read_image, read_pair, resize
+from lightning_idc.images.decode import size_of_image
+from lightning_idc.images.options import PLAIN, ImageOptions
+from lightning_idc.images.read import read_image, read_pair
+from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.images.value_range import PLAIN, ImageOptions
 from lightning_idc.utils.errors import DataError, IDCError
 from lightning_idc.utils.files import digest_of_all
 from lightning_idc.utils.jsonfiles import short
@@ -105,7 +106,7 @@ class FileSource(PairSource):
 
     def load(self, index: int) -> PairSample:
         record = self.records[index]
-        before, after = read_pair(record.before, record.after, record.name, self.options)
+        before, after = read_pair(record.before, record.after, self.options, record.name)
         if self.size is not None:
             before, after = (resize(image, self.size, self.interpolation) for image in (before, after))
         elif self.scale_after:
@@ -264,7 +265,7 @@ def _scan(path: Path, options: ImageOptions) -> _Seen:
     key = (str(path), stat.st_mtime_ns, stat.st_size, repr(options))
     if key not in _scanned:
         try:
-            height, width = read_image(path, options=options).shape[1:]
+            height, width = read_image(path, options).shape[1:]
             _scanned[key] = height, width
         except IDCError as error:
             _scanned[key] = str(error)

@@ -23,7 +23,7 @@ from lightning_idc.data.tables.tables import (
     table_ending,
     table_stem,
 )
-from lightning_idc.images import image_files
+from lightning_idc.images import decode
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import short
 from lightning_idc.utils.text import printable
@@ -129,7 +129,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
                 raise DataError(f"{base}: the name {short(os.fsencode(relative))} is not UTF-8; rename the file")
             stem, ending = os.path.splitext(relative)
             stem = _composed(stem)
-            if ending.lower() not in image_files.ENDINGS:
+            if ending.lower() not in decode.ENDINGS:
                 passed.append(f"{side}/{relative}")
             elif stem in found:
                 raise DataError(
@@ -142,7 +142,7 @@ def images_below(root: Root, side: str) -> dict[str, str]:
         shown = printable(", ".join(sorted(passed)[:SHOWN])) + (", ..." if len(passed) > SHOWN else "")
         warnings.warn(
             f"{base}: passed over {len(passed):,} files that are not images by their ending: {shown}. Read are "
-            f"{', '.join(sorted(image_files.ENDINGS))}",
+            f"{', '.join(sorted(decode.ENDINGS))}",
             stacklevel=2,
         )
     return found

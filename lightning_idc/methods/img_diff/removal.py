@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.images.images import resize
+from lightning_idc.images.resize import resize
 from lightning_idc.methods.img_diff.areas import cosines
 from lightning_idc.methods.img_diff.filtering import kept, reject, suppress_overlap
 from lightning_idc.methods.img_diff.presets import PRESETS
