@@ -62,6 +62,8 @@ class PairModule(AddonHost):
     """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
     computation_hparams: tuple[str, ...] = ()
     """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
+    not_stored: tuple[str, ...] = ()
+    """Arguments that no checkpoint stores, such as files of weights to start from: a checkpoint brings all weights."""
     sharded_methods: tuple[str, ...] = ()
     """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
 
@@ -79,8 +81,8 @@ class PairModule(AddonHost):
         super().__init__()
         for group, factor in (learning_rates or {}).items():
             check_number(f"learning_rates.{group}", factor, minimum=0)
-        # of the outermost subclass, whose arguments are all of the checkpoint's
-        self.save_hyperparameters(ignore=list(TRAINING_ONLY))
+        # the arguments of the outermost subclass, which a checkpoint stores
+        self.save_hyperparameters(ignore=[*TRAINING_ONLY, *self.not_stored])
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
         if isinstance(undecayed, str):
             raise ConfigError(f"undecayed is {undecayed!r}; expected a list of endings, such as [{undecayed!r}]")
@@ -110,6 +112,13 @@ class PairModule(AddonHost):
     def batch_ids(self, batch: Any) -> list[str]:
         """Names of the pairs of a batch, for messages."""
         return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
+
+    def store_hparams(self, **values: Any) -> None:
+        """Store, for checkpoints, what was learned from the data or read from other weights.
+
+        Nothing else writes to ``hparams``; options of a call are its arguments.
+        """
+        self.hparams.update(values)
 
     # ---- training ---------------------------------------------------------------------------------------
 
@@ -193,7 +202,7 @@ class PairModule(AddonHost):
         with reading(self.init_from):
             hparams = plain_hparams(checkpoint, self.init_from)
             self.refuse_other_computation(hparams, self.init_from)
-            self.adopt(hparams)
+            self.adopt_hparams(hparams)
             state: dict[str, Tensor] = checkpoint["state_dict"]
             refuse_nan(state, self.init_from)
         return state
@@ -211,11 +220,9 @@ class PairModule(AddonHost):
         """
         refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
 
-    def adopt(self, hparams: dict[str, Any]) -> None:
+    def adopt_hparams(self, hparams: dict[str, Any]) -> None:
         """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
-        for name in self.word_hparams:
-            if hparams.get(name) is not None:
-                self.hparams[name] = hparams[name]
+        self.store_hparams(**{name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None})
         self.adapters.record(hparams.get("adapters"))
 
     def configure_model(self) -> None:
@@ -305,13 +312,13 @@ class PairModule(AddonHost):
             ConfigError: another adapter has this name, or the network has no place for this one.
         """
         self.build()
-        before = self.hparams["adapters"]
+        before = self.adapters.recorded
         self.adapters.record({name: {"class_path": public_name(kind), "init_args": options}})
         if self.net is not None:
             try:
                 self.adapters.install(self.net, self.device)
             except IDCError:
-                self.hparams["adapters"] = before
+                self.adapters.replace_records(before)
                 raise
 
     def merge_adapters(self) -> None:
@@ -364,7 +371,7 @@ class PairModule(AddonHost):
         self.refuse_other_computation(hparams, "the checkpoint")
         words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
-            self.adopt(hparams)
+            self.adopt_hparams(hparams)
             self.rebuild()
         elif hparams.get("adapters"):
             self.adapters.record(hparams["adapters"])

@@ -102,7 +102,11 @@ def run_batch(
 
 
 def answered(
-    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: bool
+    captioner: PairCaptioner,
+    pairs: Sequence[FilePair],
+    options: BatchOptions,
+    gate: bool,
+    prompt: str | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Answers batch by batch, one record per pair.
 
@@ -111,6 +115,7 @@ def answered(
         pairs: of files.
         options: of the run.
         gate: take pairs of which no pixel differs for unchanged, without describing them.
+        prompt: question about each pair; the captioner's when None.
 
     Raises:
         ConfigError: the size of batches or the number of workers is not one.
@@ -121,7 +126,7 @@ def answered(
         )
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
-        yield list(_records(captioner, batch, options.where))
+        yield list(_records(captioner, batch, options.where, prompt))
 
 
 def answered_on_ray(
@@ -201,11 +206,15 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 
 def _records(
-    captioner: PairCaptioner, batch: Sequence[tuple[FilePair, PairSample | str | None]], where: bool
+    captioner: PairCaptioner,
+    batch: Sequence[tuple[FilePair, PairSample | str | None]],
+    where: bool,
+    prompt: str | None,
 ) -> Iterator[dict[str, Any]]:
     """One record per pair of a batch, in its order."""
     samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
-    answers = {answer.id: answer for group in _of_one_size(samples) for answer in answer_pairs(captioner, group, where)}
+    groups = _of_one_size(samples)
+    answers = {answer.id: answer for group in groups for answer in answer_pairs(captioner, group, where, prompt)}
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]
