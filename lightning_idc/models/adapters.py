@@ -78,7 +78,7 @@ class AdapterSet(nn.ModuleDict):
                 raise ConfigError(
                     f"the adapter {name!r} comes after the network was sharded; list its callback in the configuration"
                 )
-            # building draws random numbers; without the fork it would shift the host's dropout and data order
+            # building draws random numbers; without the fork it would shift the module's dropout and data order
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{name}/{torch.initial_seed()}".encode()))
                 adapter: Adapter = class_named(record["class_path"], Adapter)(**record["init_args"])

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import fields
 from inspect import isclass
 from typing import Any
 
 
 def accepted_arguments(kind: Callable[..., Any]) -> frozenset[str] | None:
-    """Names that a class can be made with, through ``**kwargs`` of its parents, or a function takes; None for any."""
-    names: set[str] = set()
+    """Names that a class can be made with, through ``**kwargs`` of its parents, or a function takes; None for any.
+
+    The fields of a class's ``options_class``, a dataclass, count as names.
+    """
+    options = getattr(kind, "options_class", None)
+    names: set[str] = set() if options is None else {field.name for field in fields(options)}
     # Lightning decorates Trainer.__init__, so look through wrappers
     made_by = (
         [vars(base)["__init__"] for base in inspect.getmro(kind) if "__init__" in vars(base)]
