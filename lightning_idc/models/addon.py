@@ -4,7 +4,7 @@ Lightning callbacks have no say in the loss. An :class:`Addon` is a plain torch 
 batch, change the features, replace the training loss and add losses of its own; an ``AddonCallback``
 (``models/addon_callback.py``) registers it under ``module.aux_addons.<name>``.
 
-An :class:`AddonHost`, such as every module of this library, calls its add-ons in ``training_step``. Any other
+A :class:`~lightning_idc.models.module.PairModule` calls its add-ons in ``training_step``. Any other
 LightningModule gets the same calls from a wrapper around its ``training_step`` (``models/foreign.py``), with the
 features of each add-on read by a forward hook at the module path ``at``.
 """
@@ -89,8 +89,8 @@ class Addon(nn.Module):
 
     sharded_methods: tuple[str, ...] = ADDON_METHODS
     """Methods that gather the weights of a sharded add-on when they are called."""
-    clipped_apart: bool = False
-    """Whether ``gradient_clip_val`` bounds this add-on's gradient by itself, as for one with a goal of its own."""
+    clip_separately: bool = False
+    """Whether ``gradient_clip_val`` limits this add-on's gradient by itself, as for one with a goal of its own."""
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
@@ -116,13 +116,6 @@ class Addon(nn.Module):
     def replaces_objective(self) -> bool:
         """Whether this add-on brings an objective of its own."""
         return type(self).objective is not Addon.objective
-
-
-class AddonHost(LightningModule):
-    """A module that calls its add-ons in ``training_step`` itself; :meth:`build` makes its network."""
-
-    def build(self) -> None:
-        """Make the network, once, from what is known; add-ons are built after it."""
 
 
 def addons_of(module: LightningModule) -> dict[str, Addon]:

@@ -16,9 +16,10 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import nn
 
-from lightning_idc.models.addon import AUX, Addon, AddonHost, addons_of, reconcile_addons
+from lightning_idc.models.addon import AUX, Addon, addons_of, reconcile_addons
 from lightning_idc.models.distributed import shard
 from lightning_idc.models.foreign import attach, detach
+from lightning_idc.models.module import PairModule
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -28,7 +29,7 @@ class AddonCallback(Callback):
     Args:
         name: key under ``aux_addons``; two add-ons of one class need two names.
         weight: factor of the add-on's losses; 0 equals absent.
-        at: path of the sub-module whose output is ``step.features``, for modules that are not an AddonHost.
+        at: path of the sub-module whose output is ``step.features``, for modules that are not a PairModule.
     """
 
     options_class: ClassVar[type[Any] | None] = None
@@ -52,8 +53,8 @@ class AddonCallback(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._check(trainer, pl_module, stage)
-        cooperative = isinstance(pl_module, AddonHost)
-        if isinstance(pl_module, AddonHost):
+        calls_addons = isinstance(pl_module, PairModule)
+        if isinstance(pl_module, PairModule):
             pl_module.build()
         elif self.at is not None:
             # the tapped layers may be made there only; Lightning asks that it be idempotent
@@ -63,7 +64,7 @@ class AddonCallback(Callback):
             self.adopt(pl_module, attached[self.name])
         else:
             self._register(pl_module)
-            if not cooperative and pl_module.device_mesh is not None:
+            if not calls_addons and pl_module.device_mesh is not None:
                 addon = addons_of(pl_module)[self.name]
                 shard(addon, pl_module.device_mesh, addon.sharded_methods)
         attached = addons_of(pl_module)
@@ -71,7 +72,7 @@ class AddonCallback(Callback):
         owners = [name for name, addon in attached.items() if addon.replaces_objective]
         if len(owners) > 1:
             raise ConfigError(f"add-ons {owners} all replace the training loss; at most one may: remove the others")
-        if not cooperative and stage == "fit":
+        if not calls_addons and stage == "fit":
             attach(pl_module, self.name, self.at)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

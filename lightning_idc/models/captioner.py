@@ -26,7 +26,6 @@ from lightning_idc.models.codec import CaptionCodec, learn_vocabulary
 from lightning_idc.models.decoder import CaptionDecoder
 from lightning_idc.models.evaluation import Evaluator
 from lightning_idc.models.module import PairModule
-from lightning_idc.nn.decoding.decoding import Decoded
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError, check_number
 
@@ -167,7 +166,7 @@ class PairCaptioner(PairModule):
             num_beams: 1 decodes greedily.
             change_scores: also score the known no-change sentences.
             samples: captions drawn at random per pair; None searches for the likeliest one.
-            temperature: of samples, as in :meth:`sample`.
+            temperature: of samples, as of :meth:`CaptionDecoder.sample`.
             top_p: of samples.
             generator: of samples.
 
@@ -179,36 +178,13 @@ class PairCaptioner(PairModule):
         elif num_beams is not None:
             raise ConfigError(f"samples is {samples} and num_beams {num_beams}; give one of them")
         else:
-            decoded = self.sample(features, samples, temperature, top_p, generator, max_length)
+            decoded = self.decoder.sample(features, samples, temperature, top_p, generator, max_length)
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         scores = [score for score in scores for _ in range(samples or 1)]
         return [
             Caption(self.built_vocabulary.decode(ids), log_prob, score)
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
-
-    def sample(
-        self,
-        features: PairFeatures,
-        samples: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        generator: torch.Generator | None = None,
-        max_length: int | None = None,
-        uniforms: Tensor | None = None,
-    ) -> Decoded:
-        """Token ids of captions drawn at random, ``samples`` per pair, those of a pair together.
-
-        Args:
-            features: B pairs.
-            samples: captions per pair.
-            temperature: divides log-probabilities.
-            top_p: probability of the likely tokens that are drawn from.
-            generator: of all chance; torch's global one when None.
-            max_length: most tokens, the end token included.
-            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
-        """
-        return self.decoder.sample(features, samples, temperature, top_p, generator, max_length, uniforms)
 
     def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         """Images of each pair, uint8 ``(C, H, W)`` each, and what is asked about them: what a server is sent."""

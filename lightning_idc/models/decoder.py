@@ -53,7 +53,17 @@ class CaptionDecoder:
         max_length: int | None = None,
         uniforms: Tensor | None = None,
     ) -> Decoded:
-        """Random captions, ``samples`` per pair, those of a pair together; see :meth:`PairCaptioner.sample`."""
+        """Captions drawn at random, ``samples`` per pair, those of a pair together.
+
+        Args:
+            features: B pairs.
+            samples: captions per pair.
+            temperature: divisor of log-probabilities.
+            top_p: probability of the likely tokens that are drawn from.
+            generator: source of all chance; torch's global one when None.
+            max_length: maximum number of tokens, the end token included.
+            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
+        """
         length = self._max_length(max_length)
         with gathered(self.net):  # as above
             return sample(self.net, features, length, samples, temperature, top_p, generator, self.special, uniforms)

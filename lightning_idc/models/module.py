@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
@@ -29,9 +30,17 @@ from lightning_idc.checkpoints.reading import (
 )
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
-from lightning_idc.models.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
+from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.models.parameter_groups import SPARED, by_decay, clip_apart
+from lightning_idc.models.loss_check import LossCheck
+from lightning_idc.models.parameter_groups import (
+    UNDECAYED,
+    check_groups,
+    clip_separately,
+    group_parameters,
+    split_by_decay,
+)
+from lightning_idc.models.random_state import random_state, set_random_state
 from lightning_idc.models.schedules import Constant, Schedule, scheduled
 from lightning_idc.utils.errors import ConfigError, IDCError, check_number, reading, reads_file
 from lightning_idc.utils.names import public_name
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class PairModule(AddonHost):
+class PairModule(LightningModule):
     """Trains a network on pairs of images.
 
     Args:
@@ -91,7 +100,7 @@ class PairModule(AddonHost):
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
         self.adapters = AdapterSet(self.hparams)
-        self._unchecked: tuple[Tensor, list[str]] | None = None
+        self.loss_check = LossCheck()
         self._rng: list[dict[str, Tensor]] | None = None
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
@@ -132,21 +141,8 @@ class PairModule(AddonHost):
         loss = steps.total(loss)
         ids = self.batch_ids(batch)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=max(1, len(ids) or len(batch)))
-        self._refuse_nonfinite(loss, ids)
+        self.loss_check.update(loss, ids)
         return loss
-
-    def _refuse_nonfinite(self, loss: Tensor, ids: list[str]) -> None:
-        """Stop at a NaN loss. On an accelerator the check runs one step late, so that it never waits for it."""
-        late, self._unchecked = self._unchecked, (loss.detach(), ids)
-        if loss.device.type == "cpu":
-            self.check_loss()
-        elif late is not None:
-            _check_finite(*late)
-
-    def check_loss(self) -> None:
-        """Raise if the last training loss was not finite; also asked before a checkpoint is written."""
-        if self._unchecked is not None:
-            _check_finite(*self._unchecked)
 
     # ---- making, sharding, optimising -------------------------------------------------------------------
 
@@ -253,18 +249,11 @@ class PairModule(AddonHost):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
-        groups: dict[str, list[nn.Parameter]] = {}
-        for path, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                groups.setdefault(self.group_of(path), []).append(parameter)
-        for argument, named in (
-            ("learning_rates", self.hparams["learning_rates"] or {}),
-            ("schedules", self.schedules),
-        ):
-            if unknown := set(named) - set(groups):
-                raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
-        spared = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
-        return [part for name, parameters in groups.items() for part in by_decay(name, parameters, spared)]
+        groups = group_parameters(self.named_parameters(), self.group_of)
+        check_groups("learning_rates", self.hparams["learning_rates"] or {}, groups)
+        check_groups("schedules", self.schedules, groups)
+        undecayed = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
+        return [part for name, parameters in groups.items() for part in split_by_decay(name, parameters, undecayed)]
 
     def group_of(self, path: str) -> str:
         """Group of a parameter."""
@@ -278,8 +267,8 @@ class PairModule(AddonHost):
         assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         for group in optimizer.param_groups:
-            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(SPARED), 1.0)
-        schedules = [self.schedule_of(group["name"].removesuffix(SPARED)) for group in optimizer.param_groups]
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(UNDECAYED), 1.0)
+        schedules = [self.schedule_of(group["name"].removesuffix(UNDECAYED)) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
 
     def configure_gradient_clipping(
@@ -288,9 +277,10 @@ class PairModule(AddonHost):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
-        apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
-        if gradient_clip_val and clip_apart(optimizer, gradient_clip_val, gradient_clip_algorithm == "value", apart):
+        """Clip gradients; those of an add-on with ``clip_separately`` by themselves, as with two optimizers."""
+        separate = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clip_separately}
+        by_value = gradient_clip_algorithm == "value"
+        if gradient_clip_val and clip_separately(optimizer, gradient_clip_val, by_value, separate):
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
@@ -357,12 +347,9 @@ class PairModule(AddonHost):
     # ---- checkpoints ------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.check_loss()
+        self.loss_check.check()
         refuse_unreadable(self.hparams, type(self).__name__)
-        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint["rng"] = all_gather_object(state)
+        checkpoint["rng"] = all_gather_object(random_state(self.device))
         checkpoint["class_path"] = public_name(type(self))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -398,10 +385,7 @@ class PairModule(AddonHost):
         states, self._rng = self._rng, None
         if states is None or len(states) != self.trainer.world_size:
             return
-        state = states[self.trainer.global_rank]
-        torch.set_rng_state(state["cpu"].cpu())
-        if "cuda" in state and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+        set_random_state(states[self.trainer.global_rank], self.device)
 
     # ---- folders to share -------------------------------------------------------------------------------
 
@@ -438,12 +422,3 @@ class PairModule(AddonHost):
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
         self.build()
-
-
-def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
-    if not torch.isfinite(loss):
-        where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
-        raise ConfigError(
-            f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
-            "clip gradients (trainer.gradient_clip_val) or look at the data there"
-        )

@@ -48,7 +48,7 @@ class Retriever(Addon, NegativeSource):
     """
 
     sharded_methods = ("draw", "losses")
-    clipped_apart = True
+    clip_separately = True
 
     def __init__(
         self,

@@ -271,7 +271,7 @@ class SelfSampled(NegativeSource):
 
         captioner = step.module
         found = self.elsewhere.draw(step, count, generator)
-        said = captioner.sample(step.features, count, self.temperature, self.top_p, generator)
+        said = captioner.decoder.sample(step.features, count, self.temperature, self.top_p, generator)
         texts = [captioner.built_vocabulary.decode(ids) for ids in said.ids]
         for b, (row, id, own) in enumerate(zip(found.texts, step.batch.ids, step.batch.references, strict=True)):
             right = {same_words(caption) for caption in own}

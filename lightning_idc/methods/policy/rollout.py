@@ -123,7 +123,7 @@ def draw(step: TrainingStep[PairCaptioner], samples: int, temperature: float, to
     """
     captioner = step.module
     uniforms = uniforms_of(step.batch, samples, captioner.hparams["max_length"], key)
-    said = captioner.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
+    said = captioner.decoder.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
     begin = captioner.built_vocabulary.special.bos
     rows = grouped([[begin, *ids] for ids in said.ids], samples)
     tokens, mask = pad_captions(rows, samples, captioner.built_vocabulary.special.pad)
