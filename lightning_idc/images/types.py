@@ -7,7 +7,7 @@ pair, so everything that scores text takes ``(B, K, T)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -31,6 +31,7 @@ class PairSample:
             ``[:, 1]`` in the after image; NaN where a change has no extent on that side.
         masks: changed pixels, bool ``(2, H, W)``, before and after.
         meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
+        prompt: question about this pair, for a captioner that is asked in words; its usual one when None.
 
     Raises:
         DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
@@ -44,6 +45,7 @@ class PairSample:
     boxes: Tensor | None = None
     masks: Tensor | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
@@ -118,6 +120,7 @@ class PairBatch:
             :attr:`prepared`.
         pixels_of: the images that ``pixels`` were made of.
         noise: masks of an add-on that looks for noise; None without one.
+        prompts: ``prompt`` of each sample.
     """
 
     images: Tensor
@@ -132,6 +135,7 @@ class PairBatch:
     pixels: dict[str, Tensor] = field(default_factory=dict)
     pixels_of: Tensor | None = field(default=None, repr=False)
     noise: NoiseMask | None = None
+    prompts: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -149,6 +153,17 @@ class PairBatch:
         changed = {name: move(value) for name, value in tensors.items()}
         noise = None if self.noise is None else self.noise.map(move)
         return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"], noise=noise)
+
+    def plain(self) -> dict[str, Any]:
+        """The batch as tensors and plain types, for a checkpoint."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        return {**values, "noise": None if self.noise is None else asdict(self.noise)}
+
+    @classmethod
+    def of_plain(cls, values: dict[str, Any]) -> PairBatch:
+        """Inverse of :meth:`plain`."""
+        noise = values["noise"]
+        return cls(**{**values, "noise": None if noise is None else NoiseMask(**noise)})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:
         """Copy of the batch with every tensor on ``device``."""

@@ -343,14 +343,14 @@ class PairCaptioner(PairModule):
             self.train(was_training)
 
     def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> list[PairSample]:
-        """Pairs with a question of their own, in ``meta["prompt"]``, which wins over the captioner's.
+        """Pairs with a question of their own, which wins over the captioner's.
 
         Raises:
             ConfigError: the captioner reads none.
         """
         if not self.takes_prompt:
             raise ConfigError(f"a {type(self).__name__} is not asked in words; leave the prompt out")
-        return [replace(sample, meta={**sample.meta, "prompt": prompt}) for sample in samples]
+        return [replace(sample, prompt=prompt) for sample in samples]
 
     # ---- evaluation -------------------------------------------------------------------------------------
 

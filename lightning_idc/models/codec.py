@@ -54,6 +54,7 @@ class CaptionCodec:
             change_types=[sample.change_type for sample in samples],
             chosen=chosen,
             meta=[sample.meta for sample in samples],
+            prompts=[sample.prompt for sample in samples],
         )
 
     def no_change_tokens(self) -> list[list[int]]:

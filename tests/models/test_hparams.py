@@ -13,7 +13,7 @@ from helpers.tiny import TinyCaptioner, TinyNet, TinySource
 from torch import nn
 
 import lightning_idc
-from lightning_idc.images.types import NoiseMask
+from lightning_idc.images.types import NoiseMask, PairBatch
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.arguments import accepted_arguments
@@ -107,3 +107,5 @@ def test_noise_moves_with_its_batch() -> None:
     moved = batch.to("meta").noise
     assert moved is not None and moved.unpainted is not None and moved.descriptions is None
     assert moved.patches.is_meta and moved.unpainted.is_meta
+    again = PairBatch.of_plain(batch.plain()).noise
+    assert again is not None and torch.equal(again.patches, batch.noise.patches) and again.descriptions is None

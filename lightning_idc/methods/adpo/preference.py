@@ -99,6 +99,7 @@ class PreferenceOptimization(PolicyCallback):
     ) -> None:
         if self.val_negatives is None or not self.weight or trainer.sanity_checking:
             return
+        assert isinstance(pl_module, PairCaptioner)
         step = TrainingStep(pl_module, batch, batch_idx, name=self.name)
         metrics = self.addon(pl_module).validate(step, self.val_negatives)
         logged = {f"val/{name}": value for name, value in metrics.items()}

@@ -43,14 +43,13 @@ class Rollout:
         """As plain types and tensors on the processor, for a checkpoint."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.batch is not None:
-            batch = self.batch.to("cpu")
-            found["batch"] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+            found["batch"] = self.batch.to("cpu").plain()
         return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
     @classmethod
     def of_plain(cls, kept: dict[str, Any]) -> Rollout:
         """What :meth:`plain` gave."""
-        return cls(**{**kept, "batch": None if kept["batch"] is None else PairBatch(**kept["batch"])})
+        return cls(**{**kept, "batch": None if kept["batch"] is None else PairBatch.of_plain(kept["batch"])})
 
     def to(self, device: torch.device) -> Rollout:
         """Copy with every tensor on a device."""

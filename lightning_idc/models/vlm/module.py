@@ -249,13 +249,16 @@ class VLMCaptioner(FinetunedCaptioner):
 
     def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         shown = self.built_net.family.shown(self._unpadded(batch))
-        return list(zip(shown, self._questions(batch.ids, batch.meta), strict=True))
+        return list(zip(shown, self._questions(batch), strict=True))
 
-    def _questions(self, ids: Sequence[str], metas: Sequence[dict[str, Any]]) -> list[str]:
-        """What is asked about each pair."""
+    def _questions(self, batch: PairBatch) -> list[str]:
+        """Question about each pair: its own, else that of its part of a mixture, else the usual one."""
         by_part, usual = self.hparams["prompts"] or {}, self.hparams["prompt"]
-        prompts = [meta.get("prompt") or by_part.get(meta.get("part", ""), usual) for meta in metas]
-        return [with_question(*known) for known in zip(prompts, ids, metas, strict=True)]
+        prompts = [
+            prompt or by_part.get(meta.get("part", ""), usual)
+            for prompt, meta in zip(batch.prompts, batch.meta, strict=True)
+        ]
+        return [with_question(*known) for known in zip(prompts, batch.ids, batch.meta, strict=True)]
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         net = self.built_net
@@ -285,7 +288,7 @@ class VLMCaptioner(FinetunedCaptioner):
                 f"a caption of pair {batch.ids[int(held.int().argmax())]!r} holds what stands for an image in this "
                 "model's prompts; take it out of the captions"
             )
-        batch.model_inputs = self.prompt_inputs(self._questions(batch.ids, batch.meta), sizes)
+        batch.model_inputs = self.prompt_inputs(self._questions(batch), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)
