@@ -7,7 +7,7 @@ pair, so everything that scores text takes ``(B, K, T)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -157,7 +157,8 @@ class PairBatch:
     def plain(self) -> dict[str, Any]:
         """The batch as tensors and plain types, for a checkpoint."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
-        return {**values, "noise": None if self.noise is None else asdict(self.noise)}
+        noise = self.noise
+        return {**values, "noise": None if noise is None else {f.name: getattr(noise, f.name) for f in fields(noise)}}
 
     @classmethod
     def of_plain(cls, values: dict[str, Any]) -> PairBatch:
