@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 from torch.utils.data import DataLoader, Dataset
 
-from lightning_idc.callbacks.write_predictions import line_of, prediction_key, records_of
+from lightning_idc.callbacks.write_predictions import check_part, line_of, prediction_key, records_of, remove_part
 from lightning_idc.images.images import open_pair, resize
 from lightning_idc.images.input_spec import InputSpec
 from lightning_idc.images.types import PairSample
@@ -88,9 +88,9 @@ def run_batch(
     if done:
         print(f"{len(done)} of {len(pairs)} pairs were answered before; going on with the others", file=sys.stderr)
     part.parent.mkdir(parents=True, exist_ok=True)
+    if not done:
+        atomic_write(part, line_of({"prediction": key}))
     with part.open("a", encoding="utf-8") as file, _progress(len(pairs), len(done)) as advance:
-        if not part.stat().st_size:
-            _append(file, [{"prediction": key}])
         left = [pair for pair in pairs if pair.id not in done]
         on_ray = options.engine == "ray"
         found = answered_on_ray(model, left, options, gate) if on_ray else answered(captioner, left, options, gate)
@@ -167,7 +167,7 @@ class _Answerer:
 
 def finish(out: Path) -> None:
     """Forget the answers of a run whose file is written."""
-    out.with_name(f"{out.name}.part").unlink(missing_ok=True)
+    remove_part(out.with_name(f"{out.name}.part"))
 
 
 def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
@@ -175,13 +175,13 @@ def _taken_over(part: Path, key: str) -> dict[str, dict[str, Any]]:
 
     So are pairs of which a picture was written since.
     """
+    check_part(part)
     if not part.is_file():
         return {}
     since = part.stat().st_mtime_ns
     found = list(records_of(part))
     if not any("id" in record for record in found):
-        part.unlink()  # it was stopped before its first answer
-        return {}
+        return {}  # it was stopped before its first answer
     if found[0].get("prediction") != key:
         raise DataError(
             f"{str(part)!r} holds answers of an unfinished run of another captioner, of other settings or of other "

@@ -12,16 +12,17 @@ import torch
 from torch import Tensor
 
 from lightning_idc.data.tables.files import Root
-from lightning_idc.data.tables.pair_columns import SIDES
-from lightning_idc.data.tables.pair_folders import images_below, read_tables
-from lightning_idc.data.tables.tables import KINDS
+from lightning_idc.data.tables.pair_columns import SIDES, pairs_of, wanted
+from lightning_idc.data.tables.pair_folders import images_below
+from lightning_idc.data.tables.tables import Faults, read_table, table_ending
 from lightning_idc.images.image_files import opacity
 from lightning_idc.images.images import read_image, resize
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
+from lightning_idc.utils.jsonfiles import lines_of, read_text
 
 EXPECTED = (
-    "expected two folders, a folder that holds before/ and after/, a .csv or .jsonl table with the columns before and "
-    "after, or a .txt list with two paths a line"
+    "expected two folders, a folder that holds before/ and after/, a .csv, .tsv or .jsonl table with the columns "
+    "before and after, or a .txt list with two paths a line"
 )
 
 
@@ -55,12 +56,12 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     missing = [str(path) for path in given if not path.exists()]
     if missing:
         raise DatasetNotFoundError(f"there is no {missing[0]!r}; {EXPECTED}")
-    if len(given) == 1 and given[0].is_dir() and all((given[0] / side).is_dir() for side in SIDES):
-        given = [given[0] / side for side in SIDES]
+    if len(given) == 1 and given[0].is_dir():
+        given = sides_of(given[0]) or given
     if len(given) == 2 and all(path.is_dir() for path in given):
         found = _of_folders(*given)
-    elif len(given) == 1 and given[0].suffix.lower() in KINDS:
-        records = read_tables(Root(given[0].parent), [(given[0], None)]).records
+    elif len(given) == 1 and table_ending(given[0]) is not None:
+        records, _ = pairs_of(Root(given[0].parent), read_table(given[0], wanted), None)
         found = [FilePair(record.id, record.before, record.after) for record in records]
     elif len(given) == 1 and given[0].suffix.lower() == ".txt":
         found = _of_list(given[0])
@@ -69,6 +70,12 @@ def list_pairs(paths: Sequence[str | Path]) -> list[FilePair]:
     if not found:
         raise DataError(f"{' and '.join(map(repr, map(str, given)))}: no pairs of images; {EXPECTED}")
     return found
+
+
+def sides_of(folder: Path) -> list[Path]:
+    """The folders ``before`` and ``after`` below a folder; empty where one is missing."""
+    sides = [folder / side for side in SIDES]
+    return sides if all(side.is_dir() for side in sides) else []
 
 
 def _of_folders(before: Path, after: Path) -> list[FilePair]:
@@ -82,30 +89,29 @@ def _of_folders(before: Path, after: Path) -> list[FilePair]:
 
 
 def _of_list(path: Path) -> list[FilePair]:
-    raw = path.read_bytes()
-    try:
-        text = raw.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        at = raw.count(b"\n", 0, error.start) + 1
-        raise DataError(f"{path} is not UTF-8 (byte {raw[error.start]:#04x} in line {at}); save it as UTF-8") from None
-    found: dict[str, FilePair] = {}
-    # names may hold U+2028, where splitlines would end a line
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip() or line.startswith("#"):
+    pairs: dict[str, FilePair] = {}
+    faults = Faults(path)
+    for number, line in lines_of(read_text(path)):
+        if line.startswith("#"):
             continue
         parts = [part.strip() for part in (line.split("\t") if "\t" in line else line.split())]
         if len(parts) != 2:
-            raise DataError(f"{path}, line {number}: {len(parts)} paths; expected two, with a tab or space between")
+            faults.add(number, f"{len(parts)} paths; expected two, with a tab or space between")
+            continue
         name = parts[0] if parts[0] == parts[1] else "..".join(os.path.splitext(Path(part))[0] for part in parts)
         pair = FilePair(name, path.parent / parts[0], path.parent / parts[1])
-        if found.setdefault(name, pair) != pair:
-            raise DataError(
-                f"{path}, line {number}: the pair {name!r} is of other files than the one above of this name; names "
-                "must differ before the ending, or be given in a table with the columns id, before and after"
+        if name not in pairs:
+            pairs[name] = pair
+        elif pairs[name] == pair:
+            faults.add(number, f"the pair {name!r} comes twice")
+        else:
+            faults.add(
+                number,
+                f"the pair {name!r} is of other files than one above; names must differ before the ending, or be given "
+                "in a table with the columns id, before and after",
             )
-        if found[name] is not pair:
-            raise DataError(f"{path}, line {number}: the pair {name!r} stands there twice")
-    return list(found.values())
+    faults.check()
+    return list(pairs.values())
 
 
 class Ignored:
