@@ -197,10 +197,20 @@ class Runs:
         callbacks: list[Callback] = []
         if arm == "random":
             callbacks.append(
-                NoiseMasking(str(self.relevance(seed)), *shares, probabilities=random_probabilities, paint=self.paint)
+                NoiseMasking(
+                    str(self.relevance(seed)),
+                    image_share=shares[0],
+                    word_share=shares[1],
+                    probabilities=random_probabilities,
+                    paint=self.paint,
+                )
             )
         elif arm in MASKING:
-            callbacks.append(NoiseMasking(str(self.relevance(seed)), IMAGE_SHARE, WORD_SHARE, paint=self.paint))
+            callbacks.append(
+                NoiseMasking(
+                    str(self.relevance(seed)), image_share=IMAGE_SHARE, word_share=WORD_SHARE, paint=self.paint
+                )
+            )
         elif arm == "oracle":
             callbacks.append(MaskPlanted(data.source("train")))
         if arm.endswith("reconstruction"):

@@ -153,7 +153,7 @@ def refuse_unreadable(hparams: Mapping[str, Any], owner: str) -> None:
         raise ConfigError(
             f"the argument {name!r} of {owner} is {value!r:.80} ({type(value).__name__}), and a checkpoint that holds "
             "it would be refused when it is opened, since only plain values are read; take a text, a number, or lists "
-            f"and dicts of these and make the object in build_net, or `del self.hparams[{name!r}]` in __init__"
+            f"and dicts of these and make the object in build_net, or name {name!r} in the class's `not_stored`"
         )
 
 

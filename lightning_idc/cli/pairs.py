@@ -174,19 +174,19 @@ def caption_pairs(
         batch_size: pairs per batch.
     """
     with noted():
-        from lightning_idc.models.vlm.module import VLMCaptioner
         from lightning_idc.serve.batch import answered
         from lightning_idc.serve.pairs import list_pairs
         from lightning_idc.utils.outputs import new_file
 
         captioner = options.open()
+        prompt = None
         if style == "instruction":
-            if not isinstance(captioner, VLMCaptioner):
+            if not captioner.takes_prompt:
                 raise ConfigError(
                     f"a {type(captioner).__name__} is not asked in words and says statements; leave --style out, or "
                     "name a vision-language model with --model"
                 )
-            captioner.hparams["prompt"] = options.prompt or INSTRUCTION
+            prompt = options.prompt or INSTRUCTION
         everything = list_pairs([folder])
         pairs = [pair for pair in everything if pair.before is not None and pair.after is not None]
         if lonely := len(everything) - len(pairs):
@@ -195,7 +195,7 @@ def caption_pairs(
         _refuse_shared(files)
         lacking = [pair for pair in pairs if not os.path.lexists(files[pair.id])]
         failed = 0
-        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), None):
+        for records in answered(captioner, lacking, BatchOptions(batch_size=batch_size), None, prompt):
             for record in records:
                 if record["status"] == "failed":
                     failed += 1

@@ -6,7 +6,7 @@ pair, so everything that scores text takes ``(B, K, T)``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +31,7 @@ class PairSample:
             ``[:, 1]`` in the after image; NaN where a change has no extent on that side.
         masks: changed pixels, bool ``(2, H, W)``, before and after.
         meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
+        prompt: question about this pair, for a captioner that is asked in words; its usual one when None.
 
     Raises:
         DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
@@ -44,6 +45,7 @@ class PairSample:
     boxes: Tensor | None = None
     masks: Tensor | None = None
     meta: dict[str, Any] = field(default_factory=dict)
+    prompt: str | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
@@ -74,6 +76,32 @@ class PairSample:
 
 
 @dataclass(slots=True)
+class NoiseMask:
+    """Noise that an add-on found in the images and captions of a batch, for whatever reads the batch after it.
+
+    Args:
+        patches: masked patches of both images, bool ``(B, 2, h, w)``.
+        descriptions: encoded denoised descriptions of both images, ``(B, 2, S, D)``; None without any.
+        description_mask: bool ``(B, 2, S)``, True where a token of ``descriptions`` counts.
+        unpainted: the images as they were, uint8 ``(B, 2, 3, H, W)``; None where masked patches are not painted over.
+    """
+
+    patches: Tensor
+    descriptions: Tensor | None = None
+    description_mask: Tensor | None = None
+    unpainted: Tensor | None = None
+
+    def map(self, move: Callable[[Tensor], Tensor]) -> NoiseMask:
+        """Copy with every tensor moved."""
+
+        def moved(part: Tensor | None) -> Tensor | None:
+            return None if part is None else move(part)
+
+        rest = (self.descriptions, self.description_mask, self.unpainted)
+        return NoiseMask(move(self.patches), *map(moved, rest))
+
+
+@dataclass(slots=True)
 class PairBatch:
     """Pairs as a captioner's ``collate`` hands them to its steps.
 
@@ -91,6 +119,8 @@ class PairBatch:
         pixels: what a processor made of all images in the loader's workers, of any shape; read it by
             :attr:`prepared`.
         pixels_of: the images that ``pixels`` were made of.
+        noise: masks of an add-on that looks for noise; None without one.
+        prompts: ``prompt`` of each sample.
     """
 
     images: Tensor
@@ -104,6 +134,8 @@ class PairBatch:
     meta: list[dict[str, Any]] = field(default_factory=list)
     pixels: dict[str, Tensor] = field(default_factory=dict)
     pixels_of: Tensor | None = field(default=None, repr=False)
+    noise: NoiseMask | None = None
+    prompts: list[str | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -113,13 +145,26 @@ class PairBatch:
         """:attr:`pixels`; None where there are none, or where an add-on has put other images in place of theirs."""
         return self.pixels if self.pixels and self.pixels_of is self.images else None
 
-    def _map(self, move: Any) -> PairBatch:
+    def _map(self, move: Callable[[Tensor], Tensor]) -> PairBatch:
         tensors = {f.name: v for f in fields(self) if isinstance(v := getattr(self, f.name), Tensor)}
         tensors.pop("pixels_of", None)
         inputs = {name: move(value) for name, value in self.model_inputs.items()}
         pixels = {name: move(value) for name, value in (self.prepared or {}).items()}
         changed = {name: move(value) for name, value in tensors.items()}
-        return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"])
+        noise = None if self.noise is None else self.noise.map(move)
+        return replace(self, **changed, model_inputs=inputs, pixels=pixels, pixels_of=changed["images"], noise=noise)
+
+    def plain(self) -> dict[str, Any]:
+        """The batch as tensors and plain types, for a checkpoint."""
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        noise = self.noise
+        return {**values, "noise": None if noise is None else {f.name: getattr(noise, f.name) for f in fields(noise)}}
+
+    @classmethod
+    def of_plain(cls, values: dict[str, Any]) -> PairBatch:
+        """Inverse of :meth:`plain`."""
+        noise = values["noise"]
+        return cls(**{**values, "noise": None if noise is None else NoiseMask(**noise)})
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> PairBatch:
         """Copy of the batch with every tensor on ``device``."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
@@ -20,6 +20,9 @@ class AdapterCallback(Callback):
         kind: class of the adapter.
         options: plain values that it is made from.
     """
+
+    options_class: ClassVar[type[Any] | None] = None
+    """Dataclass of the adapter's options, whose fields the constructor takes as keyword arguments."""
 
     def __init__(self, name: str, kind: type[Adapter], **options: Any) -> None:
         self.name, self.kind, self.options = name, kind, options

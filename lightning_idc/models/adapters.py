@@ -55,13 +55,17 @@ class AdapterSet(nn.ModuleDict):
                     "give the new one another name"
                 )
             known.setdefault(name, record)
-        self._hparams["adapters"] = known or None
+        self.replace_records(known)
 
     def forget(self) -> dict[str, dict[str, Any]]:
         """Take all records out, and return them."""
         known = self.recorded
-        self._hparams["adapters"] = None
+        self.replace_records({})
         return known
+
+    def replace_records(self, records: dict[str, dict[str, Any]]) -> None:
+        """Store what the adapters are made from, in place of what was stored."""
+        self._hparams["adapters"] = records or None
 
     def installed(self) -> dict[str, Adapter]:
         """Installed adapters by name."""
@@ -76,7 +80,7 @@ class AdapterSet(nn.ModuleDict):
                 raise ConfigError(
                     f"the adapter {name!r} comes after the network was sharded; list its callback in the configuration"
                 )
-            # building draws random numbers; without the fork it would shift the host's dropout and data order
+            # building draws random numbers; without the fork it would shift the module's dropout and data order
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{name}/{torch.initial_seed()}".encode()))
                 adapter: Adapter = class_named(record["class_path"], Adapter)(**record["init_args"])
@@ -94,7 +98,7 @@ class AdapterSet(nn.ModuleDict):
                 del self[name], records[name]
             else:
                 records[name] = {**records[name], "merged": True}
-        self._hparams["adapters"] = records or None
+        self.replace_records(records)
 
     def save(self, net: nn.Module, folder: Path) -> None:
         """Write records and weights of the adapters that are not merged; all processes must call this."""

@@ -2,9 +2,9 @@
 
 Lightning callbacks have no say in the loss. An :class:`Addon` is a plain torch module that may change the
 batch, change the features, replace the training loss and add losses of its own; an ``AddonCallback``
-(``models/addon_callback.py``) registers it under ``host.aux_addons.<name>``.
+(``models/addon_callback.py``) registers it under ``module.aux_addons.<name>``.
 
-An :class:`AddonHost`, such as every module of this library, calls its add-ons in ``training_step``. Any other
+A :class:`~lightning_idc.models.module.PairModule` calls its add-ons in ``training_step``. Any other
 LightningModule gets the same calls from a wrapper around its ``training_step`` (``models/foreign.py``), with the
 features of each add-on read by a forward hook at the module path ``at``.
 """
@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from lightning.pytorch import LightningModule
@@ -27,21 +27,24 @@ AUX = "aux_addons"
 ADDON_METHODS = ("batch", "features", "objective", "losses")
 
 
+M = TypeVar("M", bound=LightningModule)
+
+
 @dataclass(slots=True)
-class TrainingStep:
-    """One training step as one add-on sees it.
+class TrainingStep(Generic[M]):
+    """One training step as one add-on sees it; an add-on names the class of module that it is for.
 
     Args:
-        host: the module that trains.
+        module: the module that trains.
         batch: what the data loader gave, after the add-ons before this one; after encoding, what was encoded.
         index: number of the batch within the epoch.
-        features: what the host made of the batch, or, on a foreign host, the output at this add-on's own ``at``;
+        features: what the module made of the batch, or, on a foreign module, the output at this add-on's own ``at``;
             None before it is known.
         loss: the loss so far; None before it is known.
         name: of the add-on.
     """
 
-    host: LightningModule
+    module: M
     batch: Any
     index: int
     features: Any = None
@@ -52,14 +55,14 @@ class TrainingStep:
     @property
     def key(self) -> int:
         """Seed of the add-on's random numbers in this step, on this process."""
-        trainer = self.host.trainer
+        trainer = self.module.trainer
         text = f"{self.name}/{trainer.current_epoch}/{self.index}/{trainer.global_rank}/{torch.initial_seed()}"
         return zlib.crc32(text.encode())
 
     @contextmanager
     def stream(self) -> Iterator[None]:
         """Random numbers of the add-on's own, which run on from hook to hook; the global ones stay as they were."""
-        device = self.host.device
+        device = self.module.device
         cuda = device.type == "cuda"
         with torch.random.fork_rng(devices=[device] if cuda else []):
             if self._rng is None:
@@ -78,7 +81,7 @@ class Addon(nn.Module):
     """A part that only training needs. Override any of the four methods; the others do nothing.
 
     Random numbers drawn in any of them come from a stream of the add-on's own, which runs on from one method to the
-    next, so that an add-on never shifts the host's dropout and never repeats a draw within a step.
+    next, so that an add-on never shifts the module's dropout and never repeats a draw within a step.
 
     Args:
         weight: factor of its losses. 0 equals absent: nothing but its losses is asked, and they count 0.
@@ -86,26 +89,26 @@ class Addon(nn.Module):
 
     sharded_methods: tuple[str, ...] = ADDON_METHODS
     """Methods that gather the weights of a sharded add-on when they are called."""
-    clipped_apart: bool = False
-    """Whether ``gradient_clip_val`` bounds this add-on's gradient by itself, as for one with a goal of its own."""
+    clip_separately: bool = False
+    """Whether ``gradient_clip_val`` limits this add-on's gradient by itself, as for one with a goal of its own."""
 
     def __init__(self, weight: float = 1.0) -> None:
         super().__init__()
         self.weight = weight
 
-    def batch(self, step: TrainingStep) -> Any:
-        """Batch that the host encodes."""
+    def batch(self, step: TrainingStep[Any]) -> Any:
+        """Batch that the module encodes."""
         return step.batch
 
-    def features(self, step: TrainingStep) -> Any:
+    def features(self, step: TrainingStep[Any]) -> Any:
         """Features that the training loss reads."""
         return step.features
 
-    def objective(self, step: TrainingStep) -> Tensor | None:
+    def objective(self, step: TrainingStep[Any]) -> Tensor | None:
         """Loss that replaces the training loss, or None to leave it."""
         return None
 
-    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+    def losses(self, step: TrainingStep[Any]) -> dict[str, Tensor]:
         """Scalar losses to add, by name."""
         return {}
 
@@ -115,31 +118,24 @@ class Addon(nn.Module):
         return type(self).objective is not Addon.objective
 
 
-class AddonHost(LightningModule):
-    """A module that calls its add-ons in ``training_step`` itself; :meth:`build` makes its network."""
-
-    def build(self) -> None:
-        """Make the network, once, from what is known; add-ons are built after it."""
-
-
-def addons_of(host: LightningModule) -> dict[str, Addon]:
+def addons_of(module: LightningModule) -> dict[str, Addon]:
     """Add-ons of a module by name, in the order in which they were attached."""
-    box = host._modules.get(AUX)
+    box = module._modules.get(AUX)
     if not isinstance(box, nn.ModuleDict):
         return {}
     return {name: addon for name, addon in box.items() if isinstance(addon, Addon)}
 
 
 class AddonSteps:
-    """The contexts of all add-ons of a host in one training step."""
+    """The contexts of all add-ons of a module in one training step."""
 
-    def __init__(self, host: LightningModule, batch: Any, index: int) -> None:
-        self.host = host
-        self.addons = addons_of(host)
-        self.contexts = {name: TrainingStep(host, batch, index, name=name) for name in self.addons}
+    def __init__(self, module: LightningModule, batch: Any, index: int) -> None:
+        self.module = module
+        self.addons = addons_of(module)
+        self.contexts = {name: TrainingStep(module, batch, index, name=name) for name in self.addons}
         self.batch = batch
 
-    def active(self) -> Iterator[tuple[Addon, TrainingStep]]:
+    def active(self) -> Iterator[tuple[Addon, TrainingStep[Any]]]:
         """Add-ons with a weight, each with its context."""
         yield from ((addon, self.contexts[name]) for name, addon in self.addons.items() if addon.weight)
 
@@ -184,7 +180,7 @@ class AddonSteps:
             with step.stream():
                 losses = _scalars(addon, addon.losses(step))
             for key, value in losses.items():
-                self.host.log(f"train/{name}/{key}", value.detach())
+                self.module.log(f"train/{name}/{key}", value.detach())
             if addon.weight:
                 for value in losses.values():
                     total = total + addon.weight * value
@@ -212,19 +208,19 @@ def _scalars(addon: Addon, found: Any) -> dict[str, Tensor]:
     )
 
 
-def remove_addons(host: LightningModule) -> None:
+def remove_addons(module: LightningModule) -> None:
     """Remove all add-ons with their parameters, for another fit of the same object without them."""
-    host._modules.pop(AUX, None)
+    module._modules.pop(AUX, None)
 
 
-def reconcile_addons(host: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+def reconcile_addons(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
     """Make a state dict fit the add-ons that are attached: a ``load_state_dict`` pre-hook.
 
     Weights of an add-on that is not attached are dropped; one that the checkpoint has never seen keeps its
     fresh weights. Everything else stays strict.
     """
-    assert isinstance(host, LightningModule)
-    attached = addons_of(host)
+    assert isinstance(module, LightningModule)
+    attached = addons_of(module)
     root = f"{prefix}{AUX}."
     stored = {key[len(root) :].split(".", 1)[0] for key in state_dict if key.startswith(root)}
     for key in [key for key in state_dict if key.startswith(root)]:

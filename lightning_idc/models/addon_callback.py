@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import zlib
 from abc import abstractmethod
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -16,9 +16,10 @@ from lightning.pytorch.callbacks import WeightAveraging
 from lightning.pytorch.strategies.launchers import _MultiProcessingLauncher
 from torch import nn
 
-from lightning_idc.models.addon import AUX, Addon, AddonHost, addons_of, reconcile_addons
+from lightning_idc.models.addon import AUX, Addon, addons_of, reconcile_addons
 from lightning_idc.models.distributed import shard
 from lightning_idc.models.foreign import attach, detach
+from lightning_idc.models.module import PairModule
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -28,8 +29,11 @@ class AddonCallback(Callback):
     Args:
         name: key under ``aux_addons``; two add-ons of one class need two names.
         weight: factor of the add-on's losses; 0 equals absent.
-        at: path of the sub-module whose output is ``step.features``, for hosts that are not an AddonHost.
+        at: path of the sub-module whose output is ``step.features``, for modules that are not a PairModule.
     """
+
+    options_class: ClassVar[type[Any] | None] = None
+    """Dataclass of the add-on's options, whose fields the constructor takes as keyword arguments."""
 
     def __init__(self, name: str, weight: float = 1.0, at: str | None = None) -> None:
         self.name = name
@@ -41,16 +45,16 @@ class AddonCallback(Callback):
         return f"{type(self).__qualname__}[{self.name}]"
 
     @abstractmethod
-    def build(self, host: LightningModule) -> Addon:
-        """Make the add-on; the host's layers exist when this is called."""
+    def build(self, module: LightningModule) -> Addon:
+        """Make the add-on; the module's layers exist when this is called."""
 
-    def adopt(self, host: LightningModule, addon: Addon) -> None:
+    def adopt(self, module: LightningModule, addon: Addon) -> None:
         """Take over parts of an add-on that an earlier run attached; only callbacks that work with them need it."""
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._check(trainer, pl_module, stage)
-        cooperative = isinstance(pl_module, AddonHost)
-        if isinstance(pl_module, AddonHost):
+        calls_addons = isinstance(pl_module, PairModule)
+        if isinstance(pl_module, PairModule):
             pl_module.build()
         elif self.at is not None:
             # the tapped layers may be made there only; Lightning asks that it be idempotent
@@ -60,7 +64,7 @@ class AddonCallback(Callback):
             self.adopt(pl_module, attached[self.name])
         else:
             self._register(pl_module)
-            if not cooperative and pl_module.device_mesh is not None:
+            if not calls_addons and pl_module.device_mesh is not None:
                 addon = addons_of(pl_module)[self.name]
                 shard(addon, pl_module.device_mesh, addon.sharded_methods)
         attached = addons_of(pl_module)
@@ -68,7 +72,7 @@ class AddonCallback(Callback):
         owners = [name for name, addon in attached.items() if addon.replaces_objective]
         if len(owners) > 1:
             raise ConfigError(f"add-ons {owners} all replace the training loss; at most one may: remove the others")
-        if not cooperative and stage == "fit":
+        if not calls_addons and stage == "fit":
             attach(pl_module, self.name, self.at)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -77,21 +81,21 @@ class AddonCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self.teardown(trainer, pl_module, "fit")  # Lightning calls no teardown after an exception
 
-    def _register(self, host: LightningModule) -> None:
-        if AUX not in host._modules:
-            host.add_module(AUX, nn.ModuleDict())
-            cast(Any, host).register_load_state_dict_pre_hook(reconcile_addons)
-        # building draws random numbers; without the fork it would shift the host's dropout and data order
+    def _register(self, module: LightningModule) -> None:
+        if AUX not in module._modules:
+            module.add_module(AUX, nn.ModuleDict())
+            cast(Any, module).register_load_state_dict_pre_hook(reconcile_addons)
+        # building draws random numbers; without the fork it would shift the module's dropout and data order
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(zlib.crc32(f"{self.name}/{torch.initial_seed()}".encode()))
-            addon: Any = self.build(host)
+            addon: Any = self.build(module)
         if not isinstance(addon, Addon):
             raise ConfigError(f"{type(self).__name__}.build returned {addon!r:.80}; expected an Addon")
-        box = host.get_submodule(AUX)
+        box = module.get_submodule(AUX)
         assert isinstance(box, nn.ModuleDict)
-        box[self.name] = addon.to(host.device)
+        box[self.name] = addon.to(module.device)
 
-    def _check(self, trainer: Trainer, host: LightningModule, stage: str) -> None:
+    def _check(self, trainer: Trainer, module: LightningModule, stage: str) -> None:
         callbacks: list[Callback] = cast(Any, trainer).callbacks
         names = [callback.name for callback in callbacks if isinstance(callback, AddonCallback)]
         if names.count(self.name) > 1:
@@ -99,9 +103,9 @@ class AddonCallback(Callback):
         check_place(trainer, self, "add-on")
         if stage != "fit":
             return
-        if not host.automatic_optimization:
+        if not module.automatic_optimization:
             raise ConfigError(
-                f"{type(self).__name__} adds a loss, which needs automatic optimization; this host has none"
+                f"{type(self).__name__} adds a loss, which needs automatic optimization; this module has none"
             )
         check_processes(trainer, self)
 

@@ -1,32 +1,31 @@
-"""PairCaptioner: the base class of everything that says what changed between two images."""
+"""PairCaptioner: the base class of everything that says what changed between two images.
+
+A training step is :meth:`PairModule.training_step`: add-ons change the batch, :meth:`PairCaptioner.encode` reads the
+images once, add-ons change the features, :meth:`PairCaptioner.caption_loss` scores K captions per pair. The other jobs
+are parts, each in a file of its own: :class:`CaptionCodec` (captions and token ids), :class:`CaptionDecoder` (features
+to captions) and :class:`Evaluator` (captions to scores).
+
+Shapes: B pairs, K captions per pair, T tokens per caption.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.checkpoints.reading import plain_hparams
 from lightning_idc.images.input_spec import InputSpec, noted
-from lightning_idc.images.types import Caption, PairBatch, PairFeatures, PairSample, stack_images
-from lightning_idc.models.captions import (
-    chosen_captions,
-    learned_vocabulary,
-    mass_missing,
-    pad_captions,
-    pair_losses,
-    refuse_without_caption,
-)
-from lightning_idc.models.distributed import gathered
-from lightning_idc.models.evaluation import CorpusEvaluation
+from lightning_idc.images.types import Caption, PairBatch, PairFeatures, PairSample
+from lightning_idc.models.captions import change_probability, check_captions, join_captions, pair_losses
+from lightning_idc.models.codec import CaptionCodec, learn_vocabulary
+from lightning_idc.models.decoder import CaptionDecoder
+from lightning_idc.models.evaluation import Evaluator
 from lightning_idc.models.module import PairModule
-from lightning_idc.nn.decoding.beam_search import beam_search
-from lightning_idc.nn.decoding.decoding import Decoded, greedy
-from lightning_idc.nn.decoding.sampling import sample
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError, check_number
 
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
 
 AS_TRAINED = ("no_change_captions", "image_size", "input_spec", "max_length")
-"""Hyper-parameters that a checkpoint brings along with the weights, where nobody asks for others."""
+"""Hyper-parameters that a checkpoint brings along with the weights, unless an argument sets them."""
 
 
 class PairCaptioner(PairModule):
@@ -68,6 +67,10 @@ class PairCaptioner(PairModule):
     """
 
     word_hparams: tuple[str, ...] = ("vocabulary",)
+    takes_prompt: ClassVar[bool] = False
+    """Whether ``prompt`` of :meth:`describe` can ask for something else than usual."""
+    max_caption_tokens: ClassVar[int | None] = None
+    """Maximum length of a training caption, begin and end token included; longer ones are cut. None keeps all."""
     # once each per training step on every process; decoding, whose length differs, keeps the weights gathered instead
     sharded_methods: tuple[str, ...] = ("encode", "logits")
 
@@ -91,10 +94,10 @@ class PairCaptioner(PairModule):
         for side in image_size or ():
             check_number("a side of image_size", side, minimum=1)
         super().__init__(**options)
-        self.vocabulary: Vocabulary | None = None
-        self.evaluation = CorpusEvaluation()
-        self._noted_input = False
-        self._unasked = [name for name in AS_TRAINED if self.hparams.get(name) is None]
+        self.codec: CaptionCodec | None = None
+        self.evaluator = Evaluator()
+        self._has_seen_input = False
+        self._defaults = [name for name in AS_TRAINED if self.hparams.get(name) is None]
 
     # ---- what a subclass writes -------------------------------------------------------------------------
 
@@ -163,70 +166,25 @@ class PairCaptioner(PairModule):
             num_beams: 1 decodes greedily.
             change_scores: also score the known no-change sentences.
             samples: captions drawn at random per pair; None searches for the likeliest one.
-            temperature: of samples, as in :meth:`sample`.
+            temperature: of samples, as of :meth:`CaptionDecoder.sample`.
             top_p: of samples.
             generator: of samples.
 
         Raises:
             ConfigError: samples are drawn and ``num_beams`` is given too.
         """
-        vocabulary = self.built_vocabulary
         if samples is None:
-            decoded = self._searched(features, max_length, num_beams or self.hparams["num_beams"])
+            decoded = self.decoder.search(features, max_length, num_beams)
         elif num_beams is not None:
             raise ConfigError(f"samples is {samples} and num_beams {num_beams}; give one of them")
         else:
-            decoded = self.sample(features, samples, temperature, top_p, generator, max_length)
+            decoded = self.decoder.sample(features, samples, temperature, top_p, generator, max_length)
         scores = self.change_scores(features) if change_scores else [None] * len(features)
         scores = [score for score in scores for _ in range(samples or 1)]
         return [
-            Caption(vocabulary.decode(ids), log_prob, score)
+            Caption(self.built_vocabulary.decode(ids), log_prob, score)
             for ids, log_prob, score in zip(decoded.ids, decoded.mean_log_probs, scores, strict=True)
         ]
-
-    def _most_tokens(self, asked: int | None) -> int:
-        """Most tokens of a caption: those asked for, or those of the captioner."""
-        found: int | None = asked or self.hparams["max_length"]
-        if found is None:
-            raise ConfigError(
-                f"max_length is not known: this {type(self).__name__} has seen no training captions of a data module; "
-                "set max_length, such as 32"
-            )
-        return found
-
-    def _searched(self, features: PairFeatures, max_length: int | None, beams: int) -> Decoded:
-        net, special = self.built_net, self.built_vocabulary.special
-        length = self._most_tokens(max_length)
-        with gathered(net):  # captions of different length would make processes wait for each other
-            if beams == 1:
-                return greedy(net, features, length, special)
-            return beam_search(net, features, length, beams, special=special)
-
-    def sample(
-        self,
-        features: PairFeatures,
-        samples: int,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        generator: torch.Generator | None = None,
-        max_length: int | None = None,
-        uniforms: Tensor | None = None,
-    ) -> Decoded:
-        """Token ids of captions drawn at random, ``samples`` per pair, those of a pair together.
-
-        Args:
-            features: B pairs.
-            samples: captions per pair.
-            temperature: divides log-probabilities.
-            top_p: probability of the likely tokens that are drawn from.
-            generator: of all chance; torch's global one when None.
-            max_length: most tokens, the end token included.
-            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
-        """
-        length = self._most_tokens(max_length)
-        net, special = self.built_net, self.built_vocabulary.special
-        with gathered(net):  # captions of different length would make processes wait for each other
-            return sample(net, features, length, samples, temperature, top_p, generator, special, uniforms)
 
     def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         """Images of each pair, uint8 ``(C, H, W)`` each, and what is asked about them: what a server is sent."""
@@ -234,7 +192,7 @@ class PairCaptioner(PairModule):
 
     def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
         """Token ids of captions, begin and end tokens included."""
-        return [self.built_vocabulary.encode(caption) for caption in captions]
+        return self.built_codec.tokenize(captions)
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         """Make a batch; runs in the data loader's workers.
@@ -242,21 +200,7 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: the pairs differ in size.
         """
-        samples = self.at_trained_size(samples)
-        wanted = self.hparams["captions_per_pair"]
-        chosen = [chosen_captions(sample, wanted) for sample in samples]
-        rows = [self.tokenize(captions) for captions in chosen]
-        tokens, mask = pad_captions(rows, captions=wanted)
-        return PairBatch(
-            images=stack_images(samples),
-            tokens=tokens,
-            caption_mask=mask,
-            ids=[sample.id for sample in samples],
-            references=[sample.captions for sample in samples],
-            change_types=[sample.change_type for sample in samples],
-            chosen=chosen,
-            meta=[sample.meta for sample in samples],
-        )
+        return self.built_codec.collate(self.at_trained_size(samples))
 
     # ---- what follows from it ---------------------------------------------------------------------------
 
@@ -264,42 +208,24 @@ class PairCaptioner(PairModule):
         """Summed log-probability of K captions per pair, ``(B, K)``."""
         return (self.log_probs(features, tokens, mask) * mask).sum(-1)
 
-    def no_change_tokens(self) -> list[list[int]]:
-        """Token ids of the known no-change sentences, each once: other capitals or unknown words make no other one."""
-        rows = self.tokenize(self.hparams["no_change_captions"] or [])
-        return [list(row) for row in dict.fromkeys(map(tuple, rows))]
-
     @torch.no_grad()
     def change_scores(self, features: PairFeatures) -> list[float | None]:
-        """1 minus the probability mass of the known no-change sentences, per pair."""
-        known = self._no_change(len(features))
-        return [None] * len(features) if known is None else mass_missing(self.score(features, *known))
+        """1 minus the probability of the known no-change sentences, per pair."""
+        known = self.built_codec.no_change_batch(len(features), self.device)
+        return [None] * len(features) if known is None else change_probability(self.score(features, *known))
 
     @torch.no_grad()
     def losses_and_change_scores(self, features: PairFeatures, batch: PairBatch) -> tuple[Tensor, list[float | None]]:
         """:meth:`caption_losses` and :meth:`change_scores` from one call of :meth:`log_probs`.
 
-        The no-change sentences stand behind the captions of each pair, so that a test scores every pair once.
+        The no-change sentences follow the captions of each pair, so that a test scores every pair once.
         """
-        known = self._no_change(len(features))
+        known = self.built_codec.no_change_batch(len(features), self.device)
         if known is None:
             return self.caption_losses(features, batch), [None] * len(features)
-        longest = max(batch.tokens.shape[-1], known[0].shape[-1])
-        tokens, mask = (
-            torch.cat([nn.functional.pad(part, (0, longest - part.shape[-1])) for part in parts], 1)
-            for parts in ((batch.tokens, known[0]), (batch.caption_mask, known[1]))
-        )
-        sums, captions = self.score(features, tokens, mask), batch.tokens.shape[1]
-        return pair_losses(sums[:, :captions], batch.caption_mask), mass_missing(sums[:, captions:])
-
-    def _no_change(self, pairs: int) -> tuple[Tensor, Tensor] | None:
-        """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
-        rows = self.no_change_tokens()
-        if not rows:
-            return None
-        tokens, mask = pad_captions([rows], captions=len(rows))
-        shape = (pairs, *tokens.shape[1:])
-        return tokens.expand(shape).to(self.device), mask.expand(shape).to(self.device)
+        tokens, mask = join_captions((batch.tokens, batch.caption_mask), known)
+        sums, num_captions = self.score(features, tokens, mask), batch.tokens.shape[1]
+        return pair_losses(sums[:, :num_captions], batch.caption_mask), change_probability(sums[:, num_captions:])
 
     def changed_cells(self, batch: PairBatch) -> Tensor | None:
         """Expected number of changes in each cell of a grid, ``(B, h, w)``; None where there is no such map."""
@@ -319,7 +245,7 @@ class PairCaptioner(PairModule):
         Raises:
             DataError: a pair has no caption.
         """
-        refuse_without_caption(batch)
+        check_captions(batch)
         return self.caption_losses(features, batch).mean()
 
     def training_loss(self, features: Any, batch: Any) -> Tensor:
@@ -332,33 +258,24 @@ class PairCaptioner(PairModule):
 
     def on_train_start(self) -> None:
         super().on_train_start()
-        self._noted_input = False
+        self._has_seen_input = False
 
-    def on_validation_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._refuse_other_batch(batch)
-
-    def on_test_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._refuse_other_batch(batch)
-
-    def on_predict_batch_start(self, batch: Any, batch_idx: int, dataloader_idx: int = 0) -> None:
-        self._refuse_other_batch(batch)
-
-    def _refuse_other_batch(self, batch: Any) -> None:
-        """Refuse a batch of another kind, such as that of a loader whose data module no trainer knows."""
+    def on_before_batch_transfer(self, batch: Any, dataloader_idx: int) -> Any:
+        """Check the kind of a batch: a loader whose data module no trainer knows makes others."""
         if not isinstance(batch, PairBatch):
             raise ConfigError(
                 f"{type(self).__name__} got a batch that is a {type(batch).__name__}; expected what its `collate` "
                 "makes: hand over the data module itself, as in trainer.fit(model, data), or loaders with "
                 "collate_fn=model.collate"
             )
+        return batch
 
     def on_train_batch_start(self, batch: PairBatch, batch_idx: int) -> None:
-        """Note what the images that the network is trained on are like, which a checkpoint then brings along."""
-        self._refuse_other_batch(batch)
+        """Store what the images that the network is trained on are like."""
         # what a start from other weights brought was of other images
-        known = self.hparams["input_spec"] if self._noted_input else None
-        self.hparams["input_spec"] = noted(known, self.batch_image_size(batch), self.data)
-        self._noted_input = True
+        seen = self.hparams["input_spec"] if self._has_seen_input else None
+        self.store_hparams(input_spec=noted(seen, self.batch_image_size(batch), self.data))
+        self._has_seen_input = True
 
     def batch_image_size(self, batch: PairBatch) -> list[int] | None:
         """Height and width of the images of a batch; None where they differ."""
@@ -383,25 +300,38 @@ class PairCaptioner(PairModule):
             for name, c in zip(batch.ids, captions, strict=True)
         ]
 
-    def describe(self, before: str | Path | Image | Tensor, after: str | Path | Image | Tensor) -> Caption:
+    def describe(
+        self,
+        before: str | Path | Image | Tensor,
+        after: str | Path | Image | Tensor,
+        prompt: str | None = None,
+    ) -> Caption:
         """Say what changed between two images, without a Trainer; images are prepared as those of the training.
 
         Args:
             before: path, PIL image or uint8 tensor ``(3, H, W)``.
             after: the same.
+            prompt: question about the pair; the usual one when None.
 
         Raises:
             DataError: an image cannot be read.
+            ConfigError: there is a prompt, and the captioner reads none.
         """
-        return self.describe_all([self.input_spec.read(before, after)])[0]
+        return self.describe_all([self.input_spec.read(before, after)], prompt)[0]
 
     @torch.no_grad()
-    def describe_all(self, samples: Sequence[PairSample]) -> list[Caption]:
+    def describe_all(self, samples: Sequence[PairSample], prompt: str | None = None) -> list[Caption]:
         """Say what changed in pairs of one batch, without a Trainer.
 
         Args:
             samples: pairs as ``input_spec.read`` prepares them.
+            prompt: question about each pair; the usual one when None.
+
+        Raises:
+            ConfigError: there is a prompt, and the captioner reads none.
         """
+        if prompt is not None:
+            samples = self.with_prompt(samples, prompt)
         if not samples:
             return []
         was_training = self.training
@@ -412,34 +342,44 @@ class PairCaptioner(PairModule):
         finally:
             self.train(was_training)
 
+    def with_prompt(self, samples: Sequence[PairSample], prompt: str) -> list[PairSample]:
+        """Pairs with a question of their own, which wins over the captioner's.
+
+        Raises:
+            ConfigError: the captioner reads none.
+        """
+        if not self.takes_prompt:
+            raise ConfigError(f"a {type(self).__name__} is not asked in words; leave the prompt out")
+        return [replace(sample, prompt=prompt) for sample in samples]
+
     # ---- evaluation -------------------------------------------------------------------------------------
 
     @property
     def predictions(self) -> list[dict[str, Any]]:
         """Records of the last evaluation, one per pair."""
-        return self.evaluation.predictions
+        return self.evaluator.predictions
 
     @property
     def scores(self) -> Scores | None:
         """Corpus scores of the last evaluation; None where no pair had a reference."""
-        return self.evaluation.scores
+        return self.evaluator.scores
 
     def on_validation_epoch_start(self) -> None:
-        self.evaluation.start(test=False)
+        self.evaluator.start(test=False)
 
     def on_test_epoch_start(self) -> None:
-        self.evaluation.start(test=True)
+        self.evaluator.start(test=True)
 
     def validation_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
         # computed for all batches alike: sharded weights are gathered by every process or by none
         losses = self.caption_losses(features, batch)
-        self.evaluation.update(batch, self.generate(features), losses)
+        self.evaluator.update(batch, self.generate(features), losses)
 
     def test_step(self, batch: PairBatch, batch_idx: int) -> None:
         features = self.encode(batch)
         losses, scores = self.losses_and_change_scores(features, batch)
-        self.evaluation.update(batch, self.generate(features), losses, scores)
+        self.evaluator.update(batch, self.generate(features), losses, scores)
 
     def on_validation_epoch_end(self) -> None:
         self._log_evaluation("val")
@@ -448,43 +388,60 @@ class PairCaptioner(PairModule):
         self._log_evaluation("test")
 
     def _log_evaluation(self, split: str) -> None:
-        for name, value in self.evaluation.finish().items():
+        for name, value in self.evaluator.finish().items():
             # equal on all processes, which all scored the whole corpus; Lightning warns if it need not average them
             self.log(f"{split}/{name}", value, prog_bar=name == "CIDEr-D", sync_dist=True)
 
     # ---- making it --------------------------------------------------------------------------------------
 
     def make_net(self) -> nn.Module | None:
-        vocabulary = learned_vocabulary(self.hparams, self.data, self.fitting)
+        vocabulary, learned = learn_vocabulary(self.hparams, self.data, self.fitting)
         if vocabulary is None:
             return None
-        self.hparams["vocabulary"] = vocabulary.key
-        self.vocabulary = vocabulary
+        self.store_hparams(**learned, vocabulary=vocabulary.key)
+        self.use_vocabulary(vocabulary)
         return self.build_net(vocabulary)
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Turn captions into ids of this vocabulary; called by :meth:`make_net`."""
+        self.codec = CaptionCodec(vocabulary, self.hparams, self.max_caption_tokens)
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """The words; None as long as there is no network."""
+        return None if self.codec is None else self.codec.vocabulary
+
+    @property
+    def built_codec(self) -> CaptionCodec:
+        """The codec; an error says how to get its words where there is no network yet."""
+        assert self.built_net is not None and self.codec is not None
+        return self.codec
 
     @property
     def built_vocabulary(self) -> Vocabulary:
-        """The words; an error says how to get them where there is no network yet."""
-        assert self.built_net is not None and self.vocabulary is not None
-        return self.vocabulary
+        """The words; an error as of :attr:`built_codec`."""
+        return self.built_codec.vocabulary
+
+    @property
+    def decoder(self) -> CaptionDecoder:
+        """Decoder of the network as it is now."""
+        return CaptionDecoder(self.built_net, self.built_vocabulary.special, self.hparams)
 
     def load_start(self) -> dict[str, Tensor] | None:
-        wanted = self.hparams["max_length"]
+        max_length = self.hparams["max_length"]
         state = super().load_start()
-        if state is not None:
-            # descriptions of a pre-training may be longer than the captions that are wanted now
-            self.hparams["max_length"] = wanted or self.hparams["max_length"]
+        if max_length is not None:
+            # descriptions of a pre-training may be longer than the captions to come
+            self.store_hparams(max_length=max_length)
         return state
 
-    def adopt(self, hparams: dict[str, Any]) -> None:
-        super().adopt(hparams)
-        for name in AS_TRAINED:
-            if hparams.get(name) is not None:
-                self.hparams[name] = hparams[name]
+    def adopt_hparams(self, hparams: dict[str, Any]) -> None:
+        super().adopt_hparams(hparams)
+        self.store_hparams(**{name: hparams[name] for name in AS_TRAINED if hparams.get(name) is not None})
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_load_checkpoint(checkpoint)
         if self.fitting:
             return  # a run that goes on has them of its data
-        found = plain_hparams(checkpoint, "the checkpoint")
-        self.hparams.update({name: found[name] for name in self._unasked if found.get(name) is not None})
+        stored = plain_hparams(checkpoint, "the checkpoint")
+        self.store_hparams(**{name: stored[name] for name in self._defaults if stored.get(name) is not None})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from lightning_idc.metrics.captions import Scores
 
 
-class CorpusEvaluation(nn.Module):
+class Evaluator(nn.Module):
     """Measures what a captioner says of a split.
 
     After :meth:`finish`, ``predictions`` holds one record per pair (``id``, ``caption``, ``log_prob``,

@@ -23,37 +23,37 @@ _ATTACHED = "_foreign_addons"
 
 @dataclass
 class _Attached:
-    """What this module put onto a host, and the step that is under way."""
+    """What this module put onto a module, and the step that is under way."""
 
     previous: Callable[..., Any] | None
     handles: dict[str, RemovableHandle] = field(default_factory=dict)
     steps: AddonSteps | None = None
 
 
-def attach(host: LightningModule, name: str, at: str | None) -> None:
-    """Let an attached add-on take part in the training steps of a host that does not call add-ons itself.
+def attach(module: LightningModule, name: str, at: str | None) -> None:
+    """Let an attached add-on take part in the training steps of a module that does not call add-ons itself.
 
     Args:
-        host: any LightningModule.
+        module: any LightningModule.
         name: of the add-on.
         at: path of the sub-module whose output is its features; None for an add-on that needs none.
 
     Raises:
-        ConfigError: the host has no such sub-module.
+        ConfigError: the module has no such sub-module.
     """
-    own = _wrap(host)
+    own = _wrap(module)
     if at is None:
         return
     try:
-        module = host.get_submodule(at)
+        tapped = module.get_submodule(at)
     except AttributeError:
-        paths = [path for path, _ in host.named_modules() if path][:30]
-        raise ConfigError(f"{type(host).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
+        paths = [path for path, _ in module.named_modules() if path][:30]
+        raise ConfigError(f"{type(module).__name__} has no sub-module {at!r}; it has {', '.join(paths)}") from None
 
     def read(_module: nn.Module, _inputs: Any, output: Any) -> Any:
         if own.steps is None:
             return None
-        addon, step = addons_of(host)[name], own.steps.contexts[name]
+        addon, step = addons_of(module)[name], own.steps.contexts[name]
         step.features = output
         if addon.weight:
             with step.stream():
@@ -62,33 +62,33 @@ def attach(host: LightningModule, name: str, at: str | None) -> None:
 
     if name in own.handles:
         own.handles[name].remove()
-    own.handles[name] = module.register_forward_hook(read)
+    own.handles[name] = tapped.register_forward_hook(read)
 
 
-def detach(host: LightningModule) -> None:
-    """Take all hooks and the wrapper off a host."""
-    own: _Attached | None = host.__dict__.pop(_ATTACHED, None)
+def detach(module: LightningModule) -> None:
+    """Take all hooks and the wrapper off a module."""
+    own: _Attached | None = module.__dict__.pop(_ATTACHED, None)
     if own is None:
         return
     for handle in own.handles.values():
         handle.remove()
     if own.previous is None:
-        host.__dict__.pop("training_step", None)
+        module.__dict__.pop("training_step", None)
     else:
-        host.__dict__["training_step"] = own.previous
+        module.__dict__["training_step"] = own.previous
 
 
-def _wrap(host: LightningModule) -> _Attached:
-    """Surround the ``training_step`` of a host with its add-ons' calls, once."""
-    known: _Attached | None = host.__dict__.get(_ATTACHED)
+def _wrap(module: LightningModule) -> _Attached:
+    """Surround the ``training_step`` of a module with its add-ons' calls, once."""
+    known: _Attached | None = module.__dict__.get(_ATTACHED)
     if known is not None:
         return known
-    own = host.__dict__[_ATTACHED] = _Attached(host.__dict__.get("training_step"))
-    original: Callable[..., Any] = host.training_step
+    own = module.__dict__[_ATTACHED] = _Attached(module.__dict__.get("training_step"))
+    original: Callable[..., Any] = module.training_step
 
     @functools.wraps(original)
     def training_step(batch: Any, batch_idx: int = 0, *args: Any, **kwargs: Any) -> Any:
-        own.steps = steps = AddonSteps(host, batch, batch_idx)
+        own.steps = steps = AddonSteps(module, batch, batch_idx)
         try:
             output = original(steps.change_batch(), batch_idx, *args, **kwargs)
         finally:
@@ -100,5 +100,5 @@ def _wrap(host: LightningModule) -> _Attached:
         total = steps.total(loss if replaced is None else replaced)
         return {**output, "loss": total} if isinstance(output, dict) else total
 
-    host.__dict__["training_step"] = training_step
+    module.__dict__["training_step"] = training_step
     return own

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from lightning.pytorch import LightningModule
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.cli import OptimizerCallable
 from lightning.pytorch.trainer.states import TrainerFn
@@ -29,9 +30,17 @@ from lightning_idc.checkpoints.reading import (
 )
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapters import AdapterSet
-from lightning_idc.models.addon import AUX, AddonHost, AddonSteps, addons_of, reconcile_addons
+from lightning_idc.models.addon import AUX, AddonSteps, addons_of, reconcile_addons
 from lightning_idc.models.distributed import all_gather_object, full_state_dict, is_rank_zero, shard
-from lightning_idc.models.parameter_groups import SPARED, by_decay, clip_apart
+from lightning_idc.models.loss_check import LossCheck
+from lightning_idc.models.parameter_groups import (
+    UNDECAYED,
+    check_groups,
+    clip_separately,
+    group_parameters,
+    split_by_decay,
+)
+from lightning_idc.models.random_state import random_state, set_random_state
 from lightning_idc.models.schedules import Constant, Schedule, scheduled
 from lightning_idc.utils.errors import ConfigError, IDCError, check_number, reading, reads_file
 from lightning_idc.utils.names import public_name
@@ -40,7 +49,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 
-class PairModule(AddonHost):
+class PairModule(LightningModule):
     """Trains a network on pairs of images.
 
     Args:
@@ -62,6 +71,8 @@ class PairModule(AddonHost):
     """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
     computation_hparams: tuple[str, ...] = ()
     """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
+    not_stored: tuple[str, ...] = ()
+    """Arguments that no checkpoint stores, such as files of weights to start from: a checkpoint brings all weights."""
     sharded_methods: tuple[str, ...] = ()
     """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
 
@@ -79,8 +90,8 @@ class PairModule(AddonHost):
         super().__init__()
         for group, factor in (learning_rates or {}).items():
             check_number(f"learning_rates.{group}", factor, minimum=0)
-        # of the outermost subclass, whose arguments are all of the checkpoint's
-        self.save_hyperparameters(ignore=list(TRAINING_ONLY))
+        # the arguments of the outermost subclass, which a checkpoint stores
+        self.save_hyperparameters(ignore=[*TRAINING_ONLY, *self.not_stored])
         self.optimizer, self.schedule, self.schedules = optimizer, schedule, dict(schedules or {})
         if isinstance(undecayed, str):
             raise ConfigError(f"undecayed is {undecayed!r}; expected a list of endings, such as [{undecayed!r}]")
@@ -89,7 +100,7 @@ class PairModule(AddonHost):
         self._merges_adapters = merge_adapters
         self.net: nn.Module | None = None
         self.adapters = AdapterSet(self.hparams)
-        self._unchecked: tuple[Tensor, list[str]] | None = None
+        self.loss_check = LossCheck()
         self._rng: list[dict[str, Tensor]] | None = None
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
@@ -111,6 +122,13 @@ class PairModule(AddonHost):
         """Names of the pairs of a batch, for messages."""
         return list(batch["ids"]) if isinstance(batch, dict) and "ids" in batch else []
 
+    def store_hparams(self, **values: Any) -> None:
+        """Store, for checkpoints, what was learned from the data or read from other weights.
+
+        Nothing else writes to ``hparams``; options of a call are its arguments.
+        """
+        self.hparams.update(values)
+
     # ---- training ---------------------------------------------------------------------------------------
 
     def training_step(self, batch: Any, batch_idx: int) -> Tensor:
@@ -123,21 +141,8 @@ class PairModule(AddonHost):
         loss = steps.total(loss)
         ids = self.batch_ids(batch)
         self.log("train/loss", loss.detach(), prog_bar=True, batch_size=max(1, len(ids) or len(batch)))
-        self._refuse_nonfinite(loss, ids)
+        self.loss_check.update(loss, ids)
         return loss
-
-    def _refuse_nonfinite(self, loss: Tensor, ids: list[str]) -> None:
-        """Stop at a NaN loss. On an accelerator the check runs one step late, so that it never waits for it."""
-        late, self._unchecked = self._unchecked, (loss.detach(), ids)
-        if loss.device.type == "cpu":
-            self.check_loss()
-        elif late is not None:
-            _check_finite(*late)
-
-    def check_loss(self) -> None:
-        """Raise if the last training loss was not finite; also asked before a checkpoint is written."""
-        if self._unchecked is not None:
-            _check_finite(*self._unchecked)
 
     # ---- making, sharding, optimising -------------------------------------------------------------------
 
@@ -193,7 +198,7 @@ class PairModule(AddonHost):
         with reading(self.init_from):
             hparams = plain_hparams(checkpoint, self.init_from)
             self.refuse_other_computation(hparams, self.init_from)
-            self.adopt(hparams)
+            self.adopt_hparams(hparams)
             state: dict[str, Tensor] = checkpoint["state_dict"]
             refuse_nan(state, self.init_from)
         return state
@@ -211,11 +216,9 @@ class PairModule(AddonHost):
         """
         refuse_other_computation(self.computation(self.hparams), self.computation(hparams), path)
 
-    def adopt(self, hparams: dict[str, Any]) -> None:
+    def adopt_hparams(self, hparams: dict[str, Any]) -> None:
         """Take over from a checkpoint's hyper-parameters what its weights were trained with."""
-        for name in self.word_hparams:
-            if hparams.get(name) is not None:
-                self.hparams[name] = hparams[name]
+        self.store_hparams(**{name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None})
         self.adapters.record(hparams.get("adapters"))
 
     def configure_model(self) -> None:
@@ -246,18 +249,11 @@ class PairModule(AddonHost):
 
     def parameter_groups(self) -> list[dict[str, Any]]:
         """Trainable parameters by name of group: ``vision``, ``language``, ``adapters.<name>``, ``addons.<name>``."""
-        groups: dict[str, list[nn.Parameter]] = {}
-        for path, parameter in self.named_parameters():
-            if parameter.requires_grad:
-                groups.setdefault(self.group_of(path), []).append(parameter)
-        for argument, named in (
-            ("learning_rates", self.hparams["learning_rates"] or {}),
-            ("schedules", self.schedules),
-        ):
-            if unknown := set(named) - set(groups):
-                raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
-        spared = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
-        return [part for name, parameters in groups.items() for part in by_decay(name, parameters, spared)]
+        groups = group_parameters(self.named_parameters(), self.group_of)
+        check_groups("learning_rates", self.hparams["learning_rates"] or {}, groups)
+        check_groups("schedules", self.schedules, groups)
+        undecayed = {id(p) for path, p in self.named_parameters() if path.endswith(self.undecayed)}
+        return [part for name, parameters in groups.items() for part in split_by_decay(name, parameters, undecayed)]
 
     def group_of(self, path: str) -> str:
         """Group of a parameter."""
@@ -271,8 +267,8 @@ class PairModule(AddonHost):
         assert self.built_net is not None
         optimizer = cast(Any, self.optimizer)(self.parameter_groups())
         for group in optimizer.param_groups:
-            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(SPARED), 1.0)
-        schedules = [self.schedule_of(group["name"].removesuffix(SPARED)) for group in optimizer.param_groups]
+            group["lr"] *= (self.hparams["learning_rates"] or {}).get(group["name"].removesuffix(UNDECAYED), 1.0)
+        schedules = [self.schedule_of(group["name"].removesuffix(UNDECAYED)) for group in optimizer.param_groups]
         return scheduled(optimizer, schedules, self.trainer)
 
     def configure_gradient_clipping(
@@ -281,9 +277,10 @@ class PairModule(AddonHost):
         gradient_clip_val: float | None = None,
         gradient_clip_algorithm: str | None = None,
     ) -> None:
-        """Bound gradients; those of an add-on that is ``clipped_apart`` by themselves, as with two optimizers."""
-        apart = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clipped_apart}
-        if gradient_clip_val and clip_apart(optimizer, gradient_clip_val, gradient_clip_algorithm == "value", apart):
+        """Clip gradients; those of an add-on with ``clip_separately`` by themselves, as with two optimizers."""
+        separate = {f"addons.{name}" for name, addon in addons_of(self).items() if addon.clip_separately}
+        by_value = gradient_clip_algorithm == "value"
+        if gradient_clip_val and clip_separately(optimizer, gradient_clip_val, by_value, separate):
             return
         self.clip_gradients(optimizer, gradient_clip_val, gradient_clip_algorithm)
 
@@ -305,13 +302,13 @@ class PairModule(AddonHost):
             ConfigError: another adapter has this name, or the network has no place for this one.
         """
         self.build()
-        before = self.hparams["adapters"]
+        before = self.adapters.recorded
         self.adapters.record({name: {"class_path": public_name(kind), "init_args": options}})
         if self.net is not None:
             try:
                 self.adapters.install(self.net, self.device)
             except IDCError:
-                self.hparams["adapters"] = before
+                self.adapters.replace_records(before)
                 raise
 
     def merge_adapters(self) -> None:
@@ -350,12 +347,9 @@ class PairModule(AddonHost):
     # ---- checkpoints ------------------------------------------------------------------------------------
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        self.check_loss()
+        self.loss_check.check()
         refuse_unreadable(self.hparams, type(self).__name__)
-        state: dict[str, Any] = {"cpu": torch.get_rng_state()}
-        if self.device.type == "cuda":
-            state["cuda"] = torch.cuda.get_rng_state(self.device)
-        checkpoint["rng"] = all_gather_object(state)
+        checkpoint["rng"] = all_gather_object(random_state(self.device))
         checkpoint["class_path"] = public_name(type(self))
 
     def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
@@ -364,7 +358,7 @@ class PairModule(AddonHost):
         self.refuse_other_computation(hparams, "the checkpoint")
         words = {name: hparams[name] for name in self.word_hparams if hparams.get(name) is not None}
         if self.net is None or any(words[name] != self.hparams[name] for name in words):
-            self.adopt(hparams)
+            self.adopt_hparams(hparams)
             self.rebuild()
         elif hparams.get("adapters"):
             self.adapters.record(hparams["adapters"])
@@ -391,10 +385,7 @@ class PairModule(AddonHost):
         states, self._rng = self._rng, None
         if states is None or len(states) != self.trainer.world_size:
             return
-        state = states[self.trainer.global_rank]
-        torch.set_rng_state(state["cpu"].cpu())
-        if "cuda" in state and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state["cuda"].cpu(), self.device)
+        set_random_state(states[self.trainer.global_rank], self.device)
 
     # ---- folders to share -------------------------------------------------------------------------------
 
@@ -431,12 +422,3 @@ class PairModule(AddonHost):
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`; overridden by those whose folder holds more."""
         self.build()
-
-
-def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
-    if not torch.isfinite(loss):
-        where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
-        raise ConfigError(
-            f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
-            "clip gradients (trainer.gradient_clip_val) or look at the data there"
-        )

@@ -1,45 +1,77 @@
-"""Groups of parameters: apart where weight decay spares some of them, and clipped apart where an add-on asks for it."""
+"""Groups of parameters: by name, split by weight decay, and with gradients clipped together or separately."""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
 
-SPARED = ".undecayed"
-"""Ending of the name of a group of parameters that weight decay spares."""
+from lightning_idc.utils.errors import ConfigError
+
+UNDECAYED = ".undecayed"
+"""Ending of the name of a group of parameters without weight decay."""
 
 
-def by_decay(name: str, parameters: list[nn.Parameter], spared: Collection[int]) -> list[dict[str, Any]]:
-    """A group of parameters, and beside it those of them that weight decay spares.
+def group_parameters(
+    parameters: Iterable[tuple[str, nn.Parameter]], group_of: Callable[[str], str]
+) -> dict[str, list[nn.Parameter]]:
+    """Trainable parameters by name of group.
 
     Args:
-        name: of the group.
-        parameters: of the group.
-        spared: ids of parameters of any group.
+        parameters: all parameters with their paths.
+        group_of: name of the group of a path.
     """
-    found: list[dict[str, Any]] = [
-        {"name": name, "params": [p for p in parameters if id(p) not in spared]},
-        {"name": name + SPARED, "params": [p for p in parameters if id(p) in spared], "weight_decay": 0.0},
+    groups: dict[str, list[nn.Parameter]] = {}
+    for path, parameter in parameters:
+        if parameter.requires_grad:
+            groups.setdefault(group_of(path), []).append(parameter)
+    return groups
+
+
+def check_groups(argument: str, names: Iterable[str], groups: Collection[str]) -> None:
+    """Check that an argument names groups that exist.
+
+    Raises:
+        ConfigError: it names another one.
+    """
+    if unknown := set(names) - set(groups):
+        raise ConfigError(f"{argument} names {sorted(unknown)}; the parameter groups are {sorted(groups)}")
+
+
+def split_by_decay(name: str, parameters: list[nn.Parameter], undecayed: Collection[int]) -> list[dict[str, Any]]:
+    """A group of parameters, as one with and one without weight decay.
+
+    Args:
+        name: name of the group.
+        parameters: its parameters.
+        undecayed: ids of the parameters, of any group, that do not decay.
+    """
+    groups: list[dict[str, Any]] = [
+        {"name": name, "params": [p for p in parameters if id(p) not in undecayed]},
+        {"name": name + UNDECAYED, "params": [p for p in parameters if id(p) in undecayed], "weight_decay": 0.0},
     ]
-    return [part for part in found if part["params"]]
+    return [group for group in groups if group["params"]]
 
 
-def clip_apart(optimizer: Optimizer, bound: float, by_value: bool, names: Collection[str]) -> bool:
-    """Bound the gradients of some groups by themselves and those of the rest together; False where there are no such.
+def clip_separately(optimizer: Optimizer, limit: float, by_value: bool, names: Collection[str]) -> bool:
+    """Clip the gradients of some groups one by one and those of the rest together; False where there are no such.
 
     Args:
-        optimizer: with named groups.
-        bound: of the norm, or of each value.
-        by_value: bound values.
-        names: of the groups that are clipped apart.
+        optimizer: optimizer with named groups.
+        limit: maximum of the norm, or of each value.
+        by_value: clip values instead of the norm.
+        names: groups that are clipped separately.
     """
-    groups = optimizer.param_groups
-    apart = [group["params"] for group in groups if group.get("name", "").removesuffix(SPARED) in names]
+    separate: list[list[nn.Parameter]] = []
+    rest: list[nn.Parameter] = []
+    for group in optimizer.param_groups:
+        if group.get("name", "").removesuffix(UNDECAYED) in names:
+            separate.append(group["params"])
+        else:
+            rest += group["params"]
     clip = nn.utils.clip_grad_value_ if by_value else nn.utils.clip_grad_norm_
-    rest = [p for group in groups if group.get("name", "").removesuffix(SPARED) not in names for p in group["params"]]
-    for parameters in [rest, *apart] if apart else []:
-        clip(parameters, bound)
-    return bool(apart)
+    for parameters in [rest, *separate] if separate else []:
+        clip(parameters, limit)
+    return bool(separate)

@@ -9,19 +9,19 @@ from lightning_idc.models.captioner import PairCaptioner
 
 
 @torch.no_grad()
-def trial_features(host: PairCaptioner, batch: PairBatch) -> PairFeatures:
+def trial_features(captioner: PairCaptioner, batch: PairBatch) -> PairFeatures:
     """Features of a batch as at evaluation; running statistics, and the mode of every module, stay as they are.
 
     Args:
-        host: with its network.
+        captioner: with its network.
         batch: on any device.
     """
-    modes = {module: module.training for module in host.modules()}
-    host.eval()
-    # host.device names the accelerator before Lightning moves the weights there
-    device = next(host.parameters()).device
+    modes = {module: module.training for module in captioner.modules()}
+    captioner.eval()
+    # captioner.device names the accelerator before Lightning moves the weights there
+    device = next(captioner.parameters()).device
     try:
-        return host.encode(batch.to(device))
+        return captioner.encode(batch.to(device))
     finally:
         for module, mode in modes.items():
             module.training = mode

@@ -110,7 +110,11 @@ def run_batch(
 
 
 def answered(
-    captioner: PairCaptioner, pairs: Sequence[FilePair], options: BatchOptions, gate: Tolerance | None
+    captioner: PairCaptioner,
+    pairs: Sequence[FilePair],
+    options: BatchOptions,
+    gate: Tolerance | None,
+    prompt: str | None = None,
 ) -> Iterator[list[dict[str, Any]]]:
     """Answers batch by batch, one record per pair.
 
@@ -119,6 +123,7 @@ def answered(
         pairs: of files.
         options: of the run.
         gate: Limits within which a pair is unchanged and not described; None describes every pair.
+        prompt: question about each pair; the captioner's when None.
 
     Raises:
         ConfigError: the size of batches or the number of workers is not one.
@@ -129,7 +134,7 @@ def answered(
         )
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
-        yield list(_records(captioner, batch, options.where))
+        yield list(_records(captioner, batch, options.where, prompt))
 
 
 def answered_on_ray(
@@ -209,11 +214,15 @@ def _append(file: IO[str], records: Sequence[dict[str, Any]]) -> None:
 
 
 def _records(
-    captioner: PairCaptioner, batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]], where: bool
+    captioner: PairCaptioner,
+    batch: Sequence[tuple[FilePair, PairSample | Comparison | str | None]],
+    where: bool,
+    prompt: str | None,
 ) -> Iterator[dict[str, Any]]:
     """One record per pair of a batch, in its order."""
     samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
-    answers = {answer.id: answer for group in _of_one_size(samples) for answer in answer_pairs(captioner, group, where)}
+    groups = _of_one_size(samples)
+    answers = {answer.id: answer for group in groups for answer in answer_pairs(captioner, group, where, prompt)}
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]

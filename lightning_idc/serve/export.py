@@ -114,7 +114,7 @@ def about(captioner: PairCaptioner) -> dict[str, Any]:
         "begin": words.special.bos,
         "ends": list(words.special.ends),
         "never_said": list(words.special.never_said),
-        "no_change": captioner.no_change_tokens(),
+        "no_change": captioner.built_codec.no_change_tokens(),
         # sub-words are put together by their tokenizer
         "words": words.words if type(words) is Vocabulary else None,
     }

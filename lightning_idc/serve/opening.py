@@ -93,7 +93,8 @@ class ModelOptions:
                 stacklevel=2,
             )
         if self.image:
-            captioner.hparams["input_spec"] = {**(captioner.hparams["input_spec"] or {}), **_image_options(self.image)}
+            spec = captioner.hparams["input_spec"] or {}
+            captioner.store_hparams(input_spec={**spec, **_image_options(self.image)})
         return captioner
 
 

@@ -96,20 +96,14 @@ class PairAPI(litserve.LitAPI):
             return [{"failed": f"{type(error).__name__} while answering; the server's log says more"}]
 
     def _answers(self, samples: Sequence[PairSample], where: bool, prompt: str | None) -> list[dict[str, Any]]:
-        from lightning_idc.models.vlm.module import VLMCaptioner
         from lightning_idc.serve.answers import answer_pairs
         from lightning_idc.utils.files import finite
 
         captioner = self.captioner
         assert captioner is not None
-        own = captioner.hparams.get("prompt")
-        if prompt and isinstance(captioner, VLMCaptioner):
-            captioner.hparams["prompt"] = prompt
-        try:
-            return [finite(answer.as_dict()) for answer in answer_pairs(captioner, samples, where)]
-        finally:
-            if isinstance(captioner, VLMCaptioner):
-                captioner.hparams["prompt"] = own
+        # a chat client always sends words, also to a captioner that reads none
+        prompt = (prompt or None) if captioner.takes_prompt else None
+        return [finite(answer.as_dict()) for answer in answer_pairs(captioner, samples, where, prompt)]
 
 
 def make_server(

@@ -16,11 +16,10 @@ from helpers.tiny import COLORS, TinyCaptioner, TinyNet, TinyPairs, TinySource
 from helpers.training import fit
 from lightning_idc import callbacks
 from lightning_idc.data.source import PairSource
-from lightning_idc.images.types import PairBatch, PairFeatures, PairSample
+from lightning_idc.images.types import NoiseMask, PairBatch, PairFeatures, PairSample
 from lightning_idc.methods import AdaptersOff, FrozenCopy, MovingAverage, SmallDualEncoder
 from lightning_idc.methods.adpo.negatives import FromData
 from lightning_idc.methods.namc.dual_encoder import vocabulary_with_mask
-from lightning_idc.methods.namc.noise import NOISE_MASK
 from lightning_idc.methods.policy.rewards import LengthReward
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
@@ -98,7 +97,7 @@ class MaskedGridCaptioner(GridCaptioner):
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
         batch = super().collate(samples)
         at = torch.tensor([int(sample.id) for sample in samples])[:, None] + torch.arange(8)
-        batch.model_inputs[NOISE_MASK] = (at % 5 < 2).view(-1, 2, 2, 2)
+        batch.noise = NoiseMask((at % 5 < 2).view(-1, 2, 2, 2))
         return batch
 
 

@@ -92,7 +92,9 @@ class PolicyServer:
         features = self.net.encode(batch)
         asked, count = request["n"], min(request["n"], self.most)
         chance = torch.rand(asked, request["max_tokens"], generator=torch.Generator().manual_seed(request["seed"]))
-        drawn = self.net.sample(features, count, request["temperature"], request["top_p"], uniforms=chance[:count])
+        drawn = self.net.decoder.sample(
+            features, count, request["temperature"], request["top_p"], uniforms=chance[:count]
+        )
         special, found = self.net.built_vocabulary.special, []
         for ids in drawn.ids:
             known = self.net.log_probs(features, torch.tensor([[[special.bos, *ids]]]))[0, 0, 1:].tolist()

@@ -144,7 +144,7 @@ def test_a_length_that_nobody_knows_is_asked_for() -> None:
     for ask in (
         lambda: model.describe(sample.before, sample.after),
         lambda: model.generate(features, num_beams=2),
-        lambda: model.sample(features, samples=2),
+        lambda: model.decoder.sample(features, samples=2),
     ):
         with pytest.raises(ConfigError, match="max_length is not known"):
             ask()

@@ -48,7 +48,7 @@ class Retriever(Addon, NegativeSource):
     """
 
     sharded_methods = ("draw", "losses")
-    clipped_apart = True
+    clip_separately = True
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Retriever(Addon, NegativeSource):
         self._outcome: tuple[Draw, Tensor, Tensor] | None = None
         self._steps, self._effective = 0, 0.0
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         # the numbers that RandomCaption would draw, so that a uniform retriever is exactly that
         places, allowed = offer(step, self.pool, self.candidates, generator)
         logits = self.logits(step, places)
@@ -83,7 +83,7 @@ class Retriever(Addon, NegativeSource):
     def update(self, draw: Draw, losses: Tensor, present: Tensor) -> None:
         self._outcome = draw, adversarial_reward(losses), present
 
-    def logits(self, step: TrainingStep, places: Tensor) -> Tensor:
+    def logits(self, step: TrainingStep[PairCaptioner], places: Tensor) -> Tensor:
         """Of q, for the captions at these places of the pool: ``(B, N)``."""
         # of pairs of mixed sizes a captioner says the own size of each
         sizes = step.batch.model_inputs.get("sizes")
@@ -91,7 +91,7 @@ class Retriever(Addon, NegativeSource):
         captions = self.matcher.embed_captions(places.to(pairs.device))
         return self.sharpness * (pairs @ captions.T)
 
-    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+    def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
         outcome, self._outcome = self._outcome, None
         if outcome is None:
             return {}
@@ -100,14 +100,14 @@ class Retriever(Addon, NegativeSource):
             found["alignment"] = self.alignment * self._aligned(step)
         return found
 
-    def _reinforced(self, step: TrainingStep, draw: Draw, rewards: Tensor, present: Tensor) -> Tensor:
+    def _reinforced(self, step: TrainingStep[PairCaptioner], draw: Draw, rewards: Tensor, present: Tensor) -> Tensor:
         assert draw.log_probs is not None and draw.distribution is not None
         spread = entropy(draw.distribution)
         figures = [(rewards * present).sum() / present.sum().clamp(min=1), spread.mean(), spread.exp().mean()]
         hardness = spread.new_tensor(_overlap(step.batch, draw.texts))
         values = mean_over_processes(torch.stack([*figures, hardness]))
         names = [f"train/retriever/{name}" for name in ("reward", "entropy", "effective_pool", "hardness")]
-        step.host.log_dict(dict(zip(names, values, strict=True)), batch_size=len(step.batch))
+        step.module.log_dict(dict(zip(names, values, strict=True)), batch_size=len(step.batch))
         self._warn(values[2], draw.distribution.shape[1])
         rewards = rewards[present]
         baseline = self.baseline(rewards)
@@ -130,7 +130,7 @@ class Retriever(Addon, NegativeSource):
                 stacklevel=2,
             )
 
-    def _aligned(self, step: TrainingStep) -> Tensor:
+    def _aligned(self, step: TrainingStep[PairCaptioner]) -> Tensor:
         """Matching of pairs with their first reference; keeps similarity meaning similarity."""
         batch: PairBatch = step.batch
         places = self.pool.places_of([own[0] for own in batch.references])
@@ -221,13 +221,13 @@ class AdversarialRetriever(AddonCallback):
             raise ConfigError("AdversarialRetriever plays against PreferenceOptimization; add that callback beside it")
         super().setup(trainer, pl_module, stage)
 
-    def build(self, host: LightningModule) -> Addon:
-        if not isinstance(host, PairCaptioner):
-            raise ConfigError(f"AdversarialRetriever works for a PairCaptioner; {type(host).__name__} is none")
-        pool = pool_of(train_data(host), self.weighting, self.no_change_share)
+    def build(self, module: LightningModule) -> Addon:
+        if not isinstance(module, PairCaptioner):
+            raise ConfigError(f"AdversarialRetriever works for a PairCaptioner; {type(module).__name__} is none")
+        pool = pool_of(train_data(module), self.weighting, self.no_change_share)
         addon = Retriever(
             pool,
-            self._matcher(host, pool),
+            self._matcher(module, pool),
             self.baseline,
             self.candidates,
             self.scale,
@@ -240,23 +240,23 @@ class AdversarialRetriever(AddonCallback):
             addon.load_state_dict(_weights_of(self.weights, self.name))
         return addon
 
-    def _matcher(self, host: PairCaptioner, pool: CaptionPool) -> PairTextMatcher:
+    def _matcher(self, captioner: PairCaptioner, pool: CaptionPool) -> PairTextMatcher:
         if self.encoder is None:
-            return FeatureHeads(pool.texts, memory_width(host))
+            return FeatureHeads(pool.texts, memory_width(captioner))
         from lightning_idc.methods.clip4idc.module import Clip4IdcRetrieval
 
         encoder = load_module(Clip4IdcRetrieval, self.encoder)
         height, width = encoder.built_net.clip.visual.image_size
-        sample = train_data(host).pairs_of("train").load(0)
+        sample = train_data(captioner).pairs_of("train").load(0)
         images = torch.stack([sample.before, sample.after])[None]
-        device = host.trainer.strategy.root_device
+        device = captioner.trainer.strategy.root_device
         return EncoderHeads(pool.texts, encoder, self.train_encoder, (height, width), images, device)
 
 
-def memory_width(host: PairCaptioner) -> int:
+def memory_width(captioner: PairCaptioner) -> int:
     """Width of a captioner's features, seen on one training pair."""
-    sample = train_data(host).pairs_of("train").load(0)
-    return trial_features(host, host.collate([sample])).memory.shape[-1]
+    sample = train_data(captioner).pairs_of("train").load(0)
+    return trial_features(captioner, captioner.collate([sample])).memory.shape[-1]
 
 
 @reads_file("path")

@@ -20,6 +20,7 @@ from lightning_idc.utils.errors import ConfigError, DataError
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
     from lightning_idc.models.addon import TrainingStep
+    from lightning_idc.models.captioner import PairCaptioner
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class NegativeSource(ABC):
         """Read what it draws from; called once, before training."""
 
     @abstractmethod
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         """``count`` captions for every pair of the batch.
 
         Args:
@@ -95,7 +96,7 @@ class RandomCaption(NegativeSource):
     def connect(self, data: PairDataModule) -> None:
         self.pool = pool_of(data, self.weighting, self.no_change_share)
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         places, allowed = offer(step, self.pool, self.candidates, generator)
         columns, _ = choose(torch.zeros(allowed.shape), allowed, count, generator)
         return Draw([[self.pool.texts[place] for place in row] for row in places[columns].tolist()])
@@ -106,9 +107,11 @@ def pool_of(data: PairDataModule, weighting: Weighting, no_change_share: float) 
     return CaptionPool(data.train_captions(), weighting, data.no_change_captions(), no_change_share)
 
 
-def offer(step: TrainingStep, pool: CaptionPool, size: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def offer(
+    step: TrainingStep[PairCaptioner], pool: CaptionPool, size: int, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
     """Candidates that this process draws negatives from in this step, and who may be given which."""
-    trainer = step.host.trainer
+    trainer = step.module.trainer
     return pool.offer(size, step.batch.references, generator, trainer.global_rank, trainer.world_size)
 
 
@@ -149,7 +152,7 @@ class SameScene(NegativeSource):
             raise DataError(f"scene {self.scene.pattern!r} is not found in the id {id!r}")
         return found.group(1)
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         batch: PairBatch = step.batch
         found = self.elsewhere.draw(step, count, generator)
         for row, id, own in zip(found.texts, batch.ids, batch.references, strict=True):
@@ -166,7 +169,7 @@ class Counterfactual(NegativeSource):
     def connect(self, data: PairDataModule) -> None:
         self.truth = truths_of(data, "Counterfactual")
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         from lightning_idc.data.synthetic.counterfactual import counterfactuals
 
         rows = []
@@ -212,7 +215,7 @@ class FromData(NegativeSource):
     ) -> None:
         self.key, self.margin, self.error_margins = key, margin, error_margins
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         batch: PairBatch = step.batch
         rows, margins = [], []
         for id, meta in zip(batch.ids, batch.meta, strict=True):
@@ -263,13 +266,13 @@ class SelfSampled(NegativeSource):
         self.elsewhere.connect(data)
         self.truth = truths_of(data, "SelfSampled with verify") if self.verify else None
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         from lightning_idc.data.synthetic.counterfactual import is_false
 
-        host: Any = step.host
+        captioner = step.module
         found = self.elsewhere.draw(step, count, generator)
-        said = host.sample(step.features, count, self.temperature, self.top_p, generator)
-        texts = [host.vocabulary.decode(ids) for ids in said.ids]
+        said = captioner.decoder.sample(step.features, count, self.temperature, self.top_p, generator)
+        texts = [captioner.built_vocabulary.decode(ids) for ids in said.ids]
         for b, (row, id, own) in enumerate(zip(found.texts, step.batch.ids, step.batch.references, strict=True)):
             right = {same_words(caption) for caption in own}
             for k in range(count):
@@ -290,7 +293,7 @@ class _Several(NegativeSource, nn.Module):
         shares = [1.0] * len(sources) if shares is None else list(shares)
         if len(shares) != len(sources) or not sources or min(shares) < 0 or not sum(shares):
             raise ConfigError(f"{len(sources)} sources have the shares {shares}; give each source a share of 0 or more")
-        # an add-on belongs to its host already; registered twice it would be in checkpoints twice
+        # an add-on belongs to its captioner already; registered twice it would be in checkpoints twice
         self.sources = tuple(sources)
         self.own = nn.ModuleList(
             source for source in sources if isinstance(source, nn.Module) and not _is_addon(source)
@@ -313,7 +316,7 @@ class SideBySide(_Several):
         ConfigError: there are not as many shares as sources, or a share is negative.
     """
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)
         texts = [[text for part in parts for text in part.texts[b]] for b in range(len(step.batch))]
         device = step.batch.tokens.device
@@ -342,7 +345,7 @@ class Mixture(_Several):
         ConfigError: there are not as many shares as sources, or a share is negative.
     """
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
         parts = tuple(source.draw(step, count, generator) for source in self.sources)
         chance = self.shares.expand(len(step.batch), -1)
         which = torch.multinomial(chance, count, replacement=True, generator=generator)

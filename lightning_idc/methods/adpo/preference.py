@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 
 from lightning_idc.images.types import PairBatch
-from lightning_idc.methods.adpo.losses import PreferenceLoss, dpo
 from lightning_idc.methods.adpo.negatives import NegativeSource, RandomCaption
-from lightning_idc.methods.adpo.preference_addon import OTHER_IMAGES, Preference
+from lightning_idc.methods.adpo.preference_addon import Preference, PreferenceOptions
 from lightning_idc.methods.policy.policy_callback import PolicyCallback, train_data
 from lightning_idc.methods.policy.references import FrozenCopy, NoReference, ReferencePolicy
 from lightning_idc.models.addon import Addon, TrainingStep, addons_of
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.utils.errors import ConfigError, check_number, check_positive
+from lightning_idc.utils.errors import ConfigError
 
 
 class PreferenceOptimization(PolicyCallback):
@@ -24,91 +24,55 @@ class PreferenceOptimization(PolicyCallback):
     caption. Start it from a supervised captioner with ``init_from``, which then is the reference policy.
 
     Args:
-        loss: of each comparison; ``dpo`` of ``methods.adpo.losses``, one of ``methods.adpo.preference_losses``, or your
-            own function of a :class:`Comparison` and beta.
-        beta: inverse temperature of the implied reward; the paper gives none, 0.1 is what DPO is mostly run with.
-        negatives: gives the rejected captions; :class:`RandomCaption` when None. An `AdversarialRetriever` among the
-            callbacks takes its place.
-        reference: what the policy shall not leave too far; :class:`FrozenCopy` when None.
-        length_normalise: compare mean log-probabilities per token instead of sums.
-        caption_weight: of the caption loss of the chosen captions, an anchor that the papers do without.
+        negatives: source of the rejected captions; :class:`RandomCaption` when None. An `AdversarialRetriever` among
+            the callbacks takes its place.
+        reference: reference policy; :class:`FrozenCopy` when None.
         dropout: leave dropout on. Off, the policy starts at the reference exactly; activation checkpointing of
             transformers needs it on.
-        displacement_threshold: nats by which the chosen captions may become less likely, on average, before a warning.
-        validation: also log the figures of comparisons on validation pairs, against random negatives.
-        image_weight: of a loss that prefers the pair itself to another pair of images, for the same caption (mDPO's
-            conditional preference). Costs a look at those; pairs without a change are left out.
-        other_images: ``identical``, the first image twice, or ``swapped``.
-        anchor: weight, in units of beta, of a squared log-ratio that takes the place of comparisons of "nothing
-            changed" with a change: it holds that sentence where the reference policy has it. With 0 they are compared
-            as other captions are, which shifts how often a captioner says so (README). Without effect where no
-            training pair is unchanged, and with :class:`NoReference`.
+        validation: also log the metrics of comparisons on validation pairs, against random negatives.
         name: key under ``aux_addons``.
         weight: 0 equals absent.
+        options: of :class:`~lightning_idc.methods.adpo.preference_addon.PreferenceOptions`.
     """
+
+    options_class = PreferenceOptions
 
     def __init__(
         self,
-        loss: PreferenceLoss = dpo,
-        beta: float = 0.1,
         negatives: NegativeSource | None = None,
         reference: ReferencePolicy | None = None,
-        length_normalise: bool = False,
-        caption_weight: float = 0.0,
         dropout: bool = False,
-        displacement_threshold: float = 3.0,
         validation: bool = False,
-        image_weight: float = 0.0,
-        other_images: str = "identical",
-        anchor: float = 3.0,
         name: str = "preference",
         weight: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(FrozenCopy() if reference is None else reference, dropout, name, weight)
-        check_positive("beta", beta)
-        check_number("caption_weight", caption_weight, minimum=0)
-        check_number("image_weight", image_weight, minimum=0)
-        if other_images not in OTHER_IMAGES:
-            raise ConfigError(f"other_images is {other_images!r}; expected one of {', '.join(OTHER_IMAGES)}")
-        check_number("anchor", anchor, minimum=0)
-        self.image_weight, self.other_images, self.anchor = image_weight, other_images, anchor
-        self.loss, self.beta = loss, beta
+        self.options = PreferenceOptions(**options)
         self.negatives = RandomCaption() if negatives is None else negatives
-        self.length_normalise, self.caption_weight = length_normalise, caption_weight
-        self.displacement_threshold = displacement_threshold
         self.val_negatives = RandomCaption() if validation else None
 
-    def build(self, host: LightningModule) -> Addon:
-        if not isinstance(host, PairCaptioner):
-            raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; {type(host).__name__} is none")
+    def build(self, module: LightningModule) -> Addon:
+        if not isinstance(module, PairCaptioner):
+            raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; {type(module).__name__} is none")
         for source in (self.negatives, self.val_negatives):
             if source is not None:
-                source.connect(train_data(host))
+                source.connect(train_data(module))
         assert self.reference is not None
-        self.reference.connect(host)
-        return Preference(
-            loss=self.loss,
-            beta=self.beta,
-            negatives=self.negatives,
-            reference=self.reference,
-            length_normalise=self.length_normalise,
-            caption_weight=self.caption_weight,
-            displacement_threshold=self.displacement_threshold,
-            image_weight=self.image_weight,
-            other_images=self.other_images,
-            no_change=train_data(host).no_change_captions(),
-            anchor=0.0 if isinstance(self.reference, NoReference) else self.anchor,
-        )
+        self.reference.connect(module)
+        # without a reference there is nothing to anchor to
+        options = replace(self.options, anchor=0.0) if isinstance(self.reference, NoReference) else self.options
+        return Preference(options, self.negatives, self.reference, train_data(module).no_change_captions())
 
-    def adopt(self, host: LightningModule, addon: Addon) -> None:
+    def adopt(self, module: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, Preference)
         self.negatives, self.reference = addon.negatives, addon.reference
         if self.val_negatives is not None:
-            self.val_negatives.connect(train_data(host))
+            self.val_negatives.connect(train_data(module))
 
-    def addon(self, host: LightningModule) -> Preference:
+    def addon(self, module: LightningModule) -> Preference:
         """The add-on that this callback attached."""
-        found = addons_of(host)[self.name]
+        found = addons_of(module)[self.name]
         assert isinstance(found, Preference)
         return found
 
@@ -135,6 +99,7 @@ class PreferenceOptimization(PolicyCallback):
     ) -> None:
         if self.val_negatives is None or not self.weight or trainer.sanity_checking:
             return
+        assert isinstance(pl_module, PairCaptioner)
         step = TrainingStep(pl_module, batch, batch_idx, name=self.name)
         metrics = self.addon(pl_module).validate(step, self.val_negatives)
         logged = {f"val/{name}": value for name, value in metrics.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,6 +11,7 @@ from lightning_idc.methods.adpo.pool import same_words
 from lightning_idc.methods.policy.rewards import Reward, rewards_of
 from lightning_idc.methods.policy.rollout import grouped
 from lightning_idc.models.addon import TrainingStep
+from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.decoding.sampling import check_sampling
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ class RewardMined(NegativeSource):
         self.reward.connect(data)
         self.elsewhere.connect(data)
 
-    def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
-        host: Any = step.host
+    def draw(self, step: TrainingStep[PairCaptioner], count: int, generator: torch.Generator) -> Draw:
+        captioner = step.module
         found = self.elsewhere.draw(step, count, generator)
         wanted = max(self.samples, count)
-        said = host.generate(
+        said = captioner.generate(
             step.features, samples=wanted, temperature=self.temperature, top_p=self.top_p, generator=generator
         )
         texts = grouped([caption.text for caption in said], wanted)

@@ -50,6 +50,7 @@ class Clip4IdcRetrieval(PairModule):
 
     word_hparams = ("vocabulary",)
     vision_modules = ("net.clip.visual",)
+    not_stored = ("pretrained", "tower_weights")
 
     def __init__(
         self,
@@ -63,9 +64,6 @@ class Clip4IdcRetrieval(PairModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # a checkpoint brings all weights, so it must not ask for these files again
-        for name in ("pretrained", "tower_weights"):
-            self.hparams.pop(name, None)
         self._start = (pretrained, tower_weights)
         self._embedded: dict[str, tuple[Tensor, list[str]]] = {}
 
@@ -94,9 +92,10 @@ class Clip4IdcRetrieval(PairModule):
         if self.hparams["vocabulary"] is None:
             if not isinstance(self.data, ProvidesCaptions):
                 return None  # a checkpoint may still bring the vocabulary
-            self.hparams["vocabulary"] = Vocabulary.build(self.data.train_captions()).words
-        vocabulary = load_vocabulary(self.hparams["vocabulary"])
-        self.hparams["vocabulary"] = vocabulary.key
+            vocabulary = Vocabulary.build(self.data.train_captions())
+        else:
+            vocabulary = load_vocabulary(self.hparams["vocabulary"])
+        self.store_hparams(vocabulary=vocabulary.key)
         pretrained, tower = self._start
         net = _pair_clip(self.hparams, vocabulary, pretrained)
         if tower is not None:
@@ -215,6 +214,7 @@ class Clip4Idc(PairCaptioner):
 
     vision_modules = ("net.encoder",)
     computation_hparams = ("heads",)
+    not_stored = ("pretrained", "encoder_weights", "tower_weights")
 
     def __init__(
         self,
@@ -232,9 +232,6 @@ class Clip4Idc(PairCaptioner):
         **options: Any,
     ) -> None:
         super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
-        # a checkpoint brings all weights, so it must not ask for these files again
-        for name in ("encoder_weights", "tower_weights", "pretrained"):
-            self.hparams.pop(name, None)
         self._start = (pretrained, encoder_weights, tower_weights)
 
     @classmethod
@@ -250,7 +247,7 @@ class Clip4Idc(PairCaptioner):
                 raise CheckpointError(
                     f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
                 )
-            self.hparams["vocabulary"] = words
+            self.store_hparams(vocabulary=words)
         return start
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
@@ -263,9 +260,11 @@ class Clip4Idc(PairCaptioner):
         if weights is not None:
             theirs = load_encoder(encoder, weights)
             refuse_other_computation(encoder_computation(options), encoder_computation(theirs), weights)
-        options["image_size"] = options["image_size"] or tuple(encoder.clip.visual.image_size)
-        # nothing longer can be written, whatever was asked for
-        options["max_length"] = min(options["max_length"] or encoder.clip.context_length, encoder.clip.context_length)
+        longest = encoder.clip.context_length
+        self.store_hparams(
+            image_size=options["image_size"] or tuple(encoder.clip.visual.image_size),
+            max_length=min(options["max_length"] or longest, longest),
+        )
         return Clip4IdcNet(encoder, options["decoder_layers"], options["heads"], options["dropout"])
 
 

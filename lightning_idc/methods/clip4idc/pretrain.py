@@ -56,6 +56,8 @@ class PairNaming(CellNaming):
         options: of :class:`~lightning_idc.models.module.PairModule`.
     """
 
+    not_stored = ("stem_weights",)
+
     def __init__(
         self,
         clip: dict[str, Any],
@@ -69,8 +71,6 @@ class PairNaming(CellNaming):
         if stem_weights is not None and not stem:
             raise ConfigError("stem_weights are for a tower with a stem; set `stem: true`")
         super().__init__([*classes, *classes], schedule=schedule, **options)
-        # a checkpoint brings all weights, so it must not ask for the file again
-        self.hparams.pop("stem_weights")
         if stem_weights is not None:
             load_backbone(self.tower.clip.visual.conv1.cnn, stem_weights)
 

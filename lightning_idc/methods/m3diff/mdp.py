@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -127,56 +128,63 @@ class DifferentialPerception(nn.Module):
         return images, self.score(torch.cat([images[:, 0], images[:, 1], delta], -1).mean(1))
 
 
-class MultiScaleDifferentialPerception(nn.Module):
-    """MDP: refines the features of both images by what differs between them, at several depths (Eq. 1 to 8).
+@dataclass(frozen=True, slots=True)
+class MDPOptions:
+    """Options of :class:`MultiScaleDifferentialPerception`.
 
     Args:
-        width: D.
-        scales: number of depths.
-        heads: of the attention; the largest divisor of ``width`` up to 16 when None.
-        hidden: width of the MLP of Eq. 5; ``2 * width`` when None.
+        heads: attention heads; the largest divisor of the features' width up to 16 when None.
+        hidden: width of the MLP of Eq. 5; twice the features' width when None.
         stacked: layers of Eq. 4 to 6 (section 5.2 says two).
         shared: one set of weights for all depths. The default, as no weight of Eq. 1 to 7 carries the index of its
             depth, and as the paper calls the module lightweight.
         softmax: reads sigma of Eq. 7 as a softmax over the depths; the sigmoid of Eq. 1 otherwise.
         as_printed: Eq. 4 to 8 and nothing else: no residuals, no norms, no layer behind Eq. 8. Untrained, it then
             replaces the features of a trained model by others.
+    """
+
+    heads: int | None = None
+    hidden: int | None = None
+    stacked: int = 2
+    shared: bool = True
+    softmax: bool = False
+    as_printed: bool = False
+
+
+class MultiScaleDifferentialPerception(nn.Module):
+    """MDP: refines the features of both images by what differs between them, at several depths (Eq. 1 to 8).
+
+    Args:
+        width: D.
+        scales: number of depths.
+        options: of :class:`MDPOptions`.
 
     Raises:
         ConfigError: no depths, a negative number of layers, a softmax over one depth, or a ``width`` that cannot be
             split among ``heads``.
     """
 
-    def __init__(
-        self,
-        width: int,
-        scales: int,
-        heads: int | None = None,
-        hidden: int | None = None,
-        stacked: int = 2,
-        shared: bool = True,
-        softmax: bool = False,
-        as_printed: bool = False,
-    ) -> None:
+    def __init__(self, width: int, scales: int, **options: Any) -> None:
         super().__init__()
+        settings = MDPOptions(**options)
         check_number("scales", scales, minimum=1)
-        check_number("stacked", stacked, minimum=0)
-        if softmax and scales == 1:
+        check_number("stacked", settings.stacked, minimum=0)
+        if settings.softmax and scales == 1:
             raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
-        heads = heads or max(h for h in range(1, 17) if width % h == 0)
+        heads = settings.heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
             raise ConfigError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
-        self.softmax, self.as_printed = softmax, as_printed
+        self.softmax, self.as_printed = settings.softmax, settings.as_printed
         self.recomputes = False
         """Whether the backward pass computes the activations of each depth again instead of keeping them."""
         # depths differ in scale by orders of magnitude, which shared weights cannot bridge
-        self.norms = nn.ModuleList(nn.Identity() if as_printed else nn.LayerNorm(width) for _ in range(scales))
-        count = 1 if shared else scales
-        hidden = hidden or 2 * width
+        self.norms = nn.ModuleList(nn.Identity() if self.as_printed else nn.LayerNorm(width) for _ in range(scales))
+        hidden = settings.hidden or 2 * width
         self.scales = nn.ModuleList(
-            DifferentialPerception(width, heads, hidden, stacked, as_printed) for _ in range(count)
+            DifferentialPerception(width, heads, hidden, settings.stacked, self.as_printed)
+            for _ in range(1 if settings.shared else scales)
         )
-        if as_printed:
+        if self.as_printed:
             return
         self.out = nn.Linear(width, width)
         # the paper adds nothing to Eq. 8; a residual that starts at nothing leaves the trained model as it was
@@ -238,7 +246,7 @@ class MDP(Adapter):
             paper's 17, 20, 23 and 26 of 26 when None.
         at: path of the module whose output is a grid ``(2B, D, h, w)`` with before and after in turn, on networks
             that are no :class:`PairTower`.
-        options: of MultiScaleDifferentialPerception.
+        options: of :class:`MDPOptions`.
     """
 
     mdp: MultiScaleDifferentialPerception

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from lightning_idc.methods.m3diff.mdp import MDP
+from dataclasses import asdict
+from typing import Any
+
+from lightning_idc.methods.m3diff.mdp import MDP, MDPOptions
 from lightning_idc.models.adapter_callback import AdapterCallback
 
 
@@ -12,27 +15,14 @@ class MDPAdapter(AdapterCallback):
     Args:
         layers: depths of the vision tower to read, the last one included; those that match the paper's when None.
         at: path of the backbone within the network of a grid captioner.
-        heads: of the attention; the largest divisor of the features' width up to 16 when None.
-        hidden: width of the MLP of Eq. 5; twice the features' width when None.
-        stacked: layers of Eq. 4 to 6.
-        shared: one set of weights for all depths.
-        softmax: reads sigma of Eq. 7 as a softmax over the depths instead of a sigmoid.
-        as_printed: Eq. 4 to 8 and nothing else, which changes a model before it is trained.
         name: of the adapter in checkpoints.
+        options: of :class:`~lightning_idc.methods.m3diff.mdp.MDPOptions`.
     """
 
+    options_class = MDPOptions
+
     def __init__(
-        self,
-        layers: list[int] | None = None,
-        at: str = "backbone",
-        heads: int | None = None,
-        hidden: int | None = None,
-        stacked: int = 2,
-        shared: bool = True,
-        softmax: bool = False,
-        as_printed: bool = False,
-        name: str = "mdp",
+        self, layers: list[int] | None = None, at: str = "backbone", name: str = "mdp", **options: Any
     ) -> None:
-        options = {"heads": heads, "hidden": hidden, "stacked": stacked, "shared": shared, "softmax": softmax}
-        options["as_printed"] = as_printed
-        super().__init__(name, MDP, layers=layers, at=at, **options)
+        settings = MDPOptions(**options)
+        super().__init__(name, MDP, layers=layers, at=at, **asdict(settings))

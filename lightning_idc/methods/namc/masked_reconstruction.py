@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.images.types import PairBatch, PairFeatures
+from lightning_idc.images.types import NoiseMask, PairBatch, PairFeatures
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
-from lightning_idc.methods.namc.noise import (
-    DESCRIPTION,
-    DESCRIPTION_VALID,
-    NOISE_MASK,
-    UNPAINTED,
-    bernoulli,
-    resize_mask,
-)
+from lightning_idc.methods.namc.noise import bernoulli, resize_mask
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.models.addon import Addon, TrainingStep, addons_of
 from lightning_idc.models.addon_callback import AddonCallback
@@ -102,44 +96,72 @@ class RawFeatures(nn.Module):
         return self.distance(self.head(tokens), features.detach(), reduction="none").mean(-1)
 
 
+@dataclass(frozen=True, slots=True)
+class MaskedReconstructionOptions:
+    """Options of :class:`MaskedReconstruction`.
+
+    Args:
+        encoder: path of the captioner's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains one of the add-on's
+            own, and through it the captioner's backbone.
+        share: of cells masked when alone, above 0 and up to 1.
+        width: of an encoder of its own.
+        layers: of an encoder of its own.
+        heads: of an encoder of its own.
+        extras: names of the features of the before and the after image in ``PairFeatures.extras``, each ``(B, P, C)``.
+
+    Raises:
+        ConfigError: ``share`` is out of range.
+    """
+
+    encoder: str | None = None
+    share: float = 0.2
+    width: int = 128
+    layers: int = 2
+    heads: int = 4
+    extras: tuple[str, str] = ("before", "after")
+
+    def __post_init__(self) -> None:
+        if not 0 < self.share <= 1:
+            raise ConfigError(
+                f"MaskedReconstruction: share is {self.share}; expected a share of cells above 0 and up to 1, such as "
+                "0.2: without masked cells there is nothing to rebuild"
+            )
+
+
 class MaskedReconstructionAddon(Addon):
     """See :class:`MaskedReconstruction`.
 
     Args:
         target: what is rebuilt, `ImageTokens` or `RawFeatures`.
-        own: encoder of the add-on's own; None where the host's is trained.
-        path: of the host's encoder; None where the add-on has its own.
+        own: encoder of the add-on's own; None where the captioner's is trained.
         width: of the encoder.
         text_width: of encoded descriptions; None where no `NoiseMasking` gives any.
         grid: of the features.
-        share: of cells masked where no `NoiseMasking` says which.
-        names: of the features of the before and the after image in ``PairFeatures.extras``.
+        options: share of masked cells and names of the features.
     """
 
     def __init__(
         self,
         target: ImageTokens | RawFeatures,
         own: MaskedImageEncoder | None,
-        path: str | None,
         width: int,
         text_width: int | None,
         grid: tuple[int, int],
-        share: float,
-        names: tuple[str, str],
+        options: MaskedReconstructionOptions,
     ) -> None:
         super().__init__()
-        self.target, self.own, self.path, self.width = target, own, path, width
+        self.target, self.own, self.width = target, own, width
         self.text = nn.Linear(text_width, width) if text_width is not None else None
-        self.grid, self.share, self.names = grid, share, names
+        self.grid, self.options = grid, options
 
     def batch(self, step: TrainingStep) -> PairBatch:
         batch: PairBatch = step.batch
-        if NOISE_MASK in batch.model_inputs:
+        if batch.noise is not None:
             return batch
-        chances = torch.full((len(batch), 2, *self.grid), self.share, device=batch.images.device)
-        return replace(batch, model_inputs={**batch.model_inputs, NOISE_MASK: bernoulli(chances)})
+        chances = torch.full((len(batch), 2, *self.grid), self.options.share, device=batch.images.device)
+        return replace(batch, noise=NoiseMask(bernoulli(chances)))
 
-    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+    def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
         """L_MIR, as a mean over pairs of the mean over masked cells: its size must not follow their number.
 
         NAMC Eq. 18
@@ -149,47 +171,46 @@ class MaskedReconstructionAddon(Addon):
         if not self.weight:
             return {}
         tokens, grids, masked = self.encoded(step)
-        batch, host = step.batch, step.host
-        assert isinstance(batch, PairBatch) and isinstance(host, PairCaptioner)
+        batch, captioner = step.batch, step.module
         # of the paper's I_i, and not of what NoiseMasking paints over it
-        images = batch.model_inputs.get(UNPAINTED, batch.images)
+        images = batch.images if batch.noise.unpainted is None else batch.noise.unpainted
         if images is not batch.images and isinstance(self.target, RawFeatures):
-            grids = self._grids(trial_features(host, host.with_images(batch, images)))
+            grids = self._grids(trial_features(captioner, captioner.with_images(batch, images)))
         per_cell = self.target(tokens, images.flatten(0, 1), grids)
         of_pairs, counted = (part.unflatten(0, (-1, 2)).flatten(1) for part in (per_cell, masked))
         return {"rebuild": ((of_pairs * counted).sum(1) / counted.sum(1).clamp(min=1)).mean()}
 
-    def encoded(self, step: TrainingStep) -> tuple[Tensor, Tensor, Tensor]:
+    def encoded(self, step: TrainingStep[PairCaptioner]) -> tuple[Tensor, Tensor, Tensor]:
         """Encoded cells of both images ``(2B, P, D)``, their raw features, and which are masked, bool ``(2B, P)``."""
-        batch: PairBatch = step.batch
+        noise: NoiseMask = step.batch.noise
         grids = self._grids(step.features)
-        masked = resize_mask(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
-        encoder = self._encoder(step.host)
-        if self.path is None and not grids.requires_grad and torch.is_grad_enabled():
+        masked = resize_mask(noise.patches, self.grid).flatten(0, 1).flatten(1)
+        encoder = self._encoder(step.module)
+        if self.own is not None and not grids.requires_grad and torch.is_grad_enabled():
             raise ConfigError(
-                "MaskedReconstruction would train nothing of its host, whose image features are frozen: train the "
-                "backbone, or name a MaskedImageEncoder of the host in `encoder`"
+                "MaskedReconstruction would train nothing of its captioner, whose image features are frozen: train the "
+                "backbone, or name a MaskedImageEncoder of the captioner in `encoder`"
             )
         tokens = encoder.embed(grids, masked)
         if self.text is not None:
-            partner = self.text(batch.model_inputs[DESCRIPTION].flatten(0, 1))
-            valid = batch.model_inputs[DESCRIPTION_VALID].flatten(0, 1)
+            assert noise.descriptions is not None and noise.description_mask is not None
+            partner, valid = self.text(noise.descriptions.flatten(0, 1)), noise.description_mask.flatten(0, 1)
         else:
             # without a description, the other image of the pair is what can tell of masked cells
             partner, valid = tokens.unflatten(0, (-1, 2)).flip(1).flatten(0, 1), None
         return encoder(tokens, partner, valid), grids, masked
 
     def _grids(self, features: PairFeatures) -> Tensor:
-        before, after = (features.extras[name] for name in self.names)
+        before, after = (features.extras[name] for name in self.options.extras)
         return torch.stack([before, after], 1).flatten(0, 1)
 
-    def _encoder(self, host: LightningModule) -> MaskedImageEncoder:
+    def _encoder(self, module: LightningModule) -> MaskedImageEncoder:
         if self.own is not None:
             return self.own
-        assert self.path is not None
-        found = host.get_submodule(self.path)
-        assert isinstance(found, MaskedImageEncoder)
-        return found
+        assert self.options.encoder is not None
+        encoder = module.get_submodule(self.options.encoder)
+        assert isinstance(encoder, MaskedImageEncoder)
+        return encoder
 
 
 class MaskedReconstruction(AddonCallback):
@@ -197,64 +218,54 @@ class MaskedReconstruction(AddonCallback):
 
     Where `NoiseMasking` stands before this callback, it says which cells are masked and gives the descriptions that
     guide the reconstruction; what is rebuilt is the image, also where its masked patches are painted. Alone, cells are
-    masked at random and each image is guided by the other one. The host must keep the grid features of both images in
-    ``PairFeatures.extras``.
+    masked at random and each image is guided by the other one. The captioner must keep the grid features of both images
+    in ``PairFeatures.extras``.
 
     Args:
         tokenizer: path of a trained image tokenizer, or the tokenizer: its ids are rebuilt, under cross entropy.
         distance: for the ablation of Table 7, in place of ``tokenizer``: ``torch.nn.functional.l1_loss`` or
             ``mse_loss``, under which the raw features are rebuilt.
-        encoder: path of the host's `MaskedImageEncoder`, ``net.encoder`` in NAMC; None trains one of the add-on's
-            own, and through it the host's backbone.
-        share: of cells masked when alone, above 0 and up to 1.
-        width: of an encoder of its own.
-        layers: of an encoder of its own.
-        heads: of an encoder of its own.
-        extras: names of the features of the before and the after image, each ``(B, P, C)``.
         name: as of `AddonCallback`.
         weight: of L_MIR.
+        options: of :class:`MaskedReconstructionOptions`.
     """
+
+    options_class = MaskedReconstructionOptions
 
     def __init__(
         self,
         tokenizer: str | ImageTokenizer | None = None,
         distance: Distance | None = None,
-        encoder: str | None = None,
-        share: float = 0.2,
-        width: int = 128,
-        layers: int = 2,
-        heads: int = 4,
-        extras: tuple[str, str] = ("before", "after"),
         name: str = "masked_reconstruction",
         weight: float = 1.0,
+        **options: Any,
     ) -> None:
         super().__init__(name, weight)
         if (tokenizer is None) == (distance is None):
             raise ConfigError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
-        if not 0 < share <= 1:
-            raise ConfigError(
-                f"MaskedReconstruction: share is {share}; expected a share of cells above 0 and up to 1, such as 0.2: "
-                "without masked cells there is nothing to rebuild"
-            )
-        self.tokenizer, self.distance, self.encoder = tokenizer, distance, encoder
-        self.share, self.width, self.layers, self.heads, self.extras = share, width, layers, heads, extras
+        self.tokenizer, self.distance = tokenizer, distance
+        self.options = MaskedReconstructionOptions(**options)
 
-    def build(self, host: LightningModule) -> Addon:
-        if not isinstance(host, PairCaptioner):
-            raise ConfigError(f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(host).__name__}")
-        height, width = host.hparams["image_size"] or (64, 64)
-        channels, cells = self._features_of(host, height, width)
+    def build(self, module: LightningModule) -> Addon:
+        if not isinstance(module, PairCaptioner):
+            raise ConfigError(
+                f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(module).__name__}"
+            )
+        height, width = module.hparams["image_size"] or (64, 64)
+        channels, cells = self._features_of(module, height, width)
         rows = round((cells * height / width) ** 0.5)
         grid = (rows, cells // rows)
         if grid[0] * grid[1] != cells:
             raise ConfigError(
                 f"{cells} cells of features are not a grid over images of {height}x{width}; set `image_size`"
             )
-        own = None
-        if self.encoder is None:
-            own = MaskedImageEncoder(channels, self.width, cells, self.layers, self.heads, 2 * self.width, 0.0)
-        inner = self._width_of(host)
-        text_width = _text_width(host)
+        own, options = None, self.options
+        if options.encoder is None:
+            own = MaskedImageEncoder(
+                channels, options.width, cells, options.layers, options.heads, hidden=2 * options.width, dropout=0.0
+            )
+        inner = self._width_of(module)
+        text_width = _text_width(module)
         target: ImageTokens | RawFeatures
         if self.tokenizer is None:
             assert self.distance is not None
@@ -271,45 +282,43 @@ class MaskedReconstruction(AddonCallback):
                     f"{grid[0]}x{grid[1]} cells of features; take a stride or a backbone that divides evenly"
                 )
             target = ImageTokens(tokenizer, inner, per_side)
-        return MaskedReconstructionAddon(
-            target, own, self.encoder, inner, text_width, grid, self.share, (self.extras[0], self.extras[1])
-        )
+        return MaskedReconstructionAddon(target, own, inner, text_width, grid, options)
 
-    def adopt(self, host: LightningModule, addon: Addon) -> None:
+    def adopt(self, module: LightningModule, addon: Addon) -> None:
         """Take descriptions in where a `NoiseMasking` gives them now, and leave them out where none does any longer."""
         assert isinstance(addon, MaskedReconstructionAddon)
-        text_width = _text_width(host)
+        text_width = _text_width(module)
         if (addon.text is None) != (text_width is None):
-            addon.text = None if text_width is None else nn.Linear(text_width, addon.width).to(host.device)
+            addon.text = None if text_width is None else nn.Linear(text_width, addon.width).to(module.device)
 
-    def _width_of(self, host: PairCaptioner) -> int:
-        if self.encoder is None:
-            return self.width
-        found = dict(host.named_modules()).get(self.encoder)
-        if not isinstance(found, MaskedImageEncoder):
-            kept = [path for path, module in host.named_modules() if isinstance(module, MaskedImageEncoder)]
+    def _width_of(self, captioner: PairCaptioner) -> int:
+        if self.options.encoder is None:
+            return self.options.width
+        encoder = dict(captioner.named_modules()).get(self.options.encoder)
+        if not isinstance(encoder, MaskedImageEncoder):
+            known = [path for path, module in captioner.named_modules() if isinstance(module, MaskedImageEncoder)]
             raise ConfigError(
-                f"MaskedReconstruction: {self.encoder!r} is not a MaskedImageEncoder of {type(host).__name__}, which "
-                f"has {', '.join(kept) or 'none; leave `encoder` out'}"
+                f"MaskedReconstruction: {self.options.encoder!r} is not a MaskedImageEncoder of "
+                f"{type(captioner).__name__}, which has {', '.join(known) or 'none; leave `encoder` out'}"
             )
-        return found.width
+        return encoder.width
 
-    def _features_of(self, host: PairCaptioner, height: int, width: int) -> tuple[int, int]:
-        """Channels and cells of the features that the host keeps, learned from one gray pair."""
+    def _features_of(self, captioner: PairCaptioner, height: int, width: int) -> tuple[int, int]:
+        """Channels and cells of the features that the captioner keeps, learned from one gray pair."""
         gray = torch.full((1, 2, 3, height, width), 128, dtype=torch.uint8)
         nothing = torch.zeros(1, 1, 2, dtype=torch.long)
-        features = trial_features(host, PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
-        missing = [name for name in self.extras if name not in features.extras]
+        features = trial_features(captioner, PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
+        missing = [name for name in self.options.extras if name not in features.extras]
         if missing:
             raise ConfigError(
-                f"{type(host).__name__} keeps no features {missing} in PairFeatures.extras (it has "
+                f"{type(captioner).__name__} keeps no features {missing} in PairFeatures.extras (it has "
                 f"{sorted(features.extras)}); MaskedReconstruction needs those of both images, (B, cells, channels)"
             )
-        _, cells, channels = features.extras[self.extras[0]].shape
+        _, cells, channels = features.extras[self.options.extras[0]].shape
         return channels, cells
 
 
-def _text_width(host: LightningModule) -> int | None:
+def _text_width(module: LightningModule) -> int | None:
     """Width of encoded descriptions; None where no `NoiseMasking` gives any, and one of weight 0 is absent."""
-    noise = [addon for addon in addons_of(host).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
+    noise = [addon for addon in addons_of(module).values() if isinstance(addon, NoiseMaskingAddon) and addon.weight]
     return noise[0].encoder.width if noise else None

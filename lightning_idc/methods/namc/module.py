@@ -11,7 +11,6 @@ from torch import nn
 
 from lightning_idc.images.types import PairBatch, PairFeatures
 from lightning_idc.methods.namc.net import NamcNet
-from lightning_idc.methods.namc.noise import NOISE_MASK
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -37,6 +36,7 @@ class NAMC(PairCaptioner):
     """
 
     computation_hparams = ("heads",)
+    not_stored = ("backbone_weights", "pretrained_backbone")
 
     def __init__(
         self,
@@ -54,9 +54,6 @@ class NAMC(PairCaptioner):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # a checkpoint brings all weights, so it must not ask for these files again
-        for name in ("backbone_weights", "pretrained_backbone"):
-            self.hparams.pop(name, None)
         self._start = (pretrained_backbone, backbone_weights)
 
     def build_net(self, vocabulary: Vocabulary) -> nn.Module:
@@ -79,5 +76,5 @@ class NAMC(PairCaptioner):
         )
 
     def encode(self, batch: PairBatch) -> PairFeatures:
-        """Look at a batch; patches in ``model_inputs["noise_mask"]`` are kept out of it."""
-        return self.built_net.encode(batch.images, batch.model_inputs.get(NOISE_MASK))
+        """Features of a batch, without the patches that ``batch.noise`` masks."""
+        return self.built_net.encode(batch.images, None if batch.noise is None else batch.noise.patches)

@@ -12,12 +12,6 @@ from lightning_idc.methods.namc.losses import cosines
 MaskProbabilities = Callable[[Tensor, Tensor, float], Tensor]
 """Maps relevance ``(..., N)``, validity ``(..., N)`` and a share to the probability of masking, ``(..., N)``."""
 
-NOISE_MASK, DESCRIPTION, DESCRIPTION_VALID = "noise_mask", "description", "description_valid"
-UNPAINTED = "unpainted"
-"""Keys of ``PairBatch.model_inputs``: masked patches, bool ``(B, 2, h, w)``; encoded masked descriptions of both
-images, ``(B, 2, S, D)``; which of their tokens count, bool ``(B, 2, S)``; where masked patches are painted, the images
-without paint, uint8 ``(B, 2, 3, H, W)``."""
-
 
 def token_similarity(patches: Tensor, words: Tensor) -> Tensor:
     """Cosine of every patch with every word, at least in float32.

@@ -49,6 +49,7 @@ class RelevancePretraining(PairModule):
 
     vision_modules = ("net",)
     computation_hparams = ("heads",)
+    not_stored = ("backbone_weights",)
 
     def __init__(
         self,
@@ -63,8 +64,7 @@ class RelevancePretraining(PairModule):
         **options: Any,
     ) -> None:
         super().__init__(schedule=schedule, **options)
-        # a checkpoint brings all weights, so it must not ask for the file again
-        self._weights: str | None = self.hparams.pop("backbone_weights")
+        self._weights = backbone_weights
         self._options: dict[str, Any] = {}
         self._judged: dict[tuple[str, int], list[tuple[float, bool, bool]]] = {}
 

@@ -55,10 +55,10 @@ class CachedScores(ReferencePolicy):
         self._weights = ""
         self._read = False
 
-    def connect(self, host: PairCaptioner) -> None:
-        self._weights = fingerprint(host)
+    def connect(self, captioner: PairCaptioner) -> None:
+        self._weights = fingerprint(captioner)
         if self.reference is not None:
-            self.reference.connect(host)
+            self.reference.connect(captioner)
         elif not (self.path is not None and self.path.exists()):
             raise ConfigError(
                 f"there are no scores at {str(self.path)!r}; give CachedScores a reference, which computes them"
@@ -72,10 +72,10 @@ class CachedScores(ReferencePolicy):
         self._read = True
 
     @torch.no_grad()
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         self._start()
         batch: PairBatch = step.batch
-        asked = [question for _, question in step.host.asked(batch)]  # type: ignore[operator]
+        asked = [question for _, question in step.module.asked(batch)]
         sums = [
             pixels ^ zlib.crc32(question.encode())
             for pixels, question in zip(checksums(batch.images), asked, strict=True)
@@ -171,9 +171,9 @@ def read_scores(path: Path, weights: str) -> Scores:
     return {(row["id"], tuple(row["tokens"])): (row["pixels"], row["value"]) for row in rows}
 
 
-def fingerprint(host: PairCaptioner) -> str:
+def fingerprint(captioner: PairCaptioner) -> str:
     """Digest of the weights of a captioner, without its add-ons."""
-    weights = ((name, tensor) for name, tensor in host.state_dict().items() if not name.startswith(f"{AUX}."))
+    weights = ((name, tensor) for name, tensor in captioner.state_dict().items() if not name.startswith(f"{AUX}."))
     return digest_of_all(
         part
         for name, tensor in weights

@@ -76,17 +76,17 @@ class RewardOptimization(PolicyCallback):
             return None
         return FrozenCopy() if given is None else given
 
-    def build(self, host: LightningModule) -> Addon:
-        if not isinstance(host, PairCaptioner):
-            raise ConfigError(f"{type(self).__name__} trains a PairCaptioner; this is a {type(host).__name__}")
-        if self.iterations > 1 and host.trainer.accumulate_grad_batches > 1:
+    def build(self, module: LightningModule) -> Addon:
+        if not isinstance(module, PairCaptioner):
+            raise ConfigError(f"{type(self).__name__} trains a PairCaptioner; this is a {type(module).__name__}")
+        if self.iterations > 1 and module.trainer.accumulate_grad_batches > 1:
             raise ConfigError(
                 "iterations above 1 take optimizer steps on one batch, which accumulate_grad_batches would merge; set "
                 "one of them to 1"
             )
-        self.reward.connect(train_data(host))
+        self.reward.connect(train_data(module))
         if self.reference is not None:
-            self.reference.connect(host)
+            self.reference.connect(module)
         return PolicyGradient(
             self.reward,
             self.surrogate,
@@ -99,13 +99,13 @@ class RewardOptimization(PolicyCallback):
             self.beside,
         )
 
-    def adopt(self, host: LightningModule, addon: Addon) -> None:
+    def adopt(self, module: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, PolicyGradient)
         self.reward, self.reference = addon.reward, addon.reference
 
-    def addon(self, host: LightningModule) -> PolicyGradient:
+    def addon(self, module: LightningModule) -> PolicyGradient:
         """The add-on that this callback attached."""
-        found = addons_of(host)[self.name]
+        found = addons_of(module)[self.name]
         assert isinstance(found, PolicyGradient)
         return found
 

@@ -93,32 +93,31 @@ class PolicyGradient(Addon):
     def replaces_objective(self) -> bool:
         return not self.beside
 
-    def batch(self, step: TrainingStep) -> PairBatch:
+    def batch(self, step: TrainingStep[PairCaptioner]) -> PairBatch:
         """The batch of the loader, or once more the one whose captions are not used up."""
         if self.rollout is not None and self.rollout.uses >= self.iterations:
             self.rollout = None
         if self.rollout is None:
             return step.batch
-        self.rollout = self.rollout.to(step.host.device)
+        self.rollout = self.rollout.to(step.module.device)
         assert self.rollout.batch is not None
         return self.rollout.batch
 
-    def objective(self, step: TrainingStep) -> Tensor:
+    def objective(self, step: TrainingStep[PairCaptioner]) -> Tensor:
         loss = self.policy_loss(step)
         if self.caption_weight:
-            host: Any = step.host
-            loss = loss + self.caption_weight * host.caption_loss(step.features, step.batch)
+            captioner = step.module
+            loss = loss + self.caption_weight * captioner.caption_loss(step.features, step.batch)
         return loss
 
-    def losses(self, step: TrainingStep) -> dict[str, Tensor]:
+    def losses(self, step: TrainingStep[PairCaptioner]) -> dict[str, Tensor]:
         return {"policy_loss": self.policy_loss(step)} if self.beside and self.weight else {}
 
-    def policy_loss(self, step: TrainingStep) -> Tensor:
+    def policy_loss(self, step: TrainingStep[PairCaptioner]) -> Tensor:
         """Loss of a step; draws captions unless those of an earlier step are used once more."""
-        host = step.host
-        assert isinstance(host, PairCaptioner)
+        captioner = step.module
         rollout = self.rollout or self._drawn(step)
-        log_probs = host.log_probs(step.features, rollout.tokens, rollout.mask)
+        log_probs = captioner.log_probs(step.features, rollout.tokens, rollout.mask)
         setting, mask = self.surrogate, rollout.mask
         figures: dict[str, Tensor] = {}
         now = log_probs.detach()
@@ -139,16 +138,16 @@ class PolicyGradient(Addon):
         if self.iterations > 1:
             rollout.old, rollout.batch, rollout.uses = old, step.batch, rollout.uses + 1
             self.rollout = rollout
-        return average(losses, mask, setting.averaging, kept, host.hparams["max_length"])
+        return average(losses, mask, setting.averaging, kept, captioner.hparams["max_length"])
 
-    def _drawn(self, step: TrainingStep) -> Rollout:
-        host: Any = step.host
-        key = f"{self._seed}/{host.trainer.current_epoch}"
+    def _drawn(self, step: TrainingStep[PairCaptioner]) -> Rollout:
+        captioner = step.module
+        key = f"{self._seed}/{captioner.trainer.current_epoch}"
         drawn = self.draw(step, self.samples, self.temperature, self.top_p, key)
         texts = drawn.texts
         greedy = self.surrogate.advantage == "greedy"
         if greedy:
-            best = host.generate(step.features, num_beams=1)
+            best = captioner.generate(step.features, num_beams=1)
             texts = [[*row, caption.text] for row, caption in zip(texts, best, strict=True)]
         rewards = rewards_of(self.reward, step.batch, texts).to(drawn.tokens.device)
         if greedy:
@@ -158,9 +157,9 @@ class PolicyGradient(Addon):
             advantages = ADVANTAGES[self.surrogate.advantage](rewards)
         return Rollout(drawn.tokens, drawn.mask, rewards, advantages, drawn.old)
 
-    def _log(self, step: TrainingStep, rollout: Rollout, figures: dict[str, Tensor]) -> None:
+    def _log(self, step: TrainingStep[PairCaptioner], rollout: Rollout, figures: dict[str, Tensor]) -> None:
         """Figures by TRL's names, means over processes."""
-        rewards, host = rollout.rewards, step.host
+        rewards, captioner = rollout.rewards, step.module
         figures |= {
             "reward": rewards.mean(),
             "reward_std": rewards.std(1).mean() if rewards.shape[1] > 1 else rewards.new_zeros(()),
@@ -175,7 +174,7 @@ class PolicyGradient(Addon):
             f"train/rewards/{name}": total / count.clamp(min=1e-6)
             for name, (total, count) in zip(self.reward.parts, parts, strict=True)
         }
-        host.log_dict(logged, batch_size=len(rewards))
+        captioner.log_dict(logged, batch_size=len(rewards))
 
     def kept(self) -> dict[str, Any]:
         """What a checkpoint must hold to go on with captions that are not used up; called on all processes."""

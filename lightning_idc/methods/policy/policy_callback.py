@@ -62,7 +62,7 @@ class PolicyCallback(AddonCallback):
             self.reference.restore(state_dict)
 
 
-def train_data(host: LightningModule) -> PairDataModule:
+def train_data(module: LightningModule) -> PairDataModule:
     """Data module that a captioner is trained on.
 
     Raises:
@@ -70,7 +70,7 @@ def train_data(host: LightningModule) -> PairDataModule:
     """
     from lightning_idc.data.datamodule import PairDataModule
 
-    data = host.trainer.datamodule  # type: ignore[attr-defined]
+    data = module.trainer.datamodule  # type: ignore[attr-defined]
     if not isinstance(data, PairDataModule):
         raise ConfigError(
             f"negatives and rewards come from the training split of a PairDataModule; the trainer has "

@@ -20,10 +20,10 @@ from lightning_idc.utils.errors import ConfigError
 class ReferencePolicy(nn.Module):
     """What the trained policy is compared with."""
 
-    def connect(self, host: PairCaptioner) -> None:
+    def connect(self, captioner: PairCaptioner) -> None:
         """Remember the policy as it is; called once, when its layers exist."""
 
-    def follow(self, host: Any) -> None:
+    def follow(self, captioner: Any) -> None:
         """Follow the policy; called after every step, when sharded weights are shares again."""
 
     def save(self) -> None:
@@ -37,10 +37,10 @@ class ReferencePolicy(nn.Module):
         """Take over what :meth:`beyond_weights` gave to the checkpoint that a run resumes from."""
 
     @abstractmethod
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         """Summed log-probability ``(B, K)`` of ``tokens (B, K, T)`` without a gradient."""
 
-    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         """Log-probability of every token, ``(B, K, T)``, without a gradient.
 
         Args:
@@ -60,9 +60,9 @@ class PolicyReference(ReferencePolicy):
     """A reference that is a captioner itself, and so scores any caption token by token."""
 
     @abstractmethod
-    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
+    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         # read as the policy reads them, or the two would differ by rounding where they are the same
         return (self.log_probs(step, tokens, mask) * mask).sum(-1)
 
@@ -92,24 +92,26 @@ class AdaptersOff(PolicyReference):
         super().__init__()
         self._checked = False
 
-    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
-        host: Any = step.host
+    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+        captioner = step.module
         if not self._checked:
-            self._check(host)
-        with torch.no_grad(), self.switched(host):
-            features = host.encode(step.batch) if encoding_is_trained(step.features) else step.features
-            found: Tensor = host.log_probs(features, tokens, mask)
+            self._check(captioner)
+        with torch.no_grad(), self.switched(captioner):
+            features = captioner.encode(step.batch) if encoding_is_trained(step.features) else step.features
+            found: Tensor = captioner.log_probs(features, tokens, mask)
             return found
 
-    def switched(self, host: Any) -> AbstractContextManager[None]:
-        """While it is open the host is the reference policy."""
-        found: AbstractContextManager[None] = host.disable_adapters()
+    def switched(self, captioner: Any) -> AbstractContextManager[None]:
+        """While it is open the captioner is the reference policy."""
+        found: AbstractContextManager[None] = captioner.disable_adapters()
         return found
 
-    def _check(self, host: Any) -> None:
-        if not isinstance(host, SwitchesAdaptersOff):
-            raise ConfigError(f"{type(host).__name__} has no adapters to switch off; use FrozenCopy as the reference")
-        leaking = host.trainable_non_adapter_parameters()
+    def _check(self, captioner: Any) -> None:
+        if not isinstance(captioner, SwitchesAdaptersOff):
+            raise ConfigError(
+                f"{type(captioner).__name__} has no adapters to switch off; use FrozenCopy as the reference"
+            )
+        leaking = captioner.trainable_non_adapter_parameters()
         if leaking:
             raise ConfigError(
                 f"{len(leaking)} parameters are trained that switching off the adapters does not undo, such as "
@@ -128,17 +130,17 @@ class AdapterCopy(AdaptersOff):
         ConfigError: on :meth:`connect`, if there are no adapters, or ones that keep no copy.
     """
 
-    def connect(self, host: PairCaptioner) -> None:
-        adapters = [adapter for adapter in host.adapters.installed().values() if not adapter.merged]
+    def connect(self, captioner: PairCaptioner) -> None:
+        adapters = [adapter for adapter in captioner.adapters.installed().values() if not adapter.merged]
         if not adapters:
-            raise ConfigError(f"{type(host).__name__} has no adapters to keep a copy of; take FrozenCopy")
+            raise ConfigError(f"{type(captioner).__name__} has no adapters to keep a copy of; take FrozenCopy")
         for adapter in adapters:
             adapter.keep_copy()
 
     @contextmanager
-    def switched(self, host: Any) -> Iterator[None]:
+    def switched(self, captioner: Any) -> Iterator[None]:
         with ExitStack() as stack:
-            for adapter in host.adapters.installed().values():
+            for adapter in captioner.adapters.installed().values():
                 if not adapter.merged:
                     stack.enter_context(adapter.copied())
             yield
@@ -149,21 +151,21 @@ class FrozenCopy(PolicyReference):
 
     twin: PairCaptioner
 
-    def connect(self, host: PairCaptioner) -> None:
-        if host.net is None:
-            raise ConfigError(f"{type(host).__name__} has no network yet, so there is nothing to copy")
-        trainer, host._trainer = host._trainer, None
-        addons = host._modules.pop(AUX, None)
+    def connect(self, captioner: PairCaptioner) -> None:
+        if captioner.net is None:
+            raise ConfigError(f"{type(captioner).__name__} has no network yet, so there is nothing to copy")
+        trainer, captioner._trainer = captioner._trainer, None
+        addons = captioner._modules.pop(AUX, None)
         try:
-            self.twin = copy.deepcopy(host)
+            self.twin = copy.deepcopy(captioner)
         finally:
-            host._trainer = trainer
+            captioner._trainer = trainer
             if addons is not None:
-                host._modules[AUX] = addons
+                captioner._modules[AUX] = addons
         self.twin.requires_grad_(False)
 
     @torch.no_grad()
-    def log_probs(self, step: TrainingStep, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
+    def log_probs(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         self.twin.eval()  # Lightning sets everything to training
         features = self.twin.encode(step.batch) if encoding_is_trained(step.features) else step.features
         return self.twin.log_probs(features, tokens, mask)
@@ -194,12 +196,12 @@ class MovingAverage(FrozenCopy):
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 
     @torch.no_grad()
-    def follow(self, host: Any) -> None:
-        taken = host.trainer.global_step
+    def follow(self, captioner: Any) -> None:
+        taken = captioner.trainer.global_step
         if taken // self.every == int(self.steps) // self.every:
             return
         self.steps.fill_(taken)
-        policy = dict(host.named_parameters())
+        policy = dict(captioner.named_parameters())
         for path, parameter in self.twin.named_parameters():
             if policy[path].requires_grad:
                 if parameter.dtype in (torch.bfloat16, torch.float16):
@@ -209,7 +211,7 @@ class MovingAverage(FrozenCopy):
                     )
                 parameter.lerp_(policy[path].to(parameter.dtype), 1 - self.decay)
         # running statistics are averages already
-        statistics = dict(host.named_buffers())
+        statistics = dict(captioner.named_buffers())
         for path, buffer in self.twin.named_buffers():
             buffer.copy_(statistics[path])
 
@@ -217,5 +219,5 @@ class MovingAverage(FrozenCopy):
 class NoReference(ReferencePolicy):
     """No reference policy: every caption scores 0 under it. For SimPO, CPO and ORPO, which compare without one."""
 
-    def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
+    def score(self, step: TrainingStep[PairCaptioner], tokens: Tensor, mask: Tensor) -> Tensor:
         return torch.zeros(tokens.shape[:2], device=tokens.device)

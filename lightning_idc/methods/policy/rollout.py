@@ -43,14 +43,13 @@ class Rollout:
         """As plain types and tensors on the processor, for a checkpoint."""
         found = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.batch is not None:
-            batch = self.batch.to("cpu")
-            found["batch"] = {field.name: getattr(batch, field.name) for field in fields(batch)}
+            found["batch"] = self.batch.to("cpu").plain()
         return {name: value.cpu() if isinstance(value, Tensor) else value for name, value in found.items()}
 
     @classmethod
     def of_plain(cls, kept: dict[str, Any]) -> Rollout:
         """What :meth:`plain` gave."""
-        return cls(**{**kept, "batch": None if kept["batch"] is None else PairBatch(**kept["batch"])})
+        return cls(**{**kept, "batch": None if kept["batch"] is None else PairBatch.of_plain(kept["batch"])})
 
     def to(self, device: torch.device) -> Rollout:
         """Copy with every tensor on a device."""
@@ -107,11 +106,11 @@ class Drawn:
     old: Tensor | None = None
 
 
-Draw = Callable[[TrainingStep, int, float, float, str], Drawn]
+Draw = Callable[[TrainingStep[PairCaptioner], int, float, float, str], Drawn]
 """What draws captions, with the arguments of :func:`draw`."""
 
 
-def draw(step: TrainingStep, samples: int, temperature: float, top_p: float, key: str) -> Drawn:
+def draw(step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str) -> Drawn:
     """Captions that the policy itself draws of a batch.
 
     Args:
@@ -121,15 +120,14 @@ def draw(step: TrainingStep, samples: int, temperature: float, top_p: float, key
         top_p: of the sampling.
         key: of the run and the epoch.
     """
-    host = step.host
-    assert isinstance(host, PairCaptioner)
-    uniforms = uniforms_of(step.batch, samples, host.hparams["max_length"], key)
-    said = host.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
-    begin = host.built_vocabulary.special.bos
+    captioner = step.module
+    uniforms = uniforms_of(step.batch, samples, captioner.hparams["max_length"], key)
+    said = captioner.decoder.sample(step.features, samples, temperature, top_p, uniforms=uniforms)
+    begin = captioner.built_vocabulary.special.bos
     rows = grouped([[begin, *ids] for ids in said.ids], samples)
-    tokens, mask = pad_captions(rows, samples, host.built_vocabulary.special.pad)
-    texts = grouped([host.built_vocabulary.decode(ids) for ids in said.ids], samples)
-    return Drawn(tokens.to(host.device), mask.to(host.device), texts)
+    tokens, mask = pad_captions(rows, samples, captioner.built_vocabulary.special.pad)
+    texts = grouped([captioner.built_vocabulary.decode(ids) for ids in said.ids], samples)
+    return Drawn(tokens.to(captioner.device), mask.to(captioner.device), texts)
 
 
 def grouped(rows: Sequence[Any], size: int) -> list[list[Any]]:

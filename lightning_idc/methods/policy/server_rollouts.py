@@ -114,35 +114,47 @@ class ServerRollouts(Callback):
 
     # ---- drawing ----------------------------------------------------------------------------------------
 
-    def draw(self, step: TrainingStep, samples: int, temperature: float, top_p: float, key: str) -> Drawn:
+    def draw(
+        self, step: TrainingStep[PairCaptioner], samples: int, temperature: float, top_p: float, key: str
+    ) -> Drawn:
         """Captions that the server draws of a batch; arguments as of :func:`lightning_idc.methods.policy.rollout.draw`.
 
         Raises:
             ServerError: it failed on any process.
         """
-        host = step.host
-        assert isinstance(host, PairCaptioner)
-        captions = _together(lambda: self._captions(step, host, samples, temperature, top_p, key))
-        begin, pad = host.built_vocabulary.special.bos, host.built_vocabulary.special.pad
+        captioner = step.module
+        captions = _together(lambda: self._captions(step, captioner, samples, temperature, top_p, key))
+        begin, pad = captioner.built_vocabulary.special.bos, captioner.built_vocabulary.special.pad
         rows = grouped([[begin, *caption.ids] for caption in captions], samples)
         tokens, mask = pad_captions(rows, samples, pad)
         texts = grouped([caption.text for caption in captions], samples)
         old = self._old(captions, tokens) if self.log_probs == "server" else None
-        return Drawn(tokens.to(host.device), mask.to(host.device), texts, None if old is None else old.to(host.device))
+        return Drawn(
+            tokens.to(captioner.device),
+            mask.to(captioner.device),
+            texts,
+            None if old is None else old.to(captioner.device),
+        )
 
     def _captions(
-        self, step: TrainingStep, host: PairCaptioner, samples: int, temperature: float, top_p: float, key: str
+        self,
+        step: TrainingStep[PairCaptioner],
+        captioner: PairCaptioner,
+        samples: int,
+        temperature: float,
+        top_p: float,
+        key: str,
     ) -> list[_Caption]:
         contents = [
             [*(image_part(image.cpu()) for image in images), *([{"type": "text", "text": asked}] if asked else [])]
-            for images, asked in host.asked(step.batch)
+            for images, asked in captioner.asked(step.batch)
         ]
-        max_tokens = host.hparams["max_length"]
+        max_tokens = captioner.hparams["max_length"]
         options: dict[str, Any] = {"temperature": temperature, "top_p": top_p, "max_tokens": max_tokens}
         if self.log_probs == "server":
             options |= {"logprobs": True, "return_token_ids": True}
         choices = self.endpoint.draws(contents, seeds_of(step.batch, key), samples, options)
-        found = [self._caption(choice, host, max_tokens) for row in choices for choice in row]
+        found = [self._caption(choice, captioner, max_tokens) for row in choices for choice in row]
         if not any(caption.text.strip() for caption in found):
             raise DataError(
                 f"all {len(found)} captions that the endpoint drew of {len(choices)} pairs are empty, which teaches "
@@ -150,28 +162,28 @@ class ServerRollouts(Callback):
             )
         return found
 
-    def _caption(self, choice: dict[str, Any], host: PairCaptioner, max_tokens: int) -> _Caption:
+    def _caption(self, choice: dict[str, Any], captioner: PairCaptioner, max_tokens: int) -> _Caption:
         message = choice.get("message")
         text = message.get("content") if isinstance(message, dict) else None
         text = text if isinstance(text, str) else ""
-        special = host.built_vocabulary.special
+        special = captioner.built_vocabulary.special
         if self.log_probs == "server":
             ids, log_probs = _drawn_tokens(choice, self.endpoint)
         else:
-            ids, log_probs = host.tokenize([text])[0][1:], []
+            ids, log_probs = captioner.tokenize([text])[0][1:], []
             if choice.get("finish_reason") == "length":
                 ids = ids[:-1]
         ended = bool(ids) and ids[-1] in special.ends
         if not ended and choice.get("finish_reason") != "length":
             ids = [*ids, special.eos]  # some servers leave the end token out
-        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(host.built_vocabulary)]
+        wrong = [i for i in ids if i in special.never_said or not 0 <= i < len(captioner.built_vocabulary)]
         if wrong:
             raise DataError(
                 f"the endpoint drew {self.endpoint.shown(text)[:80]!r}, which holds tokens (such as {wrong[0]}) that "
                 "the policy never says; it must serve the same model with the same tokenizer"
             )
         ids = ids[:max_tokens]
-        return _Caption(ids, log_probs[:max_tokens], host.built_vocabulary.decode(ids))
+        return _Caption(ids, log_probs[:max_tokens], captioner.built_vocabulary.decode(ids))
 
     @staticmethod
     def _old(captions: Sequence[_Caption], tokens: Tensor) -> Tensor:
@@ -183,8 +195,8 @@ class ServerRollouts(Callback):
         return old.view(tokens.shape)
 
 
-def _policies(host: LightningModule) -> list[PolicyGradient]:
-    return [addon for addon in addons_of(host).values() if isinstance(addon, PolicyGradient)]
+def _policies(module: LightningModule) -> list[PolicyGradient]:
+    return [addon for addon in addons_of(module).values() if isinstance(addon, PolicyGradient)]
 
 
 def _drawn_tokens(choice: dict[str, Any], endpoint: Endpoint) -> tuple[list[int], list[float]]:

@@ -62,16 +62,16 @@ class ServerWeights:
         self.last: tuple[str, int] | None = None
         """Folder that the server has loaded last, and the step it is of."""
 
-    def start(self, trainer: Trainer, host: LightningModule, endpoint: Endpoint, kept: Mapping[str, Any]) -> None:
+    def start(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint, kept: Mapping[str, Any]) -> None:
         """Give the server the weights of now, or those that it had when a run was stopped.
 
         Raises:
             ConfigError: the layout does not go with the captioner, or the server does not load them.
         """
-        assert isinstance(host, PairCaptioner)
-        if self.layout == "model" and len(host.adapters):
+        assert isinstance(module, PairCaptioner)
+        if self.layout == "model" and len(module.adapters):
             raise ConfigError("layout model would merge the adapters, which train on; use layout adapters")
-        if self.layout == "adapters" and not len(host.adapters):
+        if self.layout == "adapters" and not len(module.adapters):
             raise ConfigError("there are no adapters to bring to the server; use layout model, or add LoRA")
         had = kept.get("server_weights")
         there = had is not None and (self.folder / had[0]).is_dir()
@@ -80,15 +80,15 @@ class ServerWeights:
             self.last = (had[0], had[1])
             self._load(endpoint)
         else:
-            self.push(trainer, host, endpoint)
+            self.push(trainer, module, endpoint)
 
     def due(self, trainer: Trainer) -> bool:
         """Whether enough steps went by."""
         return self.last is None or trainer.global_step // self.every > self.last[1] // self.every
 
-    def push(self, trainer: Trainer, host: LightningModule, endpoint: Endpoint) -> None:
+    def push(self, trainer: Trainer, module: LightningModule, endpoint: Endpoint) -> None:
         """Write the weights, have them loaded, and remove those before; all processes must call this."""
-        assert isinstance(host, PairCaptioner)
+        assert isinstance(module, PairCaptioner)
         before, step = self.last, trainer.global_step
         name = all_gather_object(f"step-{step}-{uuid.uuid4().hex[:8]}")[0]
         with ExitStack() as stack:
@@ -96,11 +96,11 @@ class ServerWeights:
             if is_rank_zero():  # which alone writes
                 target = stack.enter_context(Output(target, _OUTPUT))
             if self.layout == "adapters":
-                host.save_adapters(target)
+                module.save_adapters(target)
             elif self.layout == "model":
-                host.save_model(target)  # type: ignore[operator]
+                module.save_model(target)  # type: ignore[operator]
             else:
-                host.save_pretrained(target)
+                module.save_pretrained(target)
         self.last = (name, step)
         self._load(endpoint)
         if before is not None and is_rank_zero():

@@ -50,6 +50,7 @@ class ProCap(PairCaptioner):
 
     vision_modules = ("net.encoder",)
     computation_hparams = ("heads", "decoder_heads")
+    not_stored = ("procedure", "trunk")
     edition: ClassVar[str] = "paper"
     """Whose ProCap it is; both stages must agree."""
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
@@ -77,12 +78,8 @@ class ProCap(PairCaptioner):
         super().__init__(**options)
         if queries < 0:
             raise ConfigError(f"queries is {queries}; expected 0, which is the static pair, or more")
-        # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
-        for name in ("procedure", "encoder_schedule", "trunk"):
-            self.hparams.pop(name, None)
-        self._trunk: str | None = trunk
-        self._procedure, self.encoder_schedule = procedure, encoder_schedule
-        self.hparams["tokenizer"] = tokenizer if tokenizer is not None else procedure
+        self._trunk, self._procedure, self.encoder_schedule = trunk, procedure, encoder_schedule
+        self.store_hparams(tokenizer=tokenizer if tokenizer is not None else procedure)
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProCapNet:
@@ -112,12 +109,12 @@ class ProCap(PairCaptioner):
     def hparams_tokenizer(self) -> ImageTokenizer:
         """Tokenizer that the hyper-parameters name, or, with weights to come, describe."""
         tokenizer, described = tokenizer_of(self.hparams["tokenizer"])
-        self.hparams["tokenizer"] = described
+        self.store_hparams(tokenizer=described)
         return tokenizer
 
-    def adopt(self, hparams: dict[str, Any]) -> None:
-        super().adopt(hparams)
-        self.hparams["tokenizer"] = hparams["tokenizer"]
+    def adopt_hparams(self, hparams: dict[str, Any]) -> None:
+        super().adopt_hparams(hparams)
+        self.store_hparams(tokenizer=hparams["tokenizer"])
 
     def encode(self, batch: PairBatch) -> PairFeatures:
         if self.hparams["explicit"] is None:

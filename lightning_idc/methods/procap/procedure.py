@@ -96,6 +96,7 @@ class ProcedureModel(PairCaptioner):
 
     vision_modules = ("net.encoder",)
     computation_hparams = ("heads",)
+    not_stored = ("trunk",)
     edition: ClassVar[str] = "paper"
     encoder_class: ClassVar[type[ProcedureEncoder]] = ProcedureEncoder
     net_class: ClassVar[type[ProcedureReader]] = ProcedureNet
@@ -130,7 +131,6 @@ class ProcedureModel(PairCaptioner):
         if captions_per_pair != 1:
             raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
         check_number("keyframes", keyframes, minimum=0)
-        # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]
         if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not any(counted):
@@ -138,20 +138,21 @@ class ProcedureModel(PairCaptioner):
                 f"loss_weights is {weights}; expected three numbers, 0 or more, of which one is above 0: of masked "
                 "sequence modelling, alignment and consistency; without `read_caption` there is nothing to align"
             )
-        self.hparams["loss_weights"] = weights
         shares = list(mask_probabilities)
         if len(shares) != len(self.mask_rules) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
             raise ConfigError(
                 f"mask_probabilities is {shares}; expected {len(self.mask_rules)} shares of which one is above 0: of "
                 "entire, random patch, in-block and out-of-block masking"
             )
-        self.hparams["mask_probabilities"] = shares
-        self._trunk: str | None = self.hparams.pop("trunk")
+        # plain types only: a checkpoint must load without running code
+        self.store_hparams(loss_weights=weights, mask_probabilities=shares)
+        self._trunk = trunk
         self._keyframes: Keyframes | None = None
 
     def build_net(self, vocabulary: Vocabulary) -> ProcedureReader:
         options = self.hparams
-        tokenizer, options["tokenizer"] = tokenizer_of(options["tokenizer"])
+        tokenizer, described = tokenizer_of(options["tokenizer"])
+        self.store_hparams(tokenizer=described)
         encoder = self.encoder_class(
             tokenizer.latent,
             tokenizer.grid(*image_size_of(options)),
@@ -166,9 +167,9 @@ class ProcedureModel(PairCaptioner):
             start_from_clip(encoder, self._trunk)
         return self.net_class(tokenizer, encoder, len(vocabulary))
 
-    def adopt(self, hparams: dict[str, Any]) -> None:
-        super().adopt(hparams)
-        self.hparams["tokenizer"] = hparams["tokenizer"]
+    def adopt_hparams(self, hparams: dict[str, Any]) -> None:
+        super().adopt_hparams(hparams)
+        self.store_hparams(tokenizer=hparams["tokenizer"])
 
     def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         super().on_save_checkpoint(checkpoint)

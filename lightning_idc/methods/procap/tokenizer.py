@@ -46,6 +46,7 @@ class TokenizerTraining(PairModule):
     """
 
     vision_modules = ("net",)
+    not_stored = ("start",)
     chosen: Tensor
     val_chosen: Tensor
 
@@ -65,8 +66,7 @@ class TokenizerTraining(PairModule):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # what was loaded describes itself, and a checkpoint must not ask for the file again
-        self._start: str | None = self.hparams.pop("start")
+        self._start = start
         self.build()
         self.commitment, self.squared, self.revive_every = commitment, squared, revive_every
         self._revived_in = -1
@@ -85,7 +85,7 @@ class TokenizerTraining(PairModule):
         else:
             names = ("codebook_size", "latent", "width", "multipliers", "blocks", "fold", "attention")
             tokenizer = ImageTokenizer(**{name: self.hparams[name] for name in names})
-        self.hparams.update(tokenizer.config)
+        self.store_hparams(**tokenizer.config)  # a tokenizer of `start` has its own sizes
         return TokenizerNet(tokenizer)
 
     @property

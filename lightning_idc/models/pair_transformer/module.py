@@ -36,6 +36,7 @@ class PairTransformer(PairCaptioner):
     """
 
     computation_hparams = ("heads",)
+    not_stored = ("backbone_weights", "pretrained_backbone")
 
     def __init__(
         self,
@@ -54,9 +55,6 @@ class PairTransformer(PairCaptioner):
         **options: Any,
     ) -> None:
         super().__init__(**options)
-        # a checkpoint brings all weights, so it must not ask for these files again
-        for name in ("backbone_weights", "pretrained_backbone"):
-            self.hparams.pop(name, None)
         self._start = (pretrained_backbone, backbone_weights)
 
     def encode_repeated(self, batch: PairBatch) -> PairFeatures:

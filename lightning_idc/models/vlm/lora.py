@@ -6,6 +6,7 @@ import copy
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -40,13 +41,14 @@ class HasLanguageModel(Protocol):
         """Paths within ``model``."""
 
 
-class LoraAdapter(Adapter):
-    """Low-rank updates of linear layers; everything else in ``freeze`` is frozen.
+@dataclass(frozen=True, slots=True)
+class LoraOptions:
+    """Options of :class:`LoRA`.
 
     Args:
-        rank: of the updates.
-        alpha: their scale is ``alpha / rank``.
-        dropout: of their input.
+        rank: rank of the updates (M3Diff, table 10: 128).
+        alpha: their scale is ``alpha / rank`` (M3Diff: 256).
+        dropout: dropout of their input.
         targets: ``all-linear``, or a regular expression of the paths of layers; read within ``freeze``.
         freeze: paths of the parts that get the updates and are frozen; the language model when None. What lies
             outside keeps training, as the paper trains all but the language model fully.
@@ -55,32 +57,46 @@ class LoraAdapter(Adapter):
         use_rslora: scale by ``alpha / sqrt(rank)`` (rsLoRA, Kalajdzievski 2023).
 
     Raises:
-        ConfigError: rank, alpha or dropout is out of range; on installation, if a path is missing, nothing is targeted
-            or the network has a LoRA already.
+        ConfigError: rank, alpha or dropout is out of range.
     """
 
-    def __init__(
-        self,
-        rank: int = 128,
-        alpha: float = 256,
-        dropout: float = 0.0,
-        targets: str = ALL_LINEAR,
-        freeze: Sequence[str] | None = None,
-        modules_to_save: Sequence[str] = (),
-        use_dora: bool = False,
-        use_rslora: bool = False,
-    ) -> None:
+    rank: int = 128
+    alpha: float = 256
+    dropout: float = 0.0
+    targets: str = ALL_LINEAR
+    freeze: list[str] | None = None
+    modules_to_save: list[str] | None = None
+    use_dora: bool = False
+    use_rslora: bool = False
+
+    def __post_init__(self) -> None:
+        check_number("rank", self.rank, minimum=1)
+        check_number("dropout", self.dropout, minimum=0, below=1)
+        check_positive("alpha", self.alpha)
+
+
+class LoraAdapter(Adapter):
+    """Low-rank updates of linear layers; everything else in ``freeze`` is frozen.
+
+    Args:
+        options: of :class:`LoraOptions`.
+
+    Raises:
+        ConfigError: an option is out of range; on installation, if a path is missing, nothing is targeted or the
+            network has a LoRA already.
+    """
+
+    def __init__(self, **options: Any) -> None:
         super().__init__()
-        check_number("rank", rank, minimum=1)
-        check_number("dropout", dropout, minimum=0, below=1)
-        check_positive("alpha", alpha)
-        self.targets, self.freeze, self.modules_to_save = targets, freeze, list(modules_to_save)
+        settings = LoraOptions(**options)
+        self.targets, self.freeze = settings.targets, settings.freeze
+        self.modules_to_save = list(settings.modules_to_save or ())
         self.options: dict[str, Any] = {
-            "r": rank,
-            "lora_alpha": alpha,
-            "lora_dropout": dropout,
-            "use_dora": use_dora,
-            "use_rslora": use_rslora,
+            "r": settings.rank,
+            "lora_alpha": settings.alpha,
+            "lora_dropout": settings.dropout,
+            "use_dora": settings.use_dora,
+            "use_rslora": settings.use_rslora,
         }
         # kept out of the registered modules: the layers belong to the network, which holds and saves them
         self._model: tuple[Any, ...] = ()
@@ -265,33 +281,15 @@ class LoRA(AdapterCallback):
     """Puts low-rank updates into the language model and freezes the rest of it; untrained, they change nothing.
 
     Args:
-        rank: of the updates (M3Diff, table 10: 128).
-        alpha: their scale is ``alpha / rank`` (M3Diff: 256).
-        dropout: of their input.
-        targets: ``all-linear``, or a regular expression of the paths of layers.
-        freeze: paths of the parts that get the updates and are frozen; the language model when None.
-        modules_to_save: paths of parts that are trained as copies, so that switching off gives the original back.
-        use_dora: train magnitudes and directions apart.
-        use_rslora: scale by ``alpha / sqrt(rank)``.
         name: of the adapter in checkpoints.
+        options: of :class:`LoraOptions`.
     """
 
-    def __init__(
-        self,
-        rank: int = 128,
-        alpha: float = 256,
-        dropout: float = 0.0,
-        targets: str = ALL_LINEAR,
-        freeze: list[str] | None = None,
-        modules_to_save: list[str] | None = None,
-        use_dora: bool = False,
-        use_rslora: bool = False,
-        name: str = "lora",
-    ) -> None:
-        options: dict[str, Any] = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
-        options |= {"freeze": freeze, "modules_to_save": modules_to_save or []}
-        options |= {"use_dora": use_dora, "use_rslora": use_rslora}
-        super().__init__(name, LoraAdapter, **options)
+    options_class = LoraOptions
+
+    def __init__(self, name: str = "lora", **options: Any) -> None:
+        settings = LoraOptions(**options)
+        super().__init__(name, LoraAdapter, **asdict(settings))
 
 
 def _is_layer(part: nn.Module) -> bool:

@@ -82,6 +82,8 @@ class VLMCaptioner(FinetunedCaptioner):
     """
 
     word_hparams: tuple[str, ...] = ("tokenizer", "text_config")
+    not_stored = ("language_model", "tower_weights")
+    takes_prompt = True
 
     def __init__(
         self,
@@ -119,9 +121,6 @@ class VLMCaptioner(FinetunedCaptioner):
         if quantize is not None and quantize not in QUANTIZED:
             raise ConfigError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
         dtype_named(dtype)
-        # a checkpoint brings all weights, so it must not ask for these again
-        for name in ("language_model", "tower_weights"):
-            self.hparams.pop(name, None)
         self._start = (language_model, tower_weights)
         self._folder: Path | None = None
         self._dealt = False
@@ -133,8 +132,10 @@ class VLMCaptioner(FinetunedCaptioner):
         options = self.hparams
         data = self._trainer.datamodule if self._trainer is not None else None  # type: ignore[attr-defined]
         if isinstance(data, ProvidesCaptions):
-            options["no_change_captions"] = options["no_change_captions"] or data.no_change_captions()
-            options["image_size"] = options["image_size"] or data.image_size
+            self.store_hparams(
+                no_change_captions=options["no_change_captions"] or data.no_change_captions(),
+                image_size=options["image_size"] or data.image_size,
+            )
         if self._folder is not None:
             model, processor, family = load_skeleton(self._folder)
         elif options["model"] is not None:
@@ -156,12 +157,12 @@ class VLMCaptioner(FinetunedCaptioner):
         net = VLMNet(model, processor, family, options["scoring"])
         net.base_name = options["model"]
         self.vision_modules = tuple(f"net.model.{path}" for path in family.vision_parts(model))
-        self.vocabulary = vocabulary = TokenizerVocabulary(
-            processor, model.generation_config, media_tokens(model.config)
-        )
+        vocabulary = TokenizerVocabulary(processor, model.generation_config, media_tokens(model.config))
+        self.use_vocabulary(vocabulary)
         if options["max_length"] is None:
             captions = data.train_captions() if isinstance(data, ProvidesCaptions) else []
-            options["max_length"] = max((len(vocabulary.encode(text)) - 1 for text in captions), default=LONGEST)
+            lengths = (len(vocabulary.encode(text)) - 1 for text in captions)
+            self.store_hparams(max_length=max(lengths, default=LONGEST))
         return net.train(self.training)
 
     def _make_random(self, data: Any) -> tuple[Any, Any, Family] | None:
@@ -170,13 +171,13 @@ class VLMCaptioner(FinetunedCaptioner):
         special = family.special_tokens.values()
         language = None
         if options["tokenizer"] is None and name is not None:
-            language, options["tokenizer"] = load_language_model(name, special)
-            options["text_config"] = text_config_of(language)
+            language, tokenizer = load_language_model(name, special)
+            self.store_hparams(tokenizer=tokenizer, text_config=text_config_of(language))
         elif options["tokenizer"] is None:
             if not isinstance(data, ProvidesCaptions):
                 return None
             texts = [*data.train_captions(), options["prompt"], *(options["prompts"] or {}).values()]
-            options["tokenizer"] = train_tokenizer(texts, options["tokenizer_size"], special)
+            self.store_hparams(tokenizer=train_tokenizer(texts, options["tokenizer_size"], special))
         told = {"text_config": options["text_config"]} if options["text_config"] is not None else {}
         model, processor, family = make_model({**options["architecture"], **told}, options["tokenizer"])
         if language is not None:
@@ -248,13 +249,16 @@ class VLMCaptioner(FinetunedCaptioner):
 
     def asked(self, batch: PairBatch) -> list[tuple[list[Tensor], str]]:
         shown = self.built_net.family.shown(self._unpadded(batch))
-        return list(zip(shown, self._questions(batch.ids, batch.meta), strict=True))
+        return list(zip(shown, self._questions(batch), strict=True))
 
-    def _questions(self, ids: Sequence[str], metas: Sequence[dict[str, Any]]) -> list[str]:
-        """What is asked about each pair."""
+    def _questions(self, batch: PairBatch) -> list[str]:
+        """Question about each pair: its own, else that of its part of a mixture, else the usual one."""
         by_part, usual = self.hparams["prompts"] or {}, self.hparams["prompt"]
-        prompts = [by_part.get(meta.get("part", ""), usual) for meta in metas]
-        return [with_question(*known) for known in zip(prompts, ids, metas, strict=True)]
+        prompts = [
+            prompt or by_part.get(meta.get("part", ""), usual)
+            for prompt, meta in zip(batch.prompts, batch.meta, strict=True)
+        ]
+        return [with_question(*known) for known in zip(prompts, batch.ids, batch.meta, strict=True)]
 
     def log_probs(self, features: PairFeatures, tokens: Tensor, mask: Tensor | None = None) -> Tensor:
         net = self.built_net
@@ -284,7 +288,7 @@ class VLMCaptioner(FinetunedCaptioner):
                 f"a caption of pair {batch.ids[int(held.int().argmax())]!r} holds what stands for an image in this "
                 "model's prompts; take it out of the captions"
             )
-        batch.model_inputs = self.prompt_inputs(self._questions(batch.ids, batch.meta), sizes)
+        batch.model_inputs = self.prompt_inputs(self._questions(batch), sizes)
         images = list(batch.images)
         if len(set(sizes)) > 1:
             batch.model_inputs[SIZES] = torch.tensor(sizes)

@@ -65,7 +65,7 @@ def open_captioner(
     asked = {name: value for name, value in (("prompt", prompt), ("max_pixels", max_pixels)) if value is not None}
     if asked and not isinstance(captioner, VLMCaptioner):
         raise ConfigError(f"{', '.join(asked)}: a {type(captioner).__name__} is not asked in words; leave it out")
-    captioner.hparams.update(asked)
+    captioner.store_hparams(**asked)
     low = dtype in ("bfloat16", "float16") or (dtype == "auto" and where.type == "cuda")
     if low and isinstance(captioner, VLMCaptioner):
         captioner.to(torch.float16 if dtype == "float16" else torch.bfloat16)

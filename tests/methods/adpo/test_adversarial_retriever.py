@@ -58,7 +58,7 @@ class Planted(ReferencePolicy):
     """Finds one sentence very unlikely, so that the policy seems to like it: that negative is the hard one."""
 
     def score(self, step: TrainingStep, tokens: Tensor, mask: Tensor) -> Tensor:
-        host: Any = step.host
+        host: Any = step.module
         paint = host.tokenize(["paint"])[0][1]
         with torch.no_grad():
             return host.score(step.features, tokens, mask) - 20.0 * (tokens == paint).any(-1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -208,7 +209,7 @@ def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:
     addon._log = lambda *unused: None  # the run is over
     step = TrainingStep(model, batch, 0, model.encode(batch))
     alone = addon.objective(step)
-    addon.caption_weight = 0.25
+    addon.options = replace(addon.options, caption_weight=0.25)
     torch.testing.assert_close(addon.objective(step) - alone, 0.25 * model.caption_loss(step.features, batch))
 
 
@@ -408,7 +409,7 @@ def test_the_record_holds_the_caption_that_was_compared(tmp_path: Path) -> None:
     class Watched(RandomCaption):
         def draw(self, step: TrainingStep, count: int, generator: torch.Generator) -> Draw:
             for id, row in zip(step.batch.ids, step.batch.tokens[:, 0].tolist(), strict=True):
-                seen[id] = step.host.vocabulary.decode(row[1:])
+                seen[id] = step.module.vocabulary.decode(row[1:])
             return super().draw(step, count, generator)
 
     fit([PreferenceOptimization(negatives=Watched())], tmp_path, max_epochs=3)

@@ -88,12 +88,12 @@ def test_a_pair_is_preferred_to_another_pair_of_images(kind: str, tmp_path: Path
             scores = [c.score(f, batch.tokens, batch.caption_mask) for c, f in zip((model, twin), looks, strict=True)]
         return scores[0] - scores[1]
 
-    margins = addon.beta * (ratio(images) - ratio(other))
+    margins = addon.options.beta * (ratio(images) - ratio(other))
     expected = torch.nn.functional.softplus(-margins).mean(1)
     expected[1] = 0.0  # an unchanged pair is as well described the other way round
     step = TrainingStep(model, batch, 0, model.encode(batch))
     found = float(addon.objective(step).detach())
-    addon.image_weight = 0.0
+    addon.options = replace(addon.options, image_weight=0.0)
     without = float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
     assert found - without == pytest.approx(2 * float(expected.mean()), rel=1e-4)
     assert float(margins.abs().max()) > 1e-3

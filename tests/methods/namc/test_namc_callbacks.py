@@ -29,7 +29,7 @@ from lightning_idc.methods.namc.masked_reconstruction import (
 )
 from lightning_idc.methods.namc.module import NAMC
 from lightning_idc.methods.namc.net import NamcNet
-from lightning_idc.methods.namc.noise import DESCRIPTION, NOISE_MASK, fill_masked_patches, random_probabilities
+from lightning_idc.methods.namc.noise import fill_masked_patches, random_probabilities
 from lightning_idc.methods.namc.noise_masking import NoiseMasking, NoiseMaskingAddon
 from lightning_idc.methods.namc.reconstruction_quality import ReconstructionQuality, masked_quality
 from lightning_idc.methods.procap.module import ProCap
@@ -219,8 +219,8 @@ def test_masked_patches_reach_the_host(painted: bool, folder: Path, tmp_path: Pa
     fit(HOSTS["namc"](), [masking, watch], data, tmp_path)
     shares = []
     for batch in watch.batches:
-        grid = batch.model_inputs[NOISE_MASK]
-        assert grid.shape == (4, 2, 8, 8) and batch.model_inputs[DESCRIPTION].shape[:2] == (4, 2)
+        grid = batch.noise.patches
+        assert grid.shape == (4, 2, 8, 8) and batch.noise.descriptions.shape[:2] == (4, 2)
         shares.append(grid.float().mean())
         index = [data.source("train").ids.index(name) for name in batch.ids]
         samples = [
@@ -258,7 +258,7 @@ def test_the_loss_is_the_sum_over_both_sides(folder: Path, tmp_path: Path) -> No
         step = TrainingStep(model, model.collate(samples), 0)
         torch.manual_seed(5)
         step.batch = addon.batch(step)
-        grid = step.batch.model_inputs[NOISE_MASK]
+        grid = step.batch.noise.patches
         images = torch.stack([torch.stack([s.before, s.after]) for s in samples])
         total = torch.zeros(())
         for side in range(2):
@@ -331,7 +331,7 @@ def test_reconstruction_is_cross_entropy_at_masked_cells_only(fold: int, folder:
     step.batch = addon.batch(step)
     step.features = model.encode(step.batch)
     found = addon.losses(step)["rebuild"]
-    grid = step.batch.model_inputs[NOISE_MASK]
+    grid = step.batch.noise.patches
     encoder: MaskedImageEncoder = model.net.encoder
     means = []
     for b in range(2):
@@ -485,7 +485,7 @@ def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
         NoiseMasking("x.ckpt", word_share=2)
     with pytest.raises(ConfigError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
         fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
-    with pytest.raises(ConfigError, match="would train nothing of its host"):
+    with pytest.raises(ConfigError, match="would train nothing of its captioner"):
         fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)
     odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, fold=4)
     with pytest.raises(ConfigError, match="do not line up"):

@@ -90,7 +90,7 @@ def test_the_first_step_is_reinforce_with_the_baseline(sft: str, tmp_path: Path)
     advantages = leave_one_out(rewards)
     key = f"{addon._seed}/{model.trainer.current_epoch}"
     uniforms = uniforms_of(batch, 6, model.hparams["max_length"], key)
-    drawn = model.sample(model.encode(batch), 6, uniforms=uniforms)
+    drawn = model.decoder.sample(model.encode(batch), 6, uniforms=uniforms)
     assert [model.vocabulary.decode(ids) for ids in drawn.ids] == [text for row in reward.seen for text in row]
     model.zero_grad()
     total = torch.zeros(())
@@ -132,7 +132,7 @@ def test_what_a_pair_is_given_does_not_depend_on_its_batch(sft: str, tmp_path: P
     def said(places: list[int], key: str) -> list[list[int]]:
         batch = model.collate([samples[place] for place in places])
         uniforms = uniforms_of(batch, 2, model.hparams["max_length"], key)
-        return model.sample(model.encode(batch), 2, uniforms=uniforms).ids
+        return model.decoder.sample(model.encode(batch), 2, uniforms=uniforms).ids
 
     whole = said([0, 1, 2, 3, 4, 5], "0")
     assert said([4, 1], "0") == [*whole[8:10], *whole[2:4]]
@@ -302,7 +302,7 @@ def test_samples_come_from_generate_as_captions(sft: str, tmp_path: Path) -> Non
     batch = model.collate([TinySource(16, 0).load(i) for i in range(2)])
     features = model.encode(batch)
     found = model.generate(features, samples=3, generator=torch.Generator().manual_seed(1), change_scores=True)
-    drawn = model.sample(features, 3, generator=torch.Generator().manual_seed(1))
+    drawn = model.decoder.sample(features, 3, generator=torch.Generator().manual_seed(1))
     assert [caption.text for caption in found] == [model.vocabulary.decode(ids) for ids in drawn.ids]
     for caption, ids in zip(found[:3], drawn.ids, strict=False):
         own = model.log_probs(features, torch.tensor([[[1, *ids]]] * 2))[0, 0]

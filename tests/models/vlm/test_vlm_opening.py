@@ -97,6 +97,22 @@ def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str
         open_captioner(**options)
 
 
+def test_a_prompt_is_an_argument_of_the_call(images: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    model = captioner("qwen2_5_vl")
+    questions: list[str] = []
+    real = model.prompt_inputs
+
+    def recorded(prompts: list[str], sizes: Any) -> Any:
+        questions.extend(prompts)
+        return real(prompts, sizes)
+
+    monkeypatch.setattr(model, "prompt_inputs", recorded)
+    stored = dict(model.hparams)
+    model.describe(*images, prompt="What is new?")
+    model.describe(*images)
+    assert questions == ["What is new?", model.hparams["prompt"]] and dict(model.hparams) == stored
+
+
 def test_answers_longer_than_the_context_are_refused(stock: Path) -> None:
     model = open_captioner(str(stock))
     model.hparams["max_length"] = 500

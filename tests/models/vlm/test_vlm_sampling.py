@@ -67,7 +67,7 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
                 net, name, lambda *given, name=name, original=original: looks.update([name]) or original(*given)
             )
         features = model.encode(model.collate([samples(2, size=32)[0], pair]))
-        found = model.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
+        found = model.decoder.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
         assert looks == {"encode": 1, "prefill": 1}
         torch.manual_seed(3)
         out: Tensor = net.model.generate(
@@ -106,6 +106,6 @@ def test_every_end_token_ends_a_sample() -> None:
     model.vocabulary.special = stops
     features = model.encode(model.collate(samples(1, size=32)))
     with torch.no_grad():
-        found = model.sample(features, 400, 3.0, generator=torch.Generator().manual_seed(0))
+        found = model.decoder.sample(features, 400, 3.0, generator=torch.Generator().manual_seed(0))
     ended = [ids for ids in found.ids if other in ids]
     assert ended and all(ids.index(other) == len(ids) - 1 for ids in ended)

@@ -5,7 +5,7 @@ README.md lists every difference.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from torch import Tensor
 
@@ -29,7 +29,7 @@ from lightning_idc.methods.procap.official.procedure import (
     swapped_halves,
 )
 from lightning_idc.methods.procap.procedure import ProcedureModel
-from lightning_idc.models.captions import refuse_without_caption
+from lightning_idc.models.captions import check_captions
 
 
 class OfficialProcedureModel(ProcedureModel):
@@ -60,14 +60,10 @@ class OfficialProCap(ProCap):
     encoder_class = OfficialEncoder
     decoder_class = OfficialDecoder
     net_class = OfficialNet
-
-    def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
-        """Token ids of captions, cut to the 24 places that the code has, begin and end tokens included."""
-        rows = super().tokenize(captions)
-        return [ids if len(ids) <= TEXT_SLOTS else [*ids[: TEXT_SLOTS - 1], ids[-1]] for ids in rows]
+    max_caption_tokens = TEXT_SLOTS
 
     def caption_loss(self, features: PairFeatures, batch: PairBatch) -> Tensor:
-        refuse_without_caption(batch)
+        check_captions(batch)
         logits = self.built_net.logits(features, batch.tokens[..., :-1])
         return smoothed_divergence(logits, batch.tokens[..., 1:], batch.caption_mask[..., 1:])
 

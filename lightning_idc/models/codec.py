@@ -1,0 +1,103 @@
+"""CaptionCodec: captions as token ids, in batches and one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.images.types import PairBatch, PairSample, ProvidesCaptions, stack_images
+from lightning_idc.models.captions import chosen_captions, pad_captions
+from lightning_idc.nn.vocabulary import Vocabulary, load_vocabulary
+from lightning_idc.utils.errors import DataError
+
+
+class CaptionCodec:
+    """Turns captions into token ids.
+
+    Args:
+        vocabulary: words with their special tokens.
+        hparams: hyper-parameters of the captioner; ``captions_per_pair`` and ``no_change_captions`` are read.
+        max_tokens: maximum length of a caption, begin and end token included; longer ones lose words before the end
+            token. None keeps all.
+    """
+
+    def __init__(self, vocabulary: Vocabulary, hparams: Mapping[str, Any], max_tokens: int | None = None) -> None:
+        self.vocabulary, self.max_tokens = vocabulary, max_tokens
+        self._hparams = hparams
+
+    def tokenize(self, captions: Sequence[str]) -> list[list[int]]:
+        """Token ids of captions, begin and end tokens included."""
+        rows = [self.vocabulary.encode(caption) for caption in captions]
+        if self.max_tokens is None:
+            return rows
+        limit = self.max_tokens
+        return [ids if len(ids) <= limit else [*ids[: limit - 1], ids[-1]] for ids in rows]
+
+    def collate(self, samples: Sequence[PairSample]) -> PairBatch:
+        """Make a batch.
+
+        Raises:
+            DataError: the pairs differ in size.
+        """
+        per_pair = self._hparams["captions_per_pair"]
+        chosen = [chosen_captions(sample, per_pair) for sample in samples]
+        tokens, mask = pad_captions([self.tokenize(captions) for captions in chosen], captions=per_pair)
+        return PairBatch(
+            images=stack_images(samples),
+            tokens=tokens,
+            caption_mask=mask,
+            ids=[sample.id for sample in samples],
+            references=[sample.captions for sample in samples],
+            change_types=[sample.change_type for sample in samples],
+            chosen=chosen,
+            meta=[sample.meta for sample in samples],
+            prompts=[sample.prompt for sample in samples],
+        )
+
+    def no_change_tokens(self) -> list[list[int]]:
+        """Token ids of the known no-change sentences, each once: other capitals or unknown words make no other one."""
+        rows = self.tokenize(self._hparams["no_change_captions"] or [])
+        return [list(row) for row in dict.fromkeys(map(tuple, rows))]
+
+    def no_change_batch(self, num_pairs: int, device: torch.device) -> tuple[Tensor, Tensor] | None:
+        """Tokens and mask of the no-change sentences for each pair, ``(B, K, T)``; None where none is known."""
+        rows = self.no_change_tokens()
+        if not rows:
+            return None
+        tokens, mask = pad_captions([rows], captions=len(rows))
+        shape = (num_pairs, *tokens.shape[1:])
+        return tokens.expand(shape).to(device), mask.expand(shape).to(device)
+
+
+def learn_vocabulary(hparams: Mapping[str, Any], data: Any, fitting: bool) -> tuple[Vocabulary | None, dict[str, Any]]:
+    """Words of a captioner, named by its hyper-parameters or learned from the training captions.
+
+    Args:
+        hparams: hyper-parameters of the captioner.
+        data: data module of the run, None without one.
+        fitting: whether a Trainer is fitting.
+
+    Returns:
+        The vocabulary, None where neither names it, and the hyper-parameters that the data decides, by name.
+
+    Raises:
+        DataError: there are neither words nor captions.
+    """
+    words = hparams["vocabulary"]
+    vocabulary = None if words is None else load_vocabulary(words)
+    # fitting learns what no argument says; a test needs the words alone, and its data may have no captions for it
+    if not isinstance(data, ProvidesCaptions) or not (fitting or words is None):
+        return vocabulary, {}
+    learned: dict[str, Any] = {"image_size": hparams["image_size"] or data.image_size}
+    if words is None or None in (hparams["max_length"], hparams["no_change_captions"]):
+        captions = data.train_captions()
+        if not captions and vocabulary is None:
+            raise DataError("the training split has no captions; a captioner needs some to learn its words from")
+        vocabulary = vocabulary or Vocabulary.build(captions, hparams["min_word_count"])
+        learned["no_change_captions"] = hparams["no_change_captions"] or data.no_change_captions()
+        if hparams["max_length"] is None:
+            learned["max_length"] = max((len(vocabulary.encode(caption)) for caption in captions), default=None)
+    return vocabulary, learned

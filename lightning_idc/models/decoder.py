@@ -1,0 +1,79 @@
+"""CaptionDecoder: token ids of captions that a network writes, by search or at random."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lightning_idc.images.types import PairFeatures
+from lightning_idc.models.distributed import gathered
+from lightning_idc.nn.decoding.beam_search import beam_search
+from lightning_idc.nn.decoding.decoding import Decoded, greedy
+from lightning_idc.nn.decoding.sampling import sample
+from lightning_idc.nn.vocabulary import SpecialIds
+from lightning_idc.utils.errors import ConfigError
+
+
+class CaptionDecoder:
+    """Writes captions with a network.
+
+    Args:
+        net: network of a captioner, a :class:`~lightning_idc.nn.decoding.decoding.CaptionNet`.
+        special: ids of its special tokens.
+        hparams: hyper-parameters of the captioner; ``max_length`` and ``num_beams`` are the defaults.
+    """
+
+    def __init__(self, net: Any, special: SpecialIds, hparams: Mapping[str, Any]) -> None:
+        self.net, self.special, self._hparams = net, special, hparams
+
+    def search(self, features: PairFeatures, max_length: int | None = None, num_beams: int | None = None) -> Decoded:
+        """The likeliest caption of each pair.
+
+        Args:
+            features: B pairs.
+            max_length: maximum number of tokens, the end token included.
+            num_beams: 1 decodes greedily.
+        """
+        length, beams = self._max_length(max_length), num_beams or self._hparams["num_beams"]
+        with gathered(self.net):  # captions of different length would make processes wait for each other
+            if beams == 1:
+                return greedy(self.net, features, length, self.special)
+            return beam_search(self.net, features, length, beams, special=self.special)
+
+    def sample(
+        self,
+        features: PairFeatures,
+        samples: int,
+        temperature: float = 1.0,
+        top_p: float = 1.0,
+        generator: torch.Generator | None = None,
+        max_length: int | None = None,
+        uniforms: Tensor | None = None,
+    ) -> Decoded:
+        """Captions drawn at random, ``samples`` per pair, those of a pair together.
+
+        Args:
+            features: B pairs.
+            samples: captions per pair.
+            temperature: divisor of log-probabilities.
+            top_p: probability of the likely tokens that are drawn from.
+            generator: source of all chance; torch's global one when None.
+            max_length: maximum number of tokens, the end token included.
+            uniforms: numbers that decide instead of the generator, ``(B * samples, max_length)``.
+        """
+        length = self._max_length(max_length)
+        with gathered(self.net):  # as above
+            return sample(self.net, features, length, samples, temperature, top_p, generator, self.special, uniforms)
+
+    def _max_length(self, max_length: int | None) -> int:
+        """Maximum number of tokens: the argument, or that of the captioner."""
+        length: int | None = max_length or self._hparams["max_length"]
+        if length is None:
+            raise ConfigError(
+                "max_length is not known: the captioner has seen no training captions of a data module; set "
+                "max_length, such as 32"
+            )
+        return length

@@ -1,0 +1,54 @@
+"""LossCheck: stop a training whose loss is not finite."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from lightning_idc.utils.errors import ConfigError
+
+
+class LossCheck:
+    """Raises at a NaN or infinite loss.
+
+    On an accelerator the check runs one step late, so that no step waits for the device.
+    """
+
+    def __init__(self) -> None:
+        self._last: tuple[Tensor, Sequence[str]] | None = None
+
+    def update(self, loss: Tensor, ids: Sequence[str]) -> None:
+        """Take over the loss of a step.
+
+        Args:
+            loss: a scalar.
+            ids: names of the pairs of the batch.
+
+        Raises:
+            ConfigError: this loss, or on an accelerator the one before, is not finite.
+        """
+        previous, self._last = self._last, (loss.detach(), ids)
+        if loss.device.type == "cpu":
+            self.check()
+        elif previous is not None:
+            _check_finite(*previous)
+
+    def check(self) -> None:
+        """Check the last loss now, as before a checkpoint is written.
+
+        Raises:
+            ConfigError: it is not finite.
+        """
+        if self._last is not None:
+            _check_finite(*self._last)
+
+
+def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
+    if not torch.isfinite(loss):
+        where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
+        raise ConfigError(
+            f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
+            "clip gradients (trainer.gradient_clip_val) or look at the data there"
+        )

@@ -1,0 +1,111 @@
+"""Hyper-parameters are what a checkpoint stores: they have few writers, and options of a call are none of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers.tiny import TinyCaptioner, TinyNet, TinySource
+from torch import nn
+
+import lightning_idc
+from lightning_idc.images.types import NoiseMask, PairBatch
+from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.arguments import accepted_arguments
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.names import class_of
+
+PACKAGE = Path(lightning_idc.__file__).parent
+WRITERS = {"store_hparams", "replace_records"}
+CHANGES = {"pop", "update", "setdefault", "clear"}
+WORDS = ["<pad>", "<bos>", "<eos>", "<unk>", "same"]
+
+
+def writers(path: Path) -> Iterator[str]:
+    """Functions that change ``hparams``, other than the two that are for it."""
+    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if not isinstance(function, ast.FunctionDef) or function.name in WRITERS:
+            continue
+        for node in ast.walk(function):
+            changed = []
+            if isinstance(node, (ast.Subscript, ast.Attribute)) and isinstance(node.ctx, (ast.Store, ast.Del)):
+                changed.append(node.value)
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+                changed.append(node.func.value)
+            if any(ast.unparse(target).endswith("hparams") for target in changed):
+                yield f"{path.relative_to(PACKAGE)}:{node.lineno} {function.name}"
+
+
+def test_hparams_are_written_by_two_methods() -> None:
+    assert [place for path in sorted(PACKAGE.rglob("*.py")) for place in writers(path)] == []
+
+
+class StartsFromFile(PairCaptioner):
+    """Starts from a file that no checkpoint names.
+
+    Args:
+        start: file of weights.
+        width: width of the network.
+        options: of PairCaptioner.
+    """
+
+    not_stored = ("start",)
+
+    def __init__(self, start: str | None = None, width: int = 16, **options: Any) -> None:
+        super().__init__(**options)
+
+    def build_net(self, vocabulary: Vocabulary) -> nn.Module:
+        return TinyNet(len(vocabulary), self.hparams["width"])
+
+
+def test_an_argument_that_is_not_stored_is_in_no_hparams() -> None:
+    model = StartsFromFile("weights.ckpt", width=8)
+    assert model.hparams["width"] == 8
+    assert not {"start", "optimizer", "init_from"} & set(model.hparams)
+
+
+def test_a_prompt_needs_a_captioner_that_reads_it() -> None:
+    model = TinyCaptioner(vocabulary=WORDS, max_length=4).eval()
+    model.build()
+    sample = TinySource(1, 0).load(0)
+    with pytest.raises(ConfigError, match="a TinyCaptioner is not asked in words"):
+        model.describe(sample.before, sample.after, prompt="What is new?")
+    assert "prompt" not in model.hparams
+
+
+@pytest.mark.parametrize(
+    ("name", "own", "option"),
+    [
+        ("PreferenceOptimization", "reference", "beta"),
+        ("NoiseMasking", "encoder", "paint"),
+        ("MaskedReconstruction", "tokenizer", "share"),
+        ("MDPAdapter", "layers", "stacked"),
+        ("LoRA", "name", "rank"),
+    ],
+)
+def test_options_of_an_addon_are_arguments_of_its_callback(name: str, own: str, option: str) -> None:
+    from jsonargparse import ArgumentParser
+
+    kind: Any = class_of(name)
+    accepted = accepted_arguments(kind)
+    assert accepted is not None and {own, option, "name"} <= accepted and not {"options", "kind"} & accepted
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_class_arguments(kind, "callback")
+    assert {f"callback.{argument}" for argument in accepted} <= {action.dest for action in parser._actions}
+
+
+def test_noise_moves_with_its_batch() -> None:
+    model = TinyCaptioner(vocabulary=WORDS, max_length=4)
+    model.build()
+    batch = model.collate([TinySource(1, 0).load(0)])
+    batch.noise = NoiseMask(torch.ones(1, 2, 2, 2, dtype=torch.bool), unpainted=batch.images)
+    moved = batch.to("meta").noise
+    assert moved is not None and moved.unpainted is not None and moved.descriptions is None
+    assert moved.patches.is_meta and moved.unpainted.is_meta
+    again = PairBatch.of_plain(batch.plain()).noise
+    assert again is not None and torch.equal(again.patches, batch.noise.patches) and again.descriptions is None
