@@ -1,6 +1,6 @@
 """Does METEOR without Java equal the jar, set by set, and how fast is it?
 
-    python benchmarks/meteor.py FOLDER [--sets 100000] [--out benchmarks/results/meteor.json]
+    python -m benchmarks.meteor FOLDER [--sets 100000] [--out FILE]
 
 FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a
 candidate with its references. Candidates are made of references: one held out against the others of its pair, one of
@@ -31,9 +31,9 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-from _harness import report
-from metrics import corpus
 
+from benchmarks.harness import report
+from benchmarks.metrics import corpus
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.meteor import BACKENDS, Backend, MeteorScores, java, meteor_scores
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
@@ -62,7 +62,7 @@ ODD = [
 TIMED = """
 import sys, time
 sys.path.insert(0, {here!r})
-from metrics import corpus
+from benchmarks.metrics import corpus
 from lightning_idc.metrics.captions import USUAL, score_captions
 said, expected = corpus(5000, 5)
 began, used = time.perf_counter(), time.process_time()
