@@ -12,11 +12,12 @@ The same number of steps, batches and pairs for each; as in the paper, the arms 
 captions of the first stage besides. Every score is on the test pairs after the last epoch; beside it stands the share
 of captions that bfloat16 leaves as they are. ``harness.py`` says what else stands beside it.
 
-The first stage reconstructs what stands in a cell (``procap_parts.py``) and must name masked things of pairs that
-it never saw better than copying them from the same cell of an image that it sees. That is asked at the end of its
-epochs; while the interval of the difference reaches 0, as many follow, twice at most, and the best round counts. Where copying stays
-better, the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk EPOCHS`` the
-layers of all encoders, those of the first stages too, begin with the image blocks of one ``small_clip.py``.
+The first stage reconstructs what stands in a cell (``procap_parts.py``) and must name masked things of pairs that it
+never saw better than copying them from the same cell of an image that it sees. That is asked at the end of its epochs;
+while the interval of the difference reaches 0, as many follow, twice at most, and the best round counts. Where copying
+stays better, the rows with EPM are refused. The authors' code begins each arm with CLIP's blocks: with ``--trunk
+EPOCHS`` the layers of all encoders, those of the first stages too, begin with the image blocks of one
+``small_clip.py``.
 
     python -m benchmarks.studies.procap_learning --work WORK --prepare tokenizer  # one for all seeds, once
     python -m benchmarks.studies.procap_learning --work WORK --prepare first --only MSM+IPC EPM+IPC
