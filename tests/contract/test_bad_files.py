@@ -286,6 +286,8 @@ def table_cases() -> Iterator[Case]:
 
 
 def write_link(name: str, folder: Path) -> None:
+    for table in ("pairs.csv", "pairs.jsonl", "preferences.jsonl", "t.jsonl", "t.parquet"):
+        (folder / table).touch()  # which the readers of these tables fill
     if name == "link":  # not for the others, which would be refused for it
         (folder / "link.png").symlink_to(folder.parent / "secrets" / "s.png")
     elif name == "link to a folder":

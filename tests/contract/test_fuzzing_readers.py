@@ -106,8 +106,7 @@ def state() -> bytes:
 
 
 def read_picture(data: bytes, folder: Path) -> None:
-    for options in (ImageOptions(None, None, None, None), ImageOptions("auto", None, None, None)):
-        read_or_refuse(data, options)
+    read_or_refuse(data, ImageOptions("auto" if len(data) % 2 else None, None, None, None))
 
 
 def read_or_refuse(data: bytes, options: ImageOptions) -> None:
