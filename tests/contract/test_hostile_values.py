@@ -28,14 +28,6 @@ from lightning_idc.serve.formats import write_junit, write_reg
 from lightning_idc.utils.text import markdown, plain, printable
 
 
-@pytest.fixture
-def sandbox(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sandbox:
-    box = Sandbox.make(tmp_path)
-    monkeypatch.chdir(box.folder)
-    monkeypatch.syspath_prepend(str(box.folder))
-    return box
-
-
 def test_side_effects_are_seen(sandbox: Sandbox) -> None:
     """Else nothing below could fail."""
     place, secrets = sandbox.folder, sandbox.secrets
