@@ -64,12 +64,12 @@ lock:
 	mv requirements.lock.new requirements.lock
 
 fuzz: $(READY)
-	$(BIN)/python benchmarks/fuzz.py --minutes 10
+	$(BIN)/python tests/fuzz.py --minutes 10
 
 BENCH_PART ?= 1
 
 bench-gpu: $(READY)
-	$(BIN)/python benchmarks/gpu.py --part $(BENCH_PART)
+	$(BIN)/python -m benchmarks.gpu --part $(BENCH_PART)
 
 lint: $(READY)
 	$(BIN)/ruff check .
@@ -78,12 +78,7 @@ lint: $(READY)
 types: $(READY)
 	$(BIN)/mypy
 
-# the first page runs a captioner in the browser by onnxruntime-web; without npm the site is built without it
-docs/browser/node_modules: docs/browser/package-lock.json
-	@if command -v npm >/dev/null; then cd docs/browser && npm ci --silent && touch node_modules; \
-	else echo "npm is not there: the first page of the documentation runs no captioner"; fi
-
-docs: $(READY) docs/browser/node_modules
+docs: $(READY)
 	$(BIN)/mkdocs build --strict --quiet
 
 clean:

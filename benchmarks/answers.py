@@ -1,14 +1,13 @@
-"""How long does a first caption take, how many pairs are described a second, and is any of them lost?
+"""How long does a first caption take, and how many pairs are described a second?
 
-    python benchmarks/answers.py [--model clevr] [--pairs 400] [--side 128] [--tries 5] [--requests 200]
-        [--resumed 10000] [--out results/answers.json]
+    python -m benchmarks.answers [--model clevr] [--pairs 400] [--side 128] [--tries 5] [--requests 200]
+        [--out FILE]
 
 ``first caption``: the first command after an environment was made, caption and place of a change in two photographs
 of another size than the captioner's; nothing of Python is compiled yet. ``describe``: the same command again, started
 anew for every try. Their seconds of CPU stand beside those of the clock, which other programs lengthen. ``predict``:
 pairs of PNG files of so many pixels a side that one process describes a second, without what starting it takes.
-``serve``: requests that arrive at a server at once, and those that get the answer of Python. ``killed``: pairs whose
-prediction is killed three times and goes on. All with one thread.
+``serve``: requests that arrive at a server at once, and those that get the answer of Python. All with one thread.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import http.client
 import json
 import os
 import resource
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,12 +27,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from _harness import report
-from _resumed import draw, killed
-from _serve_faults import form, free_port
+import numpy as np
 from PIL import Image
 
 import lightning_idc
+from benchmarks.harness import report
 
 COMMAND = [sys.executable, "-m", "lightning_idc"]
 
@@ -70,18 +69,48 @@ def starts(model: str, tries: int, place: Path) -> dict[str, Any]:
     }
 
 
+def write_pairs(folder: Path, count: int, side: int) -> None:
+    """Pairs of random pixels; the second image of each has a white square."""
+    generator = np.random.default_rng(0)
+    for name in ("before", "after"):
+        (folder / name).mkdir()
+    for number in range(count):
+        pixels = generator.integers(0, 200, (side, side, 3), np.uint8)
+        Image.fromarray(pixels).save(folder / "before" / f"{number:06d}.png")
+        y, x = generator.integers(0, side - 16, 2)
+        pixels[y : y + 16, x : x + 16] = 255
+        Image.fromarray(pixels).save(folder / "after" / f"{number:06d}.png")
+
+
 def batched(model: str, pairs: int, side: int, place: Path) -> dict[str, Any]:
     """Pairs that one process describes a second."""
     taken = []
     for name, count in (("compiling", 8), ("few", 8), ("many", pairs + 8)):
         folder = place / name
         folder.mkdir()
-        draw(folder, count, side)
+        write_pairs(folder, count, side)
         given = ("predict", str(folder), "--model", model, "--out", str(folder / "answers.jsonl"))
         taken.append(timed(*given, compiled=str(place / "compiled")))
     # the difference is what the pairs take
     rates = [round(pairs / (taken[2][kind] - taken[1][kind]), 1) for kind in (0, 1)]
     return {"pairs": pairs, "side": side, "pairs_per_second": rates[0], "pairs_per_cpu_second": rates[1]}
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def form(*files: bytes) -> bytes:
+    """Body of a request with two images."""
+    parts = [
+        f'--xx\r\nContent-Disposition: form-data; name="{name}"; filename="{name}.png"\r\n\r\n'.encode()
+        + data
+        + b"\r\n"
+        for name, data in zip(("before", "after"), files, strict=True)
+    ]
+    return b"".join([*parts, b"--xx--\r\n"])
 
 
 def post(port: int, body: bytes) -> tuple[int, bytes]:
@@ -132,7 +161,6 @@ def main() -> None:
     parser.add_argument("--side", type=int, default=128)
     parser.add_argument("--tries", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200)
-    parser.add_argument("--resumed", type=int, default=10_000)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     os.environ["OMP_NUM_THREADS"] = "1"
@@ -142,7 +170,6 @@ def main() -> None:
             **starts(options.model, options.tries, Path(place)),
             "predict": batched(options.model, options.pairs, options.side, Path(place)),
             "serve": served(options.model, options.requests),
-            "killed": killed(options.model, options.resumed, kills=3),
         }
     report(result, options.out, "lightning_idc", "litserve", seeds=[0])
 

@@ -1,7 +1,7 @@
 """How fast do the small captioners train and write at the sizes of their papers, by precision, and in how much memory?
 
-    python benchmarks/captioner_training.py --tiny                       # tries the script on a CPU
-    python benchmarks/captioner_training.py --device cuda [--batch 32] [--out results/gpu/captioner_training.json]
+    python -m benchmarks.captioner_training --tiny  # tries the script on a CPU
+    python -m benchmarks.captioner_training --device cuda [--batch 32] [--out FILE]
 
 CLIP4IDC (ViT-B/32), NAMC (ResNet-101, which it keeps frozen, BERT's number of words), ProCap's second stage (official
 edition, k = 2) at 224 pixels, and this library's own PairTransformer at 64; random weights and pixels, captions of
@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import RowFailed, give_back, measure_apart, report
-from _steps import MadeUpPairs, line, now, time_steps
 
+from benchmarks.harness import RowFailed, give_back, measure_apart, report
+from benchmarks.steps import MadeUpPairs, line, now, time_steps
 from lightning_idc.nn.decoding.decoding import greedy
 
 PRECISIONS = ("32-true", "bf16-mixed", "16-mixed")

@@ -1,7 +1,7 @@
 """How many captions a second does cached decoding write, and does it write what the uncached path does?
 
-    python benchmarks/decode.py [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--larger 512]
-                                [--out results/decode.json]
+    python -m benchmarks.decode [--pairs 256] [--batch 64] [--lengths 14 73] [--runs 5] [--larger 512]
+                                [--out FILE]
 
 The default PairTransformer with random weights, its features given: encoding costs both paths the same. The end token
 is made so likely that captions have the asked-for length on average, but end where they like. Lengths are those of the
@@ -106,7 +106,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from _harness import report
+    from benchmarks.harness import report
 
     torch.set_num_threads(1)
     net = sharpened()

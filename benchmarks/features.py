@@ -3,7 +3,7 @@
 Trains a PairTransformer on rendered pairs for some epochs, with and without CacheFeatures, on a backbone of random
 weights, which costs what a trained one costs. Both see the same pairs in the same order, so losses must agree.
 
-    python benchmarks/features.py --out benchmarks/results/features.json
+    python -m benchmarks.features --out FILE
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import report
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
-from training import quiet_trainer
 
+from benchmarks.harness import quiet_trainer, report
 from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.models.pair_transformer.module import PairTransformer

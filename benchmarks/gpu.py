@@ -1,8 +1,8 @@
 """Everything that is measured on a GPU, in parts of under nine minutes; or the same on a CPU with tiny networks.
 
-    make bench-gpu BENCH_PART=1   # tests marked gpu, decoding and scoring of a vision-language model, small captioners
-    make bench-gpu BENCH_PART=2      # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed
-    python benchmarks/gpu.py --part 1 --tiny --out FOLDER     # on a CPU, to see that it works
+    make bench-gpu BENCH_PART=1  # tests marked gpu, decoding and scoring of a vision-language model, small captioners
+    make bench-gpu BENCH_PART=2  # SFT, DPO, ADPO and GRPO of that model, beside TRL where it is installed
+    python -m benchmarks.gpu --part 1 --tiny --out FOLDER  # on a CPU, to see that it works
 
 Needs the repository and its packages alone, no network. Each result is a file of ``benchmarks/results/gpu`` with the
 hardware and versions. A benchmark that fails stops no other; the exit status says that one did.
@@ -36,7 +36,7 @@ def commands(part: int, tiny: bool, out: Path) -> list[list[str]]:
     device = ["--device", "cpu" if tiny else "cuda"]
 
     def script(name: str, *arguments: str) -> list[str]:
-        return [f"{HERE.name}/{name}.py", *arguments, "--out", str(out / f"{name}.json")]
+        return ["-m", f"benchmarks.{name}", *arguments, "--out", str(out / f"{name}.json")]
 
     if part == 1:
         vlm = ["--size", "tiny", "--pairs", "2"] if tiny else [*QWEN, "--pairs", "4"]
@@ -81,7 +81,7 @@ def main() -> None:
         print(f"  status {status}, {time.perf_counter() - began:.0f} s", flush=True)
         # 5: no test was collected
         if status not in (0, 5):
-            failed.append(command[0] if command[0] != "-m" else "tests")
+            failed.append(command[1])
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
 

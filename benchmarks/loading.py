@@ -2,7 +2,7 @@
 
 Writes noise-free synthetic pictures as files of CLEVR-Change's size (480 x 320) once, then times the same pairs.
 
-    python benchmarks/loading.py --pairs 256 --out benchmarks/results/loading.json
+    python -m benchmarks.loading --pairs 256 --out FILE
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from _harness import report
 from PIL import Image
 
+from benchmarks.harness import report
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.store.image_shards import ShardedSource, ensure

@@ -1,6 +1,6 @@
 """Does METEOR without Java equal the jar, set by set, and how fast is it?
 
-    python benchmarks/meteor.py FOLDER [--sets 100000] [--out benchmarks/results/meteor.json]
+    python -m benchmarks.meteor FOLDER [--sets 100000] [--out FILE]
 
 FOLDER holds annotation files that `score --references` reads (`.json` and `.json.gz`, at any depth). A set is a
 candidate with its references. Candidates are made of references: one held out against the others of its pair, one of
@@ -31,9 +31,9 @@ from typing import Any
 os.environ["OMP_NUM_THREADS"] = "1"
 
 import numpy as np
-from _harness import report
-from metrics import corpus
 
+from benchmarks.harness import report
+from benchmarks.metrics import corpus
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.meteor import BACKENDS, Backend, MeteorScores, java, meteor_scores
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
@@ -60,9 +60,8 @@ ODD = [
     "\U0001f600",
 ]
 TIMED = """
-import sys, time
-sys.path.insert(0, {here!r})
-from metrics import corpus
+import time
+from benchmarks.metrics import corpus
 from lightning_idc.metrics.captions import USUAL, score_captions
 said, expected = corpus(5000, 5)
 began, used = time.perf_counter(), time.process_time()
@@ -230,7 +229,6 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as empty:
         build = child(FIRST, 1, LIGHTNING_IDC_CACHE=empty)
         index = sum(path.stat().st_size for path in Path(empty).rglob("*.bin"))
-    here = str(Path(__file__).resolve().parent)
     report(
         {
             "sets": dict(kinds),
@@ -246,7 +244,7 @@ def main() -> None:
             ),
             "first_call_seconds": {"without_index": build, "with_index": child(FIRST, options.runs)},
             "index_bytes": index,
-            "score_table_5000x5_cold_seconds": child(TIMED.format(here=here), options.runs),
+            "score_table_5000x5_cold_seconds": child(TIMED, options.runs),
         },
         options.out,
         "pycocoevalcap",

@@ -1,6 +1,6 @@
 """How much faster are BLEU, ROUGE-L and CIDEr-D here than along pycocoevalcap's own path, with the same numbers?
 
-    python benchmarks/metrics.py [--pairs 5000] [--references 5] [--runs 5] [--out benchmarks/results/metrics.json]
+    python -m benchmarks.metrics [--pairs 5000] [--references 5] [--runs 5] [--out FILE]
 
 Real COCO captions, which pycocoevalcap carries inside its SPICE jar: the references of an image, and as candidate one
 of them with every seventh word replaced. Both paths go from text to scores in one process, in turn: pycocoevalcap's is
@@ -25,8 +25,7 @@ from pathlib import Path
 
 os.environ["OMP_NUM_THREADS"] = "1"
 
-from _harness import report
-
+from benchmarks.harness import report
 from lightning_idc.metrics import tokenizer
 from lightning_idc.metrics.captions import References, score_captions
 

@@ -1,7 +1,7 @@
 """How many tokens a second do full-size captioners write, with random weights and the same greedy decoding?
 
-    python benchmarks/namc_inference.py [--batches 1 8] [--tokens 32] [--runs 3] [--device cpu] [--columns ...]
-                                        [--out results/namc_inference.json]
+    python -m benchmarks.namc_inference [--batches 1 8] [--tokens 32] [--runs 3] [--device cpu] [--columns ...]
+                                        [--out FILE]
 
 NAMC's Table 5 gives 1789 tokens per second for CLIP4IDC and 2249 for NAMC, without a protocol. Here every caption has
 exactly ``--tokens`` tokens (the end token is made impossible), so that all columns do the same work, and looking at
@@ -197,7 +197,7 @@ def main() -> None:
     parser.add_argument("--columns", nargs="+")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from _harness import report
+    from benchmarks.harness import report
 
     with tempfile.TemporaryDirectory() as folder:
         known = columns(options.device, Path(folder))

@@ -1,6 +1,6 @@
 """What does each callback of NAMC cost a pre-training step, in time and in memory?
 
-    python benchmarks/noise_overhead.py [--batch 32] [--steps 8] [--full] [--out results/noise_overhead.json]
+    python -m benchmarks.noise_overhead [--batch 32] [--steps 8] [--full] [--out FILE]
 
 One process, one thread, four ways by turns: neither callback, `NoiseMasking`, `MaskedReconstruction`, both. A step is
 forward and backward of the real `training_step`; its time is CPU seconds, the least and the median of all turns. Memory
@@ -25,8 +25,8 @@ import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, LightningModule, seed_everything  # noqa: E402
 from torch import Tensor  # noqa: E402
 from torch.utils.data import DataLoader  # noqa: E402
-from training import quiet_trainer  # noqa: E402
 
+from benchmarks.harness import quiet_trainer  # noqa: E402
 from lightning_idc.data.benchmarks.implicit_change import compose  # noqa: E402
 from lightning_idc.images.types import PairSample  # noqa: E402
 from lightning_idc.methods.namc.dual_encoder import (  # noqa: E402
@@ -133,7 +133,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the paper's sizes; minutes per step on a CPU")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from _harness import report
+    from benchmarks.harness import report
 
     torch.set_num_threads(1)
     found: dict[str, list[dict[str, Any]]] = {way: [] for way in WAYS}

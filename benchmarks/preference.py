@@ -1,9 +1,9 @@
 """What do DPO and ADPO cost beside supervised training? Same captioner, same data, same batches.
 
-    python benchmarks/preference.py [--runs 5] [--steps 30] [--batch 32] [--out results/preference.json]
-    python benchmarks/preference.py --policy qwen2_5_vl_3b --encoder vit_b_32 --device cuda --ways DPO ADPO \
-        --runs 3 --steps 20 --batch 4 --out results/preference_encoder.json    # a GPU of 80 GB
-    python benchmarks/preference.py --policy tiny --encoder tiny --ways DPO ADPO --runs 1 --steps 7 --batch 2
+    python -m benchmarks.preference [--runs 5] [--steps 30] [--batch 32] [--out FILE]
+    python -m benchmarks.preference --policy qwen2_5_vl_3b --encoder vit_b_32 --device cuda --ways DPO ADPO \
+        --runs 3 --steps 20 --batch 4 --out FILE  # a GPU of 80 GB
+    python -m benchmarks.preference --policy tiny --encoder tiny --ways DPO ADPO --runs 1 --steps 7 --batch 2
 
 The default PairTransformer on rendered CLEVR-Change pairs of 64 pixels, two captions per pair, random weights, as in
 recipes/adpo.yaml. Every measurement is a process of its own, the ways of training by turns, so that a busy machine
@@ -33,13 +33,12 @@ from typing import Any
 for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
-import _steps  # noqa: E402 - after the number of threads is set
-import torch  # noqa: E402
-import vlm_scoring  # noqa: E402
-from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
+import torch  # noqa: E402 - after the number of threads is set
 from lightning.pytorch import Callback, seed_everything  # noqa: E402
-from training import quiet_trainer  # noqa: E402
 
+from benchmarks import steps as step_timing  # noqa: E402
+from benchmarks import vlm_scoring  # noqa: E402
+from benchmarks.harness import RowFailed, give_back, measure_apart, quiet_trainer, report  # noqa: E402
 from lightning_idc.data.synthetic import SyntheticPairs  # noqa: E402
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever  # noqa: E402
 from lightning_idc.methods.adpo.preference import PreferenceOptimization  # noqa: E402
@@ -137,15 +136,15 @@ def encoder_of(given: argparse.Namespace, data: SyntheticPairs, folder: Path) ->
     return str(folder / "encoder.ckpt")
 
 
-class Clock(_steps.Clock):
+class Clock(step_timing.Clock):
     """A stopwatch on training steps that knows the peak memory before the first."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(_steps.Stopwatch(partial(_steps.now, device)))
+        super().__init__(step_timing.Stopwatch(partial(step_timing.now, device)))
         self.device, self.before = device, 0
 
     def on_train_start(self, *unused: Any) -> None:
-        self.before = _steps.peak(self.device)
+        self.before = step_timing.peak(self.device)
 
 
 def measure(given: argparse.Namespace) -> dict[str, float]:
@@ -177,7 +176,7 @@ def measure(given: argparse.Namespace) -> dict[str, float]:
             default_root_dir=folder,
         )
         trainer.fit(policy_of(given, two_looks), data)
-    most = _steps.peak(given.device)
+    most = step_timing.peak(given.device)
     return {"seconds": statistics.median(clock.watch.seconds[5:]), "bytes": most, "growth": most - clock.before}
 
 

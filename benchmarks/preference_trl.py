@@ -1,8 +1,8 @@
 """DPO on a two-image vision-language model: PreferenceOptimization beside TRL's DPOTrainer, one model, one batch.
 
     pip install trl accelerate datasets
-    python benchmarks/preference_trl.py [--steps 5] [--size prototype] [--out results/preference_trl.json]
-    python benchmarks/preference_trl.py --size qwen2_5_vl_3b --steps 10    # needs a GPU of 80 GB
+    python -m benchmarks.preference_trl [--steps 5] [--size prototype] [--out FILE]
+    python -m benchmarks.preference_trl --size qwen2_5_vl_3b --steps 10  # needs a GPU of 80 GB
 
 ``prototype`` is a random LLaVA-OneVision of 26 M parameters (vision 6 x 256, language 6 x 256, 32,000 words), two
 images of 224 px with 256 tokens each, answers of about 50 tokens, 2 pairs a batch, float32, one thread, AdamW, a
@@ -32,8 +32,9 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import torch  # noqa: E402 - after the number of threads is set
 import vlm_scoring  # noqa: E402
-from _harness import give_back, measure_apart, report  # noqa: E402
-from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, now, peak, time_steps  # noqa: E402
+
+from benchmarks.harness import give_back, measure_apart, report  # noqa: E402
+from benchmarks.steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, matrix_rate, now, peak, time_steps  # noqa: E402
 
 SMALLER = 0.5
 """Target: at most this share of TRL's memory."""

@@ -1,6 +1,6 @@
 """How many tokens a second does ProCap's second stage write, beside the loop of the authors' code?
 
-    python benchmarks/procap_decode.py [--pairs 8] [--queries 1 2 4 7] [--runs 3] [--small] [--out FILE]
+    python -m benchmarks.procap_decode [--pairs 8] [--queries 1 2 4 7] [--runs 3] [--small] [--out FILE]
 
 Both paths have the same weights, the official variant at the paper's sizes (12 layers of 768, decoder 2 of 512, images
 of 224), random but sharpened so that captions differ. The loop of the code is restated here and nowhere else: all 24
@@ -136,7 +136,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="tiny networks, to try the script")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from _harness import report
+    from benchmarks.harness import report
 
     torch.set_num_threads(1)
     generator = torch.Generator().manual_seed(1)

@@ -1,6 +1,6 @@
 """How many pairs a second does the renderer draw on one core?
 
-    python benchmarks/render.py [--pairs 100] [--runs 5] [--out benchmarks/results/render.json]
+    python -m benchmarks.render [--pairs 100] [--runs 5] [--out FILE]
 
 Scenes are those of the clevr_change mode with three to eight things. A pair is two pictures; turning scenes into arrays
 counts, drawing their contents by lot does not. Figures are CPU seconds of one thread: the fastest run, and the median.
@@ -61,8 +61,6 @@ def first_call() -> tuple[float, float]:
     """CPU seconds of the first picture where nothing is compiled yet, and in the next process."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "NUMBA_CACHE_DIR": folder}
-        root = str(Path(__file__).resolve().parent.parent)
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, (root, os.environ.get("PYTHONPATH"))))
         command = [sys.executable, "-c", _FIRST]
         cold, warm = (
             float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
@@ -77,7 +75,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    from _harness import report
+    from benchmarks.harness import report
 
     drawn = scenes(options.pairs)
     cold, warm = first_call()

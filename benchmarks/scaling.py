@@ -1,6 +1,6 @@
 """How does cost grow with the number of pairs, with captions, images, frames and captions of a pair?
 
-    python benchmarks/scaling.py [--pairs 1000 10000 100000] [--repeats 1] [--out FILE] [--plot docs/images/scaling.svg]
+    python -m benchmarks.scaling [--pairs 1000 10000 100000] [--repeats 1] [--out FILE] [--plot docs/images/scaling.svg]
 
 Each number of pairs has a process of its own, since memory is counted: a table of so many pairs (200 small pictures
 serve them all) is read, checked and loaded from; as many captions are scored, resampled, put on pages and compared.
@@ -27,9 +27,9 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import numpy as np  # noqa: E402 - after the number of threads is set
 import torch  # noqa: E402
-from _harness import give_back, measure_apart, report  # noqa: E402
 from PIL import Image  # noqa: E402
 
+from benchmarks.harness import give_back, measure_apart, report  # noqa: E402
 from lightning_idc.data.benchmarks.folder import FolderPairs  # noqa: E402
 from lightning_idc.data.checking import check_pairs  # noqa: E402
 from lightning_idc.images.types import PairFeatures  # noqa: E402
@@ -155,7 +155,7 @@ def of_pixels(side: int) -> float:
 
 def of_frames(queries: int) -> float:
     """Encoding four pairs by a tiny ProCap."""
-    from procap_decode import made
+    from benchmarks.procap_decode import made
 
     net = made(queries, small=True)
     images = torch.zeros(4, 2, 3, 224, 224, dtype=torch.uint8)
@@ -166,7 +166,7 @@ def of_frames(queries: int) -> float:
 
 def of_captions(count: int) -> float:
     """A forward and backward pass of the default captioner, with so many captions of each of 32 pairs."""
-    from decode import CELLS, WIDTH, sharpened
+    from benchmarks.decode import CELLS, WIDTH, sharpened
 
     net = sharpened()
     features, tokens = PairFeatures(torch.randn(32, CELLS, WIDTH)), torch.randint(4, 80, (32, count, 16))

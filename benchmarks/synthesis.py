@@ -1,12 +1,12 @@
 """How good the embedded boxes are, how fast each stage is, what batches gain, how mining scales, and what kills cost.
 
-python benchmarks/synthesis.py boxes          precision and recall on rendered scenes by light and camera, without each
+python -m benchmarks.synthesis boxes          precision and recall on rendered scenes by light and camera, without each
                                               filter of the area generator in turn, and what each filter leaves out
-python benchmarks/synthesis.py cutouts        kept boxes that are rightly named where one's own cut-outs are pasted
-python benchmarks/synthesis.py throughput     records per second of each stage with the embedded slots
-python benchmarks/synthesis.py batches        stages with pretrained slots (random weights), one by one and in batches
-python benchmarks/synthesis.py mining 100000  building and searching the index, memory, recall of the approximate one
-python benchmarks/synthesis.py kills 10       a process killed at random moments against one that was not
+python -m benchmarks.synthesis cutouts        kept boxes that are rightly named where one's own cut-outs are pasted
+python -m benchmarks.synthesis throughput     records per second of each stage with the embedded slots
+python -m benchmarks.synthesis batches        stages with pretrained slots (random weights), one by one and in batches
+python -m benchmarks.synthesis mining 100000  building and searching the index, memory, recall of the approximate one
+python -m benchmarks.synthesis kills 10       a process killed at random moments against one that was not
 """
 
 from __future__ import annotations
@@ -212,8 +212,7 @@ def batches(arguments: argparse.Namespace) -> dict[str, Any]:
     The weights are random and the models small, but built as the paper's are: what a batch saves depends on how they
     compute, not on what they know. The outcome of all records must be the same either way.
     """
-    from synthesis_models import build, stages
-
+    from benchmarks.synthesis_models import build, stages
     from lightning_idc.methods.img_diff.edits import PasteEdits
     from lightning_idc.synthesis.models.pretrained import Pretrained
     from lightning_idc.synthesis.pipeline import run
@@ -321,7 +320,7 @@ def kills(arguments: argparse.Namespace) -> dict[str, Any]:
         root = Path(name)
 
         def start(folder: str) -> subprocess.Popen[bytes]:
-            command = [sys.executable, __file__, "_made", str(root / folder)]
+            command = [sys.executable, "-m", "benchmarks.synthesis", "_made", str(root / folder)]
             return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
         began = time.perf_counter()
@@ -392,7 +391,7 @@ def main() -> None:
     if arguments.verb == "_made":
         made(arguments.folder)
         return
-    from _harness import complete
+    from benchmarks.harness import complete
 
     began = time.perf_counter()
     asked = (boxes, cutouts, throughput, batches, mining, kills)

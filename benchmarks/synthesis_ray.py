@@ -1,6 +1,6 @@
 """Is anything lost or made twice when two Ray launchers share a target and their workers are killed?
 
-    python benchmarks/synthesis_ray.py --kills 10 --out results/synthesis_ray.json
+    python -m benchmarks.synthesis_ray --kills 10 --out FILE
 
 Two programs, each with a Ray of its own, make the same two stores at once, the second stage streaming behind the first.
 Meanwhile workers that are at a shard are killed with SIGKILL, drawn at random. What is left is compared with what the
@@ -121,7 +121,7 @@ def wait_for(what: str, happens: Callable[[], Any], programs: Sequence[subproces
 
 def kill_workers(root: Path, mark: str, kills: int, draw: random.Random) -> list[float]:
     """Let two programs make the stores and kill workers meanwhile; seconds to each kill, and to the end."""
-    command = [sys.executable, __file__, "--drive", str(root / "shared")]
+    command = [sys.executable, "-m", "benchmarks.synthesis_ray", "--drive", str(root / "shared")]
     began = time.perf_counter()
     times: list[float] = []
     programs: list[subprocess.Popen[bytes]] = []
@@ -177,8 +177,7 @@ def main() -> None:
     if given.drive:
         drive(given.drive)
         return
-    from _harness import report
-
+    from benchmarks.harness import report
     from lightning_idc.synthesis.pipeline import run
 
     with tempfile.TemporaryDirectory() as folder:

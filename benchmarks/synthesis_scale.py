@@ -1,6 +1,6 @@
 """What data making costs beside its models: time per record, memory and bytes read, with stages that do nothing.
 
-    python benchmarks/synthesis_scale.py --records 1000000 --out results/synthesis_scale.json
+    python -m benchmarks.synthesis_scale --records 1000000 --out FILE
 
 Two text stages follow each other in one process, each with a store of its own. Then a stage makes pictures, and two
 more follow: one that reads texts only and one that reads a picture. Memory is what the process holds beyond its
@@ -140,8 +140,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     given = parser.parse_args()
     torch.set_num_threads(1)
-    from _harness import report
-
+    from benchmarks.harness import report
     from lightning_idc.synthesis.launchers import run_in_process
     from lightning_idc.synthesis.stages import MapStage
 

@@ -1,7 +1,7 @@
 """How many tokens a second does a vision-language model write about pairs, beside transformers' own ``generate``?
 
-    python benchmarks/vlm_decode.py [--size small] [--device cpu] [--pairs 4] [--length 32] [--runs 3]
-    python benchmarks/vlm_decode.py --size qwen2_5_vl_3b --device cuda --pairs 16 --length 64 [--out results/FILE.json]
+    python -m benchmarks.vlm_decode [--size small] [--device cpu] [--pairs 4] [--length 32] [--runs 3]
+    python -m benchmarks.vlm_decode --size qwen2_5_vl_3b --device cuda --pairs 16 --length 64 [--out FILE]
 
 Greedy, from prepared pixels on, random weights (bf16 on a GPU), captions of exactly ``--length`` tokens: the tokens
 that end one cannot be said. ``stock`` is ``generate`` of the same model on the same prompts; the share of equal tokens
@@ -18,11 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from _harness import report
-from _steps import forget_peak, now, peak
 from torch import Tensor
-from vlm_scoring import SIZES, batch_of, model_of
 
+from benchmarks.harness import report
+from benchmarks.steps import forget_peak, now, peak
+from benchmarks.vlm_scoring import SIZES, batch_of, model_of
 from lightning_idc.nn.decoding.decoding import greedy
 from lightning_idc.nn.decoding.sampling import sample
 

@@ -1,8 +1,8 @@
 """What do one encoding of the pair and one prompt for K answers save, in time and memory, forward and backward?
 
-    python benchmarks/vlm_scoring.py [--size small] [--device cpu] [--pairs 2] [--answers 2] [--length 20] [--runs 5]
-                                     [--out results/vlm_scoring.json]
-    python benchmarks/vlm_scoring.py --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
+    python -m benchmarks.vlm_scoring [--size small] [--device cpu] [--pairs 2] [--answers 2] [--length 20] [--runs 5]
+                                     [--out FILE]
+    python -m benchmarks.vlm_scoring --size qwen2_5_vl_3b --device cuda --pairs 4 --answers 2 --length 60
 
 Ways: `stock` is the stock forward pass over pixels for each of the K answers, with logits everywhere, as trainers that
 know nothing of pairs do it; `plain`, `packed` and `cached` are the ways of models/vlm/scoring.py.
@@ -25,9 +25,9 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from _harness import give_back, measure_apart, report
 from torch import Tensor
 
+from benchmarks.harness import give_back, measure_apart, report
 from lightning_idc.images.types import PairBatch, PairSample
 from lightning_idc.models.vlm.families import family_of
 from lightning_idc.models.vlm.loading import train_tokenizer

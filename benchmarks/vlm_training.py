@@ -1,8 +1,8 @@
 """How fast do SFT, DPO, ADPO and GRPO train a two-image vision-language model, how near to the limit, beside TRL?
 
-    python benchmarks/vlm_training.py --size small_qwen --steps 3              # tries the script on a CPU
-    python benchmarks/vlm_training.py --size qwen2_5_vl_3b --batch 4 --steps 8 # needs a GPU of 80 GB
-    python benchmarks/vlm_training.py --rows "trl sft" sft [--out results/gpu/vlm_training.json]
+    python -m benchmarks.vlm_training --size small_qwen --steps 3  # tries the script on a CPU
+    python -m benchmarks.vlm_training --size qwen2_5_vl_3b --batch 4 --steps 8 # needs a GPU of 80 GB
+    python -m benchmarks.vlm_training --rows "trl sft" sft [--out FILE]
 
 Random weights in bf16, two images a pair (448 pixels at full shapes), answers of 48 words, LoRA of rank 16 on the
 language model, whose absence is the reference of DPO; nothing is recomputed. ``trl sft`` and ``trl dpo`` are TRL's
@@ -28,10 +28,10 @@ for _name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_name] = "1"
 
 import torch  # noqa: E402 - after the number of threads is set
-from _harness import RowFailed, give_back, measure_apart, report  # noqa: E402
-from _steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
-from captioner_training import CLIP_SMALL  # noqa: E402
-from preference_trl import (  # noqa: E402
+
+from benchmarks.captioner_training import CLIP_SMALL  # noqa: E402
+from benchmarks.harness import RowFailed, give_back, measure_apart, report  # noqa: E402
+from benchmarks.preference_trl import (  # noqa: E402
     LANGUAGE,
     PROMPT,
     SIZES,
@@ -44,6 +44,7 @@ from preference_trl import (  # noqa: E402
     trl_clock,
     trl_options,
 )
+from benchmarks.steps import MadeUp, MadeUpPairs, Stopwatch, forget_peak, line, now, peak, steps_of, time_steps  # noqa: E402
 
 LONGEST, PLANNED = 64, 49
 """Most tokens of a caption, and those that the answers have with their end."""

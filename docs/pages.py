@@ -7,11 +7,8 @@ and links between files of the repository become links between pages, or plain t
 from __future__ import annotations
 
 import ast
-import json
-import logging
 import os
 import re
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -30,9 +27,9 @@ _SECTION = re.compile(r"(Args|Raises|Returns|Yields|Example|Examples|Attributes)
 def sources() -> dict[str, str]:
     """Files of the repository that are pages, and their addresses on the site."""
     found = {path.relative_to(ROOT).as_posix(): path.name for path in (ROOT / "docs").glob("*.md")}
-    found |= {
-        path.relative_to(ROOT).as_posix(): f"tasks/{path.name}" for path in (ROOT / "docs" / "tasks").glob("*.md")
-    }
+    for folder in ("tasks", "notes"):
+        paths = (ROOT / "docs" / folder).glob("*.md")
+        found |= {path.relative_to(ROOT).as_posix(): f"{folder}/{path.name}" for path in paths}
     found |= {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
     found["SECURITY.md"] = "security.md"
     for path in sorted(PACKAGE.rglob("README.md")):
@@ -222,46 +219,6 @@ def generated() -> dict[str, str]:
     return found | api_pages() | {"support.md": support_page()}
 
 
-# ---- a captioner in the browser -------------------------------------------------------------------------
-
-WEB = ROOT / "docs" / "browser"
-RUNTIME = WEB / "node_modules" / "onnxruntime-web" / "dist"
-"""Left by ``npm ci`` in ``docs/browser/``, which ``make docs`` runs."""
-_RUNTIME_FILES = ("ort.wasm.min.mjs", "ort-wasm-simd-threaded.mjs", "ort-wasm-simd-threaded.wasm")
-_SHOWN = (
-    '<iframe src="try/index.html" title="A captioner in this browser" loading="lazy" '
-    'style="width: 100%; height: 46rem; border: 1px solid #8884"></iframe>'
-)
-
-
-def browser_files() -> dict[str, bytes]:
-    """The page of the server, made to need none, by path: samples, a shipped captioner as ONNX, and its runtime.
-
-    Raises:
-        ValueError: the page of the server has changed, so that its source cannot be exchanged.
-    """
-    from lightning_idc.serve.export import write_graphs
-    from lightning_idc.serve.opening import SAMPLES, load
-
-    page = (PACKAGE / "serve" / "page.html").read_text(encoding="utf-8")
-    for old, new in (
-        ("<script>start(SERVER);</script>", '<script type="module" src="local.mjs"></script>'),
-        ("They go to this server only.", "They stay in this browser."),
-    ):
-        if old not in page:
-            raise ValueError(f"serve/page.html has no {old!r}")
-        page = page.replace(old, new)
-    names = sorted(path.name for path in SAMPLES.glob("clevr*") if path.is_dir())
-    found = {"index.html": page.encode(), "samples/names.json": json.dumps(names).encode()}
-    found |= {f"samples/{path.relative_to(SAMPLES).as_posix()}": path.read_bytes() for path in SAMPLES.rglob("*.png")}
-    found |= {path.name: path.read_bytes() for path in WEB.glob("*.mjs")}
-    found |= {f"ort/{name}": (RUNTIME / name).read_bytes() for name in _RUNTIME_FILES}
-    with tempfile.TemporaryDirectory() as folder:
-        written = write_graphs(load("clevr", device="cpu"), Path(folder))
-        found |= {f"model/{path.name}": path.read_bytes() for path in written.iterdir()}
-    return found
-
-
 # ---- MkDocs ---------------------------------------------------------------------------------------------
 
 
@@ -270,17 +227,9 @@ def on_files(files: Any, config: Any) -> Any:
 
     for address, markdown in generated().items():
         files.append(File.generated(config, address, content=markdown))
-    if RUNTIME.is_dir():
-        for address, content in browser_files().items():
-            files.append(File.generated(config, f"try/{address}", content=content))
-    else:
-        logging.getLogger("mkdocs").info("the first page runs no captioner: `npm ci` in docs/browser/ has not been run")
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    if page.file.src_uri == "index.md" and RUNTIME.is_dir():
-        before, heading, after = markdown.partition("\n## ")
-        markdown = f"{before}\n{_SHOWN}\n{heading}{after}"
     source = f"docs/{page.file.src_uri}"
     return with_links(markdown, source, sources()) if (ROOT / source).is_file() else markdown

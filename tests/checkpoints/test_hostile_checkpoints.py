@@ -5,81 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import lightning
 import pytest
 import torch
+from helpers.bad_files.models import gadgets, touch
+from helpers.bad_files.weights import MODEL, good_checkpoint
 from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.models.loading import load_captioner
-from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.utils.errors import CheckpointError
-
-LORA = "lightning_idc.models.LoraAdapter"
-MODEL = "lightning_idc.models.PairTransformer"
-
-
-def touch(trace: Path) -> str:
-    return f"__import__('pathlib').Path({str(trace)!r}).touch()"
-
-
-def in_adapters(value: Any) -> dict[str, Any]:
-    return {"adapters": {"a": {"x": value}}}
-
-
-def gadgets(trace: Path) -> dict[str, dict[str, Any]]:
-    shell = f"touch {trace}"
-    popen = {"class_path": "subprocess.Popen", "init_args": {"args": ["touch", str(trace)]}}
-    sympy = {"class_path": "sympy.Poly", "dict_kwargs": {"rep": touch(trace)}}
-    system = {"class_path": "os.system", "init_args": {"command": shell}}
-    module = {"class_path": "evil_mod.Evil"}
-    return {
-        "sympy in adapters": in_adapters(sympy),
-        "popen in adapters": in_adapters(popen),
-        "system in adapters": in_adapters(system),
-        "module in adapters": in_adapters(module),
-        "adapter of a foreign class": {"adapters": {"a": {"class_path": "evil_mod.Evil", "init_args": {}}}},
-        "adapter with a nested class": {
-            "adapters": {"a": {"class_path": "lightning_idc.models.LoraAdapter", "init_args": {"targets": sympy}}}
-        },
-        "optimizer beside the file": {"optimizer": module},
-        "schedule beside the file": {"schedule": module},
-        "schedule that calls": {"schedule": sympy},
-        "vocabulary": {"vocabulary": sympy},
-        "rates": {"learning_rates": {"vision": sympy}},
-        "backbone": {"backbone": module},
-        "size": {"image_size": [sympy, sympy]},
-        "a list in a list": {"no_change_captions": [["a"], [popen]]},
-        "instantiator": {"_instantiator": "evil_mod.build"},
-        "class": {"_class_path": "evil_mod.Evil", "_instantiator": "lightning.pytorch.cli.instantiate_module"},
-        "init_from": {"init_from": "evil_mod.py"},
-        "unknown key": {"anything": sympy},
-    }
 
 
 @pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    torch.manual_seed(0)
-    model = PairTransformer(
-        width=8,
-        encoder_layers=1,
-        decoder_layers=1,
-        heads=1,
-        max_length=4,
-        no_change_captions=["a"],
-        vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "a"],
-        image_size=(16, 16),
-    )
-    model.build()
-    return {
-        "state_dict": model.state_dict(),
-        "hyper_parameters": {**dict(model.hparams), "_instantiator": "lightning.pytorch.cli.instantiate_module"},
-        "class_path": MODEL,
-        "pytorch-lightning_version": lightning.__version__,
-        "epoch": 0,
-        "global_step": 0,
-        "loops": {},
-    }
+def good() -> dict[str, Any]:
+    return good_checkpoint()
 
 
 @pytest.fixture

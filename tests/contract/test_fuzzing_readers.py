@@ -5,17 +5,19 @@ from __future__ import annotations
 import io
 import json
 import warnings
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from helpers.bad_files.weights import MODEL, good_checkpoint
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from safetensors.torch import save
-from test_hostile_checkpoints import MODEL, good  # noqa: F401
 
 from lightning_idc.checkpoints.checkpoint_io import newest_checkpoint
 from lightning_idc.cli.configuration import gather, parse_overrides, parse_value, read_yaml
@@ -25,8 +27,9 @@ from lightning_idc.images.read import read_image
 from lightning_idc.models.loading import load_captioner
 from lightning_idc.utils.errors import IDCError
 
+# `make fuzz` draws others, for as long as wanted
 QUICK = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
 )
 CHANGES = st.lists(
     st.tuples(
@@ -56,7 +59,7 @@ def changed(data: bytes, changes: list[tuple[str, float, int]], within: int | No
     return bytes(found)
 
 
-# ---- images ----------------------------------------------------------------------------------------------
+# ---- damaged files -----------------------------------------------------------------------------------------
 
 
 def pictures() -> dict[str, bytes]:
@@ -80,7 +83,30 @@ def pictures() -> dict[str, bytes]:
     return found
 
 
-PICTURES = pictures()
+RECIPE = """
+recipe: {title: x}
+base: {model: {class_path: ProCap}}
+stages: [{name: a, run: fit}, {name: b, run: test}]
+"""
+
+
+def checkpoint(old: bool) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(good_checkpoint(), buffer, _use_new_zipfile_serialization=not old)
+    return buffer.getvalue()
+
+
+def config() -> bytes:
+    hparams = {key: value for key, value in good_checkpoint()["hyper_parameters"].items() if not key.startswith("_")}
+    return json.dumps({"class_path": MODEL, "init_args": hparams}).encode()
+
+
+def state() -> bytes:
+    return save({key: value.clone() for key, value in good_checkpoint()["state_dict"].items()})
+
+
+def read_picture(data: bytes, folder: Path) -> None:
+    read_or_refuse(data, ImageOptions("auto" if len(data) % 2 else None, None, None, None))
 
 
 def read_or_refuse(data: bytes, options: ImageOptions) -> None:
@@ -94,17 +120,56 @@ def read_or_refuse(data: bytes, options: ImageOptions) -> None:
     assert image.dtype == torch.uint8 and image.ndim == 3 and min(image.shape) > 0
 
 
-@pytest.mark.parametrize("name", PICTURES)
-@given(changes=CHANGES, auto=st.booleans())
-@example(changes=[("flip", 0.59375, 0)], auto=False)
-@example(changes=[("remove", 0.75, 4), ("flip", 0.59375, 0)], auto=False)
-@example(changes=[("repeat", 0.03125, 118)], auto=False)
-@example(changes=[("repeat", 0.0, 78)], auto=False)
-@example(changes=[("repeat", 0.25, 32)], auto=False)
-@example(changes=[("insert", 0.25, 0)], auto=True)
+def read_checkpoint_file(data: bytes, folder: Path) -> None:
+    path = folder / "last.ckpt"
+    path.write_bytes(data)
+    newest_checkpoint(folder, lambda message: None)
+    try:
+        load_captioner(path)
+    except IDCError as error:
+        assert "last.ckpt" in str(error) or "the checkpoint" in str(error)
+
+
+def read_model_folder(folder: Path, config_file: bytes, weights_file: bytes) -> None:
+    (folder / "config.json").write_bytes(config_file)
+    (folder / "model.safetensors").write_bytes(weights_file)
+    try:
+        load_captioner(folder)
+    except IDCError as error:
+        assert str(error)
+
+
+def read_recipe(data: bytes, folder: Path) -> None:
+    (folder / "x.yaml").write_bytes(data)
+    each_reader(folder / "x.yaml")
+
+
+FILES: dict[str, tuple[Callable[[], bytes], Callable[[bytes, Path], None]]] = {
+    **{name: (lambda data=data: data, read_picture) for name, data in pictures().items()},
+    "checkpoint": (lambda: checkpoint(old=False), read_checkpoint_file),
+    "checkpoint before zip": (lambda: checkpoint(old=True), read_checkpoint_file),
+    "config of a folder": (config, lambda data, folder: read_model_folder(folder, data, state())),
+    "safetensors of a folder": (state, lambda data, folder: read_model_folder(folder, config(), data)),
+    "recipe": (RECIPE.encode, read_recipe),
+}
+
+
+@cache
+def good_file(name: str) -> bytes:
+    return FILES[name][0]()
+
+
+@pytest.mark.parametrize("name", FILES)
+@given(changes=CHANGES, start=st.booleans())
+@example(changes=[("flip", 0.59375, 0)], start=False)
+@example(changes=[("remove", 0.75, 4), ("flip", 0.59375, 0)], start=False)
+@example(changes=[("repeat", 0.03125, 118)], start=False)
+@example(changes=[("repeat", 0.0, 78)], start=False)
+@example(changes=[("repeat", 0.25, 32)], start=False)
+@example(changes=[("insert", 0.25, 0)], start=False)
 @QUICK
-def test_damaged_images(name: str, changes: list[Any], auto: bool) -> None:
-    read_or_refuse(changed(PICTURES[name], changes), ImageOptions("auto" if auto else None, None, None, None))
+def test_damaged_files(name: str, changes: list[Any], start: bool, tmp_path: Path) -> None:
+    FILES[name][1](changed(good_file(name), changes, 2000 if start else None), tmp_path)
 
 
 @given(
@@ -114,37 +179,6 @@ def test_damaged_images(name: str, changes: list[Any], auto: bool) -> None:
 @QUICK
 def test_images_of_any_bytes(start: bytes, rest: bytes) -> None:
     read_or_refuse(start + rest, ImageOptions("auto", "all", 0, 0.0))
-
-
-# ---- checkpoints -----------------------------------------------------------------------------------------
-
-
-@given(changes=CHANGES.filter(bool), old=st.booleans(), start=st.booleans())
-@QUICK
-def test_damaged_checkpoints(good: dict[str, Any], changes: list[Any], old: bool, start: bool, tmp_path: Path) -> None:  # noqa: F811
-    buffer = io.BytesIO()
-    torch.save(good, buffer, _use_new_zipfile_serialization=not old)
-    path = tmp_path / "last.ckpt"
-    path.write_bytes(changed(buffer.getvalue(), changes, 2000 if start else None))
-    newest_checkpoint(tmp_path, lambda said: None)
-    try:
-        load_captioner(path)
-    except IDCError as error:
-        assert "last.ckpt" in str(error) or "the checkpoint" in str(error)
-
-
-@given(of_config=CHANGES, of_weights=CHANGES)
-@QUICK
-def test_damaged_folders(good: dict[str, Any], of_config: list[Any], of_weights: list[Any], tmp_path: Path) -> None:  # noqa: F811
-    hparams = {key: value for key, value in good["hyper_parameters"].items() if not key.startswith("_")}
-    config = json.dumps({"class_path": MODEL, "init_args": hparams}).encode()
-    weights = save({key: value.clone() for key, value in good["state_dict"].items()})
-    (tmp_path / "config.json").write_bytes(changed(config, of_config))
-    (tmp_path / "model.safetensors").write_bytes(changed(weights, of_weights, 2000))
-    try:
-        load_captioner(tmp_path)
-    except IDCError as error:
-        assert str(error)
 
 
 # ---- YAML and command lines ------------------------------------------------------------------------------
@@ -157,11 +191,6 @@ FRAGMENTS = (
     *("~", "null", "true", "2024-01-01", "1:30", "5", "-1", "é", "\\", "\x00", "\ufeff", "=", "@", "`"),
 )
 YAMLS = st.lists(st.sampled_from(FRAGMENTS), max_size=25).map("".join) | st.text(max_size=30)
-RECIPE = """
-recipe: {title: x}
-base: {model: {class_path: ProCap}}
-stages: [{name: a, run: fit}, {name: b, run: test}]
-"""
 WORDS = st.sampled_from(["--a", "--a.b", "--a+", "--", "-c", "--a=", "=", "--a.0", "x"]) | YAMLS
 
 
@@ -189,13 +218,6 @@ def each_reader(path: Path) -> None:
 @QUICK
 def test_yaml_of_any_shape(text: str, tmp_path: Path) -> None:
     (tmp_path / "x.yaml").write_bytes(text.encode("utf-8", "surrogatepass"))
-    each_reader(tmp_path / "x.yaml")
-
-
-@given(changes=CHANGES)
-@QUICK
-def test_damaged_recipes(changes: list[Any], tmp_path: Path) -> None:
-    (tmp_path / "x.yaml").write_bytes(changed(RECIPE.encode(), changes))
     each_reader(tmp_path / "x.yaml")
 
 

@@ -8,19 +8,13 @@ from typing import Any
 import torch
 from lightning.pytorch import Trainer
 
+from helpers.training import QUIET
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.methods import OfficialProCap, OfficialProcedureModel, ProCap, ProcedureModel
 from lightning_idc.methods.procap.flow import CrossFade
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer
 
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "num_sanity_val_steps": 0,
-}
 SIZES: dict[str, Any] = {"width": 16, "layers": 2, "heads": 2, "image_size": (16, 16)}
 DECODER: dict[str, Any] = {"decoder_width": 16, "decoder_layers": 1, "decoder_heads": 2}
 

@@ -15,6 +15,9 @@ from helpers.tiny import TinyCaptioner, TinyPairs
 QUIET: dict[str, Any] = dict(
     accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
 )
+"""Options of a Trainer that prints nothing."""
+SILENT: dict[str, Any] = {**QUIET, "devices": 1, "enable_checkpointing": False}
+"""Options of a Trainer that writes nothing, either."""
 
 
 def quiet_trainer(device: str, folder: Path, **options: Any) -> Trainer:

@@ -1,4 +1,4 @@
-"""Real references against pycocoevalcap, Java tokenizer included, as benchmarks/annotations.py compares them."""
+"""Real references against pycocoevalcap, Java tokenizer included, as benchmarks/studies does."""
 
 from __future__ import annotations
 

@@ -193,7 +193,7 @@ def test_namc_from_pre_training_to_rebuilt_patches_and_corrupted_data(here: Path
     pairs = {"matrix.phase": "pretrain", "data.root": str(described(here / "pairs", "train"))}
     run("namc", here / "pretrain", **pairs, **namc_keys(here, files, "pretrain"))
     start = sorted((here / "pretrain").rglob("*.ckpt"))[-1]
-    # Table 9, as its row of docs/reproduction.md says
+    # Table 9, as its row of docs/notes/reproduction.md says
     unseen = {"matrix.phase": "reconstruction", "data.root": str(described(here / "unseen", "val"))}
     checkpoint = {"stages.reconstruction.ckpt_path": str(start)}
     run("namc", here / "rebuilt", **unseen, **checkpoint, **namc_keys(here, files, "reconstruction"))

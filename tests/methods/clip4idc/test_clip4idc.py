@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.processes import launch
+from helpers.training import SILENT as QUIET
 from lightning.pytorch import Trainer
 from safetensors.torch import load_file
 from torch import Tensor
@@ -34,15 +35,6 @@ from lightning_idc.nn.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, l
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.utils.names import class_of
 
-QUIET: dict[str, Any] = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "num_sanity_val_steps": 0,
-}
 TINY: dict[str, Any] = {
     "embed_dim": 32,
     "quick_gelu": True,

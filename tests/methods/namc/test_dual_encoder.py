@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.training import QUIET
 from lightning.pytorch import Callback, LightningModule, Trainer
 
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
@@ -20,10 +21,6 @@ from lightning_idc.methods.namc.dual_encoder import (
 from lightning_idc.methods.namc.relevance import RelevancePretraining, noise_auc, word_relevance
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import CheckpointError, DataError
-
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers.processes import launch
+from helpers.training import QUIET
 from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from torch import Tensor, nn
 
@@ -51,9 +52,6 @@ from lightning_idc.nn.vocabulary import (
 )
 from lightning_idc.utils.errors import CheckpointError, ConfigError, IDCError
 
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
 HOSTS: dict[str, Any] = {
     "namc": lambda **options: NAMC(width=32, heads=2, freeze_backbone=False, **options),
     "pair_transformer": lambda **options: PairTransformer(width=32, heads=2, encoder_layers=1, **options),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from helpers.training import QUIET
 from lightning.pytorch import Trainer
 from torch.nn import functional as F
 
@@ -24,9 +25,6 @@ from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.vocabulary import Vocabulary
 from lightning_idc.utils.errors import ConfigError
 
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
 CAPTION = compose("a small red cube", "a large sphere left of it")
 
 

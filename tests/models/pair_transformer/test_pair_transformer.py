@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.training import SILENT as QUIET
 from lightning.pytorch import Trainer
 from torch.utils.data import DataLoader
 
@@ -23,15 +24,6 @@ from lightning_idc.nn.decoding.decoding import greedy, greedy_uncached
 from lightning_idc.nn.vocabulary import EOS
 from lightning_idc.utils.errors import CheckpointError, DataError
 
-QUIET = {
-    "accelerator": "cpu",
-    "devices": 1,
-    "logger": False,
-    "enable_progress_bar": False,
-    "enable_model_summary": False,
-    "enable_checkpointing": False,
-    "num_sanity_val_steps": 0,
-}
 SIDES = {"left": (slice(8, 24), slice(0, 16)), "right": (slice(8, 24), slice(16, 32))}
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.training import SILENT
 from helpers.vlm_tiny import ColorPairs, ColorSource, captioner
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
@@ -16,16 +17,6 @@ from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.models.vlm.lora import LoRA
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
-
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu",
-    logger=False,
-    enable_progress_bar=False,
-    enable_model_summary=False,
-    num_sanity_val_steps=0,
-    limit_val_batches=0,
-    enable_checkpointing=False,
-)
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +49,8 @@ def run(stock: Path, folder: Path, precision: Any, steps: int = 12, **options: A
         precision=precision,
         max_steps=steps,
         default_root_dir=folder,
-        **QUIET,
+        **SILENT,
+        limit_val_batches=0,
     )
     trainer.fit(model, ColorPairs(batch_size=6, seed=1))
     return model, keep

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.training import QUIET
 from helpers.vlm_tiny import CAPTIONS, captioner, samples
 from lightning.pytorch import Trainer, seed_everything
 from PIL import Image
@@ -21,9 +22,6 @@ from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import ConfigError
 
 SIZES = [(32, 96), (96, 32), (48, 64), (64, 48), (64, 64), (32, 48), (48, 32), (80, 48), (48, 96), (40, 56)]
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
 
 
 @pytest.fixture(scope="module")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from helpers.training import QUIET
 from helpers.vlm_tiny import ARCHITECTURES, ColorPairs, ColorSource, architecture, captioner, samples
 from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -20,10 +21,6 @@ from lightning_idc.models.loading import load_captioner
 from lightning_idc.models.vlm.lora import LoRA
 from lightning_idc.models.vlm.module import VLMCaptioner
 from lightning_idc.utils.errors import CheckpointError, ConfigError
-
-QUIET: dict[str, Any] = dict(
-    accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, num_sanity_val_steps=0
-)
 
 
 def small(**options: Any) -> VLMCaptioner:

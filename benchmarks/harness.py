@@ -1,0 +1,207 @@
+"""Results of benchmarks with what it takes to repeat them, a quiet Trainer, and tables within pages."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+
+
+def report(
+    result: Mapping[str, Any],
+    out: Path | None,
+    *packages: str,
+    seeds: Sequence[int],
+    java: bool = False,
+    quiet: bool = False,
+) -> None:
+    """Print a result, and keep it where that was asked for.
+
+    Args:
+        result: plain values; ``question`` takes the place of the first line of the benchmark's docstring.
+        out: JSON file; None to print alone.
+        packages: distributions whose versions matter, besides torch and numpy.
+        seeds: of all chance in it; none where nothing is drawn.
+        java: also keep Java's version, which takes a moment.
+        quiet: the benchmark prints something shorter itself.
+    """
+    text = json.dumps(complete(result, *packages, seeds=seeds, java=java), indent=1, ensure_ascii=False)
+    if not quiet:
+        print(text)
+    if out:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(text + "\n", encoding="utf-8")
+
+
+class RowFailed(Exception):
+    """A row that was measured in a process of its own ended with an error; its text is the end of what it wrote."""
+
+    @property
+    def line(self) -> str:
+        """The last line, which names the error."""
+        return (str(self).strip().splitlines() or ["without a word"])[-1]
+
+
+_MARK = "RESULT "
+
+
+def measure_apart(*arguments: object) -> dict[str, Any]:
+    """What the running script measures with other arguments in a process of its own, which ends with `give_back`.
+
+    Memory is then that of one row, and no row finds what another left.
+
+    Raises:
+        RowFailed: the process failed.
+    """
+    command = [sys.executable, "-m", _module(), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RowFailed(done.stderr[-3000:])
+    found: dict[str, Any] = json.loads(done.stdout.rpartition(_MARK)[2])
+    return found
+
+
+def give_back(row: Mapping[str, Any]) -> None:
+    """Hand a row to the process that `measure_apart` was called in."""
+    print(_MARK + json.dumps(row))
+
+
+def complete(result: Mapping[str, Any], *packages: str, seeds: Sequence[int], java: bool = False) -> dict[str, Any]:
+    """A result with what it takes to repeat it; arguments as of :func:`report`."""
+    return {
+        "question": question(),
+        "command": command(),
+        "commit": commit(),
+        "environment": environment(*packages, java=java),
+        "seeds": list(seeds),
+        **result,
+    }
+
+
+def question() -> str:
+    """First line of the docstring of the script that runs."""
+    return (sys.modules["__main__"].__doc__ or "").strip().partition("\n")[0]
+
+
+def command() -> str:
+    """Command line of the script that runs; of folders of this machine only the last part."""
+    arguments = [Path(text).name if Path(text).is_absolute() else text for text in sys.argv[1:]]
+    return " ".join(["python", "-m", _module(), *arguments])
+
+
+def _module() -> str:
+    """Name of the module that runs, as ``python -m`` takes it."""
+    spec = sys.modules["__main__"].__spec__
+    if spec is None:
+        raise SystemExit(
+            f"run it as a module from the root of the repository: python -m benchmarks.{Path(sys.argv[0]).stem}"
+        )
+    return spec.name
+
+
+def commit() -> str:
+    """Commit of the code, with a note where files differ from it; ``BENCH_COMMIT`` where a copy has no history."""
+    if os.environ.get("BENCH_COMMIT"):
+        return os.environ["BENCH_COMMIT"]
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(["git", *arguments], cwd=HERE, capture_output=True, text=True).stdout.strip()
+
+    return git("rev-parse", "HEAD") + (" and changes" if git("status", "--porcelain", "--untracked-files=no") else "")
+
+
+def _cpu() -> str:
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8")
+    except OSError:
+        return platform.processor() or platform.machine()
+    name = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return name.group(1).strip() if name else platform.machine()
+
+
+def _java() -> str | None:
+    try:
+        answer = subprocess.run(["java", "-version"], capture_output=True, text=True, timeout=30, check=True).stderr
+    except (OSError, subprocess.SubprocessError):
+        return None
+    version = re.search(r'version "([^"]+)"', answer)
+    return version.group(1) if version else None
+
+
+def environment(*packages: str, java: bool = False) -> dict[str, Any]:
+    """Hardware and versions, without names of hosts or folders.
+
+    Args:
+        packages: distributions whose versions matter, besides torch and numpy.
+        java: whether Java's version is read, which takes a moment.
+    """
+    versions = {}
+    for package in dict.fromkeys(("torch", "numpy", *packages)):
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = "not installed"
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    facts: dict[str, Any] = {
+        "cpu": _cpu(),
+        "cores": usable,
+        "system": f"{platform.system()} {platform.machine()}",
+        "python": platform.python_version(),
+        "versions": versions,
+    }
+    if "torch" in sys.modules:
+        torch = sys.modules["torch"]
+        facts["torch_threads"] = torch.get_num_threads()
+        facts["gpu"] = torch.cuda.get_device_name(0) if torch.cuda.is_available() else None
+    if java:
+        facts["java"] = _java()
+    return facts
+
+
+def quiet_trainer(**options: Any) -> Any:
+    """A Trainer on the CPU without logger, checkpoints, bars and sanity checks, unless the options ask for them."""
+    from lightning.pytorch import Trainer  # a benchmark sets its number of threads before torch is imported
+
+    quiet = {
+        "accelerator": "cpu",
+        "logger": False,
+        "num_sanity_val_steps": 0,
+        "enable_checkpointing": False,
+        "enable_progress_bar": False,
+        "enable_model_summary": False,
+    }
+    return Trainer(**{**quiet, **options})
+
+
+def filled(text: str, tables: Mapping[str, str]) -> str:
+    """A page with its tables made anew.
+
+    Args:
+        text: of the page.
+        tables: by the name of their marks.
+
+    Raises:
+        SystemExit: the page lacks a mark.
+
+    Example:
+        >>> filled("<!-- a -->\\nold\\n<!-- /a -->\\n", {"a": "new"})
+        '<!-- a -->\\nnew\\n<!-- /a -->\\n'
+    """
+    for name, table in tables.items():
+        before, begin, rest = text.partition(f"<!-- {name} -->\n")
+        _, end, after = rest.partition(f"<!-- /{name} -->")
+        if not end:
+            raise SystemExit(
+                f"The page has no lines <!-- {name} --> and <!-- /{name} -->; write them where the table is to stand."
+            )
+        text = f"{before}{begin}{table.rstrip()}\n{end}{after}"
+    return text

@@ -1,0 +1,119 @@
+"""Do our scores equal pycocoevalcap's on real difference captions, file by file?
+
+    python -m benchmarks.studies.annotations FOLDER [--meteor] [--most 2000] [--out FILE]
+
+FOLDER holds annotation files that `score --references` reads (``.json`` and ``.json.gz``, at any depth; others are
+passed over). Of every file, references are scored against themselves (the first of a pair against all), against those
+of another pair ("shuffled"), and cut to half of their words ("truncated"). pycocoevalcap's path is its own: Java
+tokenizer, scorers, and with --meteor its Java METEOR. Differences are given times 100; METEOR's must be 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import random
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import report
+from lightning_idc.metrics.captions import FAST, score_captions
+from lightning_idc.metrics.grouping import grouped
+from lightning_idc.metrics.reading import read_truths
+from lightning_idc.utils.errors import IDCError
+
+Texts = Mapping[str, Sequence[str]]
+
+
+def oracle(said: Mapping[str, str], expected: Texts, meteor: Any) -> dict[str, float]:
+    """pycocoevalcap's scores, times 100."""
+    from pycocoevalcap.bleu.bleu import Bleu
+    from pycocoevalcap.cider.cider import Cider
+    from pycocoevalcap.rouge.rouge import Rouge
+    from pycocoevalcap.tokenizer.ptbtokenizer import PTBTokenizer
+
+    with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+        candidates = PTBTokenizer().tokenize({id: [{"caption": text}] for id, text in said.items()})
+        references = PTBTokenizer().tokenize({id: [{"caption": t} for t in texts] for id, texts in expected.items()})
+        found = {f"BLEU-{n + 1}": v for n, v in enumerate(Bleu(4).compute_score(references, candidates)[0])}
+        found["ROUGE-L"] = float(Rouge().compute_score(references, candidates)[0])
+        found["CIDEr-D"] = float(Cider().compute_score(references, candidates)[0])
+        if meteor is not None:
+            found["METEOR"] = meteor.compute_score(references, candidates)[0]
+    return {name: 100 * value for name, value in found.items()}
+
+
+def variants(expected: Texts) -> dict[str, dict[str, str]]:
+    """Candidates made of references."""
+    ids = list(expected)
+    generator = random.Random(0)
+    others = generator.sample(ids, len(ids))
+    first = {id: texts[0] for id, texts in expected.items()}
+    return {
+        "themselves": first,
+        "shuffled": {id: first[other] for id, other in zip(ids, others, strict=True)},
+        "truncated": {id: " ".join(text.split()[: (len(text.split()) + 1) // 2]) for id, text in first.items()},
+    }
+
+
+def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
+    """Largest differences of one file; None where it is no file of references."""
+    try:
+        truths = grouped(read_truths(path))["all"]
+    except IDCError:
+        return None
+    # line breaks and their kin move pycocoevalcap's captions to other pairs, so both see the same blanks
+    expected = {t.id: [" ".join(text.split()) for text in t.references] for t in truths[:most] if t.references}
+    words = [len(text.split()) for texts in expected.values() for text in texts]
+    if sum(words) < 2 * len(words):  # a map of names, such as types of change
+        return None
+    found: dict[str, Any] = {"pairs": len(expected), "references": sum(map(len, expected.values()))}
+    metrics = FAST if meteor is None else (*FAST, "METEOR")
+    for name, said in variants(expected).items():
+        ours, theirs = score_captions(said, expected, metrics).values, oracle(said, expected, meteor)
+        found[name] = {metric: abs(ours[metric] - theirs[metric]) for metric in theirs}
+    return found
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    arguments.add_argument("folder", type=Path)
+    arguments.add_argument("--meteor", action="store_true")
+    arguments.add_argument("--most", type=int, default=2000, help="pairs of a file")
+    arguments.add_argument("--out", type=Path)
+    options = arguments.parse_args()
+    meteor = None
+    if options.meteor:
+        from pycocoevalcap.meteor.meteor import Meteor
+
+        meteor = Meteor()
+    began = time.perf_counter()
+    files = {}
+    for path in sorted(options.folder.rglob("*.json*")):
+        name = path.relative_to(options.folder).as_posix()
+        outcome = compare(path, options.most, meteor)
+        if outcome is not None:
+            files[name] = outcome
+            worst = max(v for part in outcome.values() if isinstance(part, dict) for v in part.values())
+            print(f"{name}: {outcome['pairs']} pairs, largest difference {worst:.2e}", flush=True)
+    largest: dict[str, float] = {}
+    for outcome in files.values():
+        for part in outcome.values():
+            for metric, value in part.items() if isinstance(part, dict) else ():
+                largest[metric] = max(largest.get(metric, 0.0), value)
+    result = {
+        "seconds": round(time.perf_counter() - began, 1),
+        "largest_difference_x100": largest,
+        "files": files,
+    }
+    if options.out is not None:
+        print(json.dumps(largest))
+    report(result, options.out, "pycocoevalcap", seeds=[], java=True, quiet=options.out is not None)
+
+
+if __name__ == "__main__":
+    main()

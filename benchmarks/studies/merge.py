@@ -1,0 +1,211 @@
+"""One study of the parts that ran one by one, on several cores or machines: the summary that a single run would print.
+
+    python -m benchmarks.studies.merge parts/half-*.json --out FILE
+    python -m benchmarks.studies.merge parts/mix.json --across SFT+ --out FILE  # worlds as rows
+    python -m benchmarks.studies.merge parts/short.json parts/long.json --by epochs --control "none, epochs 6 4 14"
+
+Parts are what the studies (``preference_learning.py``, ``reward_learning.py``, ``noise.py``, ``procap_learning.py``,
+``synthesis_training.py``, ``mdp.py``, ``combinations.py``) keep with ``--part``: every caption that was said. They may
+differ in seeds, worlds and rows, and in one setting that ``--by`` names and that all rows are then named after; in
+nothing else. Commit and other settings have to be the same, and a row that is in two parts (the captioner that others
+start from) has to say the same in both.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness import report
+from benchmarks.studies.harness import VARIED, Study, show
+from lightning_idc.report.comparison import Captioned
+from lightning_idc.utils.errors import DataError
+
+SAME = ("question", "commit")
+NAMED = ("said", "figures")
+"""What a run keeps by row."""
+
+
+def read(paths: Sequence[Path], by: str | None = None) -> list[dict[str, Any]]:
+    """Parts of one study.
+
+    Args:
+        paths: of the parts.
+        by: setting in which they may differ.
+
+    Raises:
+        DataError: they are not of the same question, commit and settings, or one is no part.
+    """
+    parts = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        if not all("runs" in world for world in part.get("worlds", {"": {}}).values()):
+            raise DataError(f"{path.name} does not hold what captioners said; expected a file that --part wrote")
+        for name in SAME:
+            if part[name] != parts[0][name]:
+                raise DataError(
+                    f"{path.name} is of {name} {part[name]!r} and {paths[0].name} of {parts[0][name]!r}; merge parts "
+                    "of one study only"
+                )
+        first, own = fixed(parts[0], by), fixed(part, by)
+        if first != own:
+            odd = sorted(name for name in first.keys() | own.keys() if first.get(name) != own.get(name))
+            raise DataError(
+                f"{path.name} and {paths[0].name} differ in {', '.join(odd)}; merge parts of one study only"
+            )
+    return parts
+
+
+def fixed(part: dict[str, Any], by: str | None = None) -> dict[str, Any]:
+    """Settings in which parts may not differ."""
+    return {name: value for name, value in part["settings"].items() if name not in VARIED and name != by}
+
+
+def named_by(parts: Sequence[dict[str, Any]], setting: str, control: str | None) -> list[dict[str, Any]]:
+    """The parts with rows named after the value of a setting.
+
+    Args:
+        parts: which may differ in it.
+        setting: its name.
+        control: row, so named, with which all others are compared; None where there is none.
+
+    Raises:
+        DataError: a part has no such setting, or no row is so named.
+    """
+    if not all(setting in part["settings"] for part in parts):
+        raise DataError(f"--by is {setting!r}; the parts have {', '.join(sorted(fixed(parts[0])))}")
+    ends = [value_of(part["settings"][setting]) for part in parts]
+    order = {
+        world: [f"{row}, {setting} {end}" for end in dict.fromkeys(ends) for row in found["order"]]
+        for part in parts
+        for world, found in part["worlds"].items()
+    }
+    if control is not None and not all(control in rows for rows in order.values()):
+        raise DataError(f"--control is {control!r}; the rows are {', '.join(next(iter(order.values())))}")
+    named = []
+    for part, end in zip(parts, ends, strict=True):
+        worlds = {}
+        for world, found in part["worlds"].items():
+            runs = [
+                run | {kind: {f"{row}, {setting} {end}": run[kind][row] for row in run[kind]} for kind in NAMED}
+                for run in found["runs"]
+            ]
+            worlds[world] = found | {"order": order[world], "control": control, "runs": runs}
+        named.append(part | {"worlds": worlds})
+    return named
+
+
+def value_of(setting: Any) -> str:
+    """A setting as it is typed."""
+    return " ".join(map(str, setting)) if isinstance(setting, list) else str(setting)
+
+
+def merged(parts: Sequence[dict[str, Any]]) -> dict[str, Study]:
+    """Studies by world, seeds in order.
+
+    Raises:
+        DataError: two parts were tested on other pairs, say other things in one row, or lack rows of a seed.
+    """
+    runs: dict[str, dict[int, dict[str, dict[str, Any]]]] = {}
+    studies: dict[str, Study] = {}
+    for part in parts:
+        for world, found in part["worlds"].items():
+            study = Study(found["references"], found["constant"], found["order"], found["control"])
+            first = studies.setdefault(world, study)
+            if (first.references, first.constant, first.order) != (study.references, study.constant, study.order):
+                raise DataError(f"parts of world {world} were tested on other pairs or rows; make them anew")
+            for run in found["runs"]:
+                known = runs.setdefault(world, {}).setdefault(run["seed"], {"said": {}, "figures": {}, "notes": {}})
+                unite(known, run, f"world {world}, seed {run['seed']}")
+    for world, study in studies.items():
+        rows = {seed: set(known["said"]) for seed, known in runs[world].items()}
+        every = set.union(*rows.values())
+        for seed, own in sorted(rows.items()):
+            if own != every:
+                raise DataError(f"world {world}, seed {seed} lacks {', '.join(sorted(every - own))}; run the part anew")
+            known = runs[world][seed]
+            study.add(
+                seed,
+                {name: (Captioned(**said), known["figures"][name]) for name, said in known["said"].items()},
+                **known["notes"],
+            )
+    return studies
+
+
+def across(studies: Mapping[str, Study], row: str) -> Study:
+    """One row of all worlds that have it as a study of its own, whose rows are the worlds, with the seeds of them all.
+
+    Args:
+        studies: by world, all tested on the same pairs.
+        row: to compare.
+
+    Raises:
+        DataError: fewer than two worlds have the row, they were tested on other pairs, or no seed is in them all.
+    """
+    own = {world: study for world, study in studies.items() if row in study.said[0]}
+    if len(own) < 2:
+        raise DataError(
+            f"--across compares a row of several worlds, and {len(own)} have {row}; name one that more have"
+        )
+    first = next(iter(own.values()))
+    for world, study in own.items():
+        if (study.references, study.constant) != (first.references, first.constant):
+            raise DataError(f"world {world} has other test pairs; --across compares worlds that share them")
+    seeds = sorted(set.intersection(*(set(study.seeds) for study in own.values())))
+    if not seeds:
+        raise DataError(f"no seed is in all of the worlds {', '.join(own)}; --across compares seeds that they share")
+    found = Study(first.references, first.constant, list(own))
+    for seed in seeds:
+        places = {world: study.seeds.index(seed) for world, study in own.items()}
+        found.add(
+            seed,
+            {
+                world: (study.said[places[world]][row], study.figures[places[world]][row])
+                for world, study in own.items()
+            },
+        )
+    return found
+
+
+def unite(known: dict[str, dict[str, Any]], run: dict[str, Any], where: str) -> None:
+    """Add a part's rows of a seed to those that there are."""
+    for name, captioned in run["said"].items():
+        if known["said"].setdefault(name, captioned) != captioned:
+            raise DataError(f"{where}: {name} does not say the same in two parts; run them on machines of one kind")
+    known["figures"] = {**run["figures"], **known["figures"]}
+    seconds = known["notes"].get("seconds", 0.0) + run["notes"].get("seconds", 0.0)
+    known["notes"] = {**run["notes"], "seconds": seconds}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", type=Path, nargs="+")
+    parser.add_argument("--commit", help="of the parts, where they ran on a machine without git")
+    parser.add_argument("--across", nargs="*", default=[], metavar="ROW", help="rows to compare between worlds as well")
+    parser.add_argument("--by", metavar="SETTING", help="in which the parts may differ, and that rows are named after")
+    parser.add_argument("--control", metavar="ROW", help="with which the others are compared, as --by names it")
+    parser.add_argument("--out", type=Path)
+    given = parser.parse_args()
+    if given.control and not given.by:
+        parser.error("--control is for --by; without it the parts say what their control is")
+    parts = read(given.parts, given.by)
+    parts = named_by(parts, given.by, given.control) if given.by else parts
+    studies = merged(parts)
+    studies |= {f"across {row}": across(studies, row) for row in given.across}
+    environments = [part["environment"] for part in parts]
+    result = {
+        "question": parts[0]["question"],
+        "command": [part["command"] for part in parts],
+        "commit": given.commit or parts[0]["commit"],
+        "environment": environments[0] if all(one == environments[0] for one in environments) else environments,
+        "settings": fixed(parts[0], given.by),
+        "worlds": {world: study.as_dict() for world, study in studies.items()},
+    }
+    report(result, given.out, seeds=sorted({seed for study in studies.values() for seed in study.seeds}), quiet=True)
+    show(studies)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,236 @@
+"""Does preference optimisation teach a captioner anything, and does the adversary help? Five seeds, one SFT each.
+
+    python -m benchmarks.studies.preference_learning [--seeds 1 2 3 4 5] [--world vague careful half] [--out FILE]
+    python -m benchmarks.studies.preference_learning --rows main harder  # planted, self-sampled, retrieved negatives
+    python -m benchmarks.studies.preference_learning --rows main sweep  # Figure 4: |N| 16 to 256, 1 / tau 0.25 to 4
+    python -m benchmarks.studies.preference_learning --rows weighting  # how often which caption is a negative
+    python -m benchmarks.studies.preference_learning --world half --seeds 3 --part parts/half-3.json  # and merge.py
+
+Rendered CLEVR-Change pairs of 64 pixels, the settings of recipes/adpo.yaml. Worlds: ``vague``, every pair changed and
+60 % of the training captions vague; ``vague_sixth``, the same with a sixth of the pairs unchanged; ``careful``, a sixth
+unchanged and no vague caption; ``half``, half of the pairs unchanged as in CLEVR-Change, no vague caption. A
+PairTransformer is trained by likelihood; from its checkpoint likelihood goes on for two epochs (SFT+, about as much
+compute), or DPO and ADPO take over for one, without any caption loss. Measured on held-out pairs with careful
+references: CIDEr-D, the forced choice between the truth and planted counterfactuals, and, where pairs are unchanged,
+how often a change is missed or invented. ``harness.py`` says what stands beside every score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Callback, Trainer, seed_everything
+from lightning.pytorch.callbacks import ModelCheckpoint
+
+from benchmarks.harness import quiet_trainer
+from benchmarks.studies.harness import Said, Study, arguments, asked, each_run, keep, once, show, wanted
+from lightning_idc.callbacks.forced_choice import ForcedChoice
+from lightning_idc.data.synthetic import SyntheticPairs
+from lightning_idc.data.synthetic.cells import SyntheticCells
+from lightning_idc.data.transforms.robustness import VagueCaptions
+from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever
+from lightning_idc.methods.adpo.negatives import Counterfactual, RandomCaption, SelfSampled
+from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE
+from lightning_idc.methods.adpo.preference import PreferenceOptimization
+from lightning_idc.models.pair_transformer.module import PairTransformer
+from lightning_idc.models.pretraining.cell_classification import ObjectNaming
+from lightning_idc.models.schedules import WarmupCosine
+
+CANDIDATES = (16, 64, 256)
+SHARPNESS = (0.25, 0.5, 2.0, 4.0)
+"""|N| and 1 / tau of Figure 4 beside 128 and 1, which are those of the row ADPO."""
+FIGURES = ("forced_choice", "missed_change", "invented_change")
+WORLDS: dict[str, tuple[float, float]] = {
+    "vague": (0.0, 0.6),
+    "vague_sixth": (1 / 6, 0.6),
+    "careful": (1 / 6, 0.0),
+    "half": (0.5, 0.0),
+}
+"""Share of unchanged pairs, and of changed pairs with vague training captions."""
+
+
+def adamw(rate: float) -> Any:
+    return lambda groups: torch.optim.AdamW(groups, lr=rate, fused=True)
+
+
+class Run:
+    """All trainings of one seed in one world.
+
+    Args:
+        given: command line.
+        folder: for checkpoints; a backbone that is there is taken.
+        seed: of training.
+        world: name of :data:`WORLDS`.
+    """
+
+    def __init__(self, given: argparse.Namespace, folder: Path, seed: int, world: str) -> None:
+        self.given, self.folder, self.seed, self.world = given, folder, seed, world
+        self.unchanged, self.vague = WORLDS[world]
+        self.sizes: dict[str, Any] = dict(
+            train_pairs=given.pairs,
+            val_pairs=8,
+            test_pairs=given.test_pairs,
+            cache_dir=given.cache,
+            progress=False,
+            no_change=self.unchanged,
+        )
+
+    def pairs(self) -> SyntheticPairs:
+        return SyntheticPairs(**self.sizes, corruption=VagueCaptions(self.vague) if self.vague else None)
+
+    def trainer(self, epochs: int, callbacks: list[Callback]) -> Trainer:
+        seed_everything(self.seed, workers=True, verbose=False)
+        return quiet_trainer(
+            max_epochs=epochs,
+            limit_val_batches=0,
+            gradient_clip_val=1.0,
+            callbacks=callbacks,
+            enable_checkpointing=True,
+            default_root_dir=self.folder,
+        )
+
+    def saver(self, name: str) -> ModelCheckpoint:
+        return ModelCheckpoint(self.folder, filename=name, enable_version_counter=False)
+
+    def supervised(self) -> str:
+        """Checkpoint of the SFT policy."""
+        policy, look = (self.folder / f"{name}.ckpt" for name in (f"sft-{self.world}", "look"))
+        if policy.is_file():
+            return str(policy)
+        if not look.is_file():
+            data = SyntheticCells(**{**self.sizes, "no_change": 0.0}, batch_size=64)
+            seed_everything(self.seed, workers=True, verbose=False)  # the namer is made before its trainer
+            namer = ObjectNaming(optimizer=adamw(1e-2))
+            self.trainer(self.given.look_epochs, [self.saver(look.stem)]).fit(namer, data)
+        captioner = PairTransformer(
+            backbone_weights=str(look),
+            freeze_backbone=True,
+            captions_per_pair=3,
+            dropout=0.0,
+            optimizer=adamw(1.5e-3),
+            schedule=WarmupCosine(0.1),
+        )
+        self.trainer(self.given.sft_epochs, [self.saver(policy.stem)]).fit(captioner, self.pairs())
+        return str(policy)
+
+    def row(self, name: str, make: Callable[[], Said]) -> Said:
+        """A row of this seed and world; one that is there is taken."""
+        return once(self.folder / f"{name.replace('/', ' of ')}-{self.world}.json", make)
+
+    def measured(self, captioner: PairTransformer) -> Said:
+        said, scores = asked(self.trainer(1, [ForcedChoice()]), captioner, self.pairs())
+        return said, {name: scores[name] for name in FIGURES if name in scores}
+
+    def continued(self, sft: str, made: Callable[[], list[Callback]]) -> Said:
+        """Captions and figures after more training from the SFT policy."""
+        callbacks = made()
+        adversarial = any(isinstance(callback, AdversarialRetriever) for callback in callbacks)
+        captioner = PairTransformer(
+            init_from=sft,
+            freeze_backbone=True,
+            captions_per_pair=2,
+            dropout=0.0,
+            learning_rates={"addons.retriever": 10.0} if adversarial else None,
+            optimizer=adamw(self.given.rate),
+            schedule=WarmupCosine(0.1),
+        )
+        epochs = self.given.epochs if callbacks else self.given.more_epochs
+        self.trainer(epochs, [*callbacks, self.saver("more")]).fit(captioner, self.pairs())
+        return self.measured(captioner)
+
+    def results(self, rows: dict[str, Callable[[], list[Callback]]]) -> dict[str, Said]:
+        """What every row says, and its figures."""
+        sft = self.supervised()
+        found = {"SFT": self.row("SFT", lambda: self.measured(PairTransformer.load_from_checkpoint(sft)))}
+        for name, callbacks in rows.items():
+            found[name] = self.row(name, partial(self.continued, sft, callbacks))
+        return found
+
+
+def rows_of(given: argparse.Namespace) -> dict[str, Callable[[], list[Callback]]]:
+    """Callbacks by name of the row, made anew for each training."""
+
+    def preference(**options: Any) -> PreferenceOptimization:
+        return PreferenceOptimization(
+            beta=given.beta, caption_weight=given.caption_weight, anchor=given.anchor, **options
+        )
+
+    def dpo(weighting: Any, share: float = given.no_change_share) -> Callable[[], list[Callback]]:
+        return lambda: [preference(negatives=RandomCaption(weighting=weighting, no_change_share=share))]
+
+    def adpo(
+        weighting: Any = given.weighting, no_change: float = given.no_change_share, **options: Any
+    ) -> Callable[[], list[Callback]]:
+        settings = {"candidates": 128, "scale": 10.0, "temperature": 1.0, "alignment": 1.0, **options}
+        return lambda: [
+            preference(),
+            AdversarialRetriever(weighting=weighting, no_change_share=no_change, **settings),
+        ]
+
+    weightings: dict[str, Callable[[], list[Callback]]] = {"SFT+": list}
+    for name in ("frequency", "distinct"):
+        weightings |= {f"DPO, {name}": dpo(name), f"ADPO, {name}": adpo(name)}
+    for share in given.no_change_shares:
+        weightings |= {
+            f"DPO, stratified {share}": dpo("stratified", share),
+            f"ADPO, stratified {share}": adpo("stratified", share),
+        }
+    groups: dict[str, dict[str, Callable[[], list[Callback]]]] = {
+        "main": {"SFT+": list, "DPO": dpo(given.weighting), "ADPO": adpo()},
+        "harder": {
+            "DPO, planted": lambda: [preference(negatives=Counterfactual())],
+            "DPO, self-sampled": lambda: [preference(negatives=SelfSampled(verify=True))],
+            "ADPO, half retrieved": adpo(share=0.5),
+        },
+        "sweep": {f"|N| = {n}": adpo(candidates=n) for n in CANDIDATES}
+        | {f"1/tau = {s}": adpo(temperature=1 / s) for s in SHARPNESS},
+        "weighting": weightings,
+    }
+    found: dict[str, Callable[[], list[Callback]]] = {}
+    for group in given.rows:
+        found |= groups[group]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--world", choices=list(WORLDS), nargs="+", default=["vague", "vague_sixth", "careful"])
+    parser.add_argument("--rows", choices=("main", "harder", "weighting", "sweep"), nargs="+", default=["main"])
+    parser.add_argument("--pairs", type=int, default=3000)
+    parser.add_argument("--test_pairs", type=int, default=300)
+    parser.add_argument("--look_epochs", type=int, default=5)
+    parser.add_argument("--sft_epochs", type=int, default=5)
+    parser.add_argument("--epochs", type=int, default=1, help="of preference optimisation")
+    parser.add_argument("--more_epochs", type=int, default=2, help="of SFT+")
+    parser.add_argument("--rate", type=float, default=3e-4)
+    parser.add_argument("--beta", type=float, default=0.1)
+    parser.add_argument("--caption_weight", type=float, default=0.0)
+    parser.add_argument("--weighting", default="stratified")
+    parser.add_argument("--anchor", type=float, default=3.0, help="of PreferenceOptimization; 0 compares all alike")
+    parser.add_argument("--no_change_share", type=float, default=NO_CHANGE_SHARE)
+    parser.add_argument("--no_change_shares", type=float, nargs="*", default=[0.0, 0.1])
+    arguments(parser, (1, 2, 3, 4, 5))
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    order = ["SFT", *rows_of(given)]
+    chosen = {name: made for name, made in rows_of(given).items() if name in wanted(given, order)}
+    worlds: dict[str, Study] = {}
+    for world, seed, folder in each_run(given):
+        print(f"world {world}, seed {seed}", flush=True)
+        begin = time.process_time()
+        run = Run(given, folder, seed, world)
+        found = run.results(chosen)
+        study = worlds.setdefault(world, Study.of(run.pairs(), order, "DPO" if "DPO" in order else None))
+        study.add(seed, found, seconds=time.process_time() - begin)
+        keep(given, worlds, "lightning")
+    show(worlds)
+
+
+if __name__ == "__main__":
+    main()

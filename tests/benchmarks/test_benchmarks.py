@@ -1,0 +1,102 @@
+"""Scripts of benchmarks/ start, and run at their smallest size on a CPU."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+SCRIPTS = [
+    path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".")
+    for path in sorted((ROOT / "benchmarks").rglob("*.py"))
+    if "def main()" in path.read_text(encoding="utf-8")
+]
+LIBRARY = {"benchmarks", "lightning_idc"}
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_help_of_a_script(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # scripts set them before they import torch
+        monkeypatch.setenv(variable, "1")
+    # cv2 sets it at its first import
+    monkeypatch.setenv("LD_LIBRARY_PATH", os.environ.get("LD_LIBRARY_PATH", ""))
+    try:
+        script = importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if (error.name or "").partition(".")[0] in LIBRARY:
+            raise
+        pytest.skip(f"needs {error.name}")
+    monkeypatch.setattr(sys, "argv", [name, "--help"])
+    with pytest.raises(SystemExit) as caught:
+        script.main()
+    assert caught.value.code == 0 and "usage:" in capsys.readouterr().out
+
+
+def run(name: str, *arguments: str) -> None:
+    environment = {**os.environ, "PYTEST_ADDOPTS": "--collect-only -qq", "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", f"benchmarks.{name}", *arguments]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=580)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+
+
+SMALLEST = {
+    "combinations": (
+        "--smallest",
+        "--pairs",
+        "16",
+        "--test_pairs",
+        "6",
+        "--world",
+        "baseline",
+        "--only",
+        "SFT+",
+        "MDP",
+    ),
+    "procap_learning": ("--pairs", "24", "--test_pairs", "8", "--epochs", "1", "1", "1", "--only", "none", "IPC"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SMALLEST)
+def test_the_smallest_run_of_a_study(name: str, tmp_path: Path) -> None:
+    folders = (
+        "--work",
+        str(tmp_path / "work"),
+        "--cache",
+        str(tmp_path / "cache"),
+        "--out",
+        str(tmp_path / "out.json"),
+    )
+    run(f"studies.{name}", *SMALLEST[name], "--seeds", "1", *folders)
+    result = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
+    assert result["question"] and result["commit"] and result["environment"]["versions"]["torch"]
+    assert result["command"].startswith(f"python -m benchmarks.studies.{name} ")
+    (world,) = result["worlds"].values()
+    assert len(world["summary"]) == 2
+    assert str(tmp_path) not in json.dumps(result), "a folder of this machine"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("part", "files"),
+    [("1", {"vlm_decode", "vlm_scoring", "captioner_training", "namc_inference"}), ("2", {"vlm_training"})],
+)
+def test_gpu_benchmarks_run_on_a_cpu_at_tiny_size(part: str, files: set[str], tmp_path: Path) -> None:
+    run("gpu", "--part", part, "--tiny", "--out", str(tmp_path))
+    assert {path.stem for path in tmp_path.glob("*.json")} == files
+
+
+@pytest.mark.slow
+def test_cost_grows_no_faster_than_n_log_n(tmp_path: Path) -> None:
+    out = tmp_path / "scaling.json"
+    run("scaling", "--pairs", "1000", "8000", "--without-others", "--out", str(out))
+    result = json.loads(out.read_text(encoding="utf-8"))
+    large = result["pairs"]["8000"]
+    # quadratic growth is 2; on a busy machine linear growth has been seen as 1.3
+    assert all(slope < 1.6 for name, slope in result["exponents"].items() if large[name] > 0.2), result["exponents"]

@@ -1,0 +1,1 @@
+"""Files that a reader must refuse or survive, by kind: damaged, lying, or trying to run something."""
