@@ -214,6 +214,7 @@ def _type(path: str, inner: str) -> str | None:
     for options in re.findall(r"Expected a typing\.Literal\[([^\]]+)\]", inner):
         kinds += options.split(", ")
     kinds += [f"a list of {count} values" for count in re.findall(r"Expected a tuple with (\d+) elements", inner)]
+    kinds += re.findall(r"Not of type ([^:]+): ", inner)
     found = re.findall(r"(?:Got value|Given value): (.*?)(?:\. Got value: .*)?$", inner, re.MULTILINE)
     if not set(kinds) - {"NoneType"} or not found:
         return None

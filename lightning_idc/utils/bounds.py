@@ -30,9 +30,12 @@ class Bounded:
     contains: ClassVar[Callable[[Any], bool]]
 
     def __new__(cls, value: Any) -> Any:
-        number = cls.kind(value) if isinstance(value, str) else value
-        if cls.fault(number):
-            raise ValueError(f"expected {cls.fault(number)}. Got value: {number!r}")
+        try:
+            number = cls.kind(value) if isinstance(value, str) else value
+        except ValueError:  # not a number: said below
+            number = value
+        if expected := cls.fault(number):
+            raise ValueError(f"expected {expected}. Got value: {number!r}")
         return cls.kind(number)
 
     @classmethod
@@ -57,7 +60,8 @@ def _bounded(kind: type, name: str, expected: str, contains: Callable[[Any], boo
 
 if TYPE_CHECKING:
     PositiveInt = NonNegativeInt = TwoOrMore = int
-    PositiveFloat = NonNegativeFloat = Share = PositiveShare = ShareBelowOne = ShareBelowHalf = float
+    PositiveFloat = NonNegativeFloat = float
+    Share = PositiveShare = OpenShare = ShareBelowOne = ShareBelowHalf = float
 else:
     PositiveInt = _bounded(int, "int >= 1", "at least 1", lambda n: n >= 1)
     NonNegativeInt = _bounded(int, "int >= 0", "at least 0", lambda n: n >= 0)
@@ -66,6 +70,7 @@ else:
     NonNegativeFloat = _bounded(float, "float >= 0", "at least 0", lambda x: 0 <= x < math.inf)
     Share = _bounded(float, "0 <= float <= 1", "a number from 0 to 1", lambda x: 0 <= x <= 1)
     PositiveShare = _bounded(float, "0 < float <= 1", "a number above 0 and at most 1", lambda x: 0 < x <= 1)
+    OpenShare = _bounded(float, "0 < float < 1", "a number above 0 and less than 1", lambda x: 0 < x < 1)
     ShareBelowOne = _bounded(float, "0 <= float < 1", "at least 0 and less than 1", lambda x: 0 <= x < 1)
     ShareBelowHalf = _bounded(float, "0 <= float < 0.5", "at least 0 and less than 0.5", lambda x: 0 <= x < 0.5)
 
@@ -136,7 +141,7 @@ def _checked_hints(annotations: Mapping[str, Any], namespace: dict[str, Any]) ->
     hints = {}
     for name, annotation in annotations.items():
         try:
-            hint = eval(annotation, namespace) if isinstance(annotation, str) else annotation  # noqa: S307 - our code
+            hint = eval(annotation, namespace) if isinstance(annotation, str) else annotation
         except (NameError, TypeError, AttributeError):  # a type that only type checkers import has no bound
             continue
         if name != "return" and _is_checked(hint):
@@ -179,6 +184,8 @@ def _check(name: str, value: Any, hint: Any) -> None:
 def _check_union(name: str, value: Any, options: tuple[Any, ...]) -> None:
     """Check a value against that option of a union whose shape it has; options of other types are free."""
     if value is None and types.NoneType in options:
+        return
+    if any(get_origin(option) is Literal and value in get_args(option) for option in options):
         return
     options = tuple(option for option in options if option is not types.NoneType)
     same_shape = [option for option in options if _is_checked(option) and _has_shape(value, option)]

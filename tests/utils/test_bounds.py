@@ -15,6 +15,7 @@ from lightning_idc.utils import bounds
 from lightning_idc.utils.bounds import (
     NonNegativeFloat,
     NonNegativeInt,
+    OpenShare,
     PositiveFloat,
     PositiveInt,
     PositiveShare,
@@ -39,11 +40,13 @@ class Options(HyperparametersMixin):
         weight: NonNegativeFloat = 0,
         ratio: Share = 0.5,
         share: PositiveShare = 1,
+        confidence: OpenShare = 0.95,
         dropout: ShareBelowOne = 0.0,
         smoothing: ShareBelowHalf = 0.0,
         size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None,
         layers: Sequence[NonNegativeInt] = (),
         rates: Mapping[str, NonNegativeFloat] | None = None,
+        counts: Literal[0] | TwoOrMore = 0,
         mode: Literal["fast", "slow"] = "fast",
     ) -> None:
         check_arguments(Options.__init__, locals())
@@ -74,6 +77,8 @@ WRONG = {
     "weight": (math.nan, "weight is nan; expected at least 0"),
     "ratio": (1.5, "ratio is 1.5; expected a number from 0 to 1"),
     "share": (0, "share is 0; expected a number above 0 and at most 1"),
+    "confidence": (1.0, "confidence is 1.0; expected a number above 0 and less than 1"),
+    "counts": (1, "counts is 1; expected at least 2"),
     "dropout": (1, "dropout is 1; expected at least 0 and less than 1"),
     "smoothing": (0.5, "smoothing is 0.5; expected at least 0 and less than 0.5"),
     "size": ((4, 0), r"size\[1\] is 0; expected at least 1"),
@@ -106,7 +111,7 @@ def test_hyper_parameters_are_collected_from_all_constructors() -> None:
 
 def test_the_fields_of_a_dataclass_are_checked() -> None:
     assert Loss(0.5).smoothing == 0.5
-    with pytest.raises(ConfigError, match="smoothing is 1.5; expected at least 0 and less than 1"):
+    with pytest.raises(ConfigError, match=r"smoothing is 1.5; expected at least 0 and less than 1"):
         Loss(1.5)
 
 

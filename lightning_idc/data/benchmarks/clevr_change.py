@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
@@ -15,7 +15,8 @@ from lightning_idc.data.tables.files import Record
 from lightning_idc.data.tables.jsonfiles import find, read_json, sentences
 from lightning_idc.data.tables.tables import short
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Pairs = Literal["all", "change", "no_change"]
 IDS = {"train": 33_830, "val": 1_988, "test": 3_985}
@@ -74,8 +75,8 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
     def __init__(
         self, root: str | Path | None = None, pairs: Pairs = "all", scenes_together: bool = False, **options: Any
     ) -> None:
+        check_arguments(CLEVRChange.__init__, locals())
         super().__init__(root, **options)
-        check_choice("pairs", pairs, get_args(Pairs))
         self.pairs: Pairs = pairs
         if scenes_together and (pairs != "all" or self.batch_size % 2):
             raise ConfigError(

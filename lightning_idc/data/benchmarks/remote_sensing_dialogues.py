@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record, split_by_hash
 from lightning_idc.data.tables.jsonfiles import needed, read_objects, read_text, sentences
 from lightning_idc.data.tables.tables import Row, short
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Turn = Literal["first", "last"]
 INSTRUCTIONS = {"train": 87_935, "test": 17_172}
@@ -49,8 +50,8 @@ images/*                                      images, as the records name them, 
     remotes = (Remote("annotations", "https://github.com/hanlinwu/DeltaVLM", page=True),)
 
     def __init__(self, root: str | Path | None = None, turn: Turn = "last", **options: Any) -> None:
+        check_arguments(ChangeChat.__init__, locals())
         super().__init__(root, **options)
-        check_choice("turn", turn, get_args(Turn))
         self.turn: Turn = turn
 
     def annotations(self, split: Split) -> list[list[str]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.models.adapter_callback import AdapterCallback
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
 
 
 class MDPAdapter(AdapterCallback):
@@ -25,14 +26,15 @@ class MDPAdapter(AdapterCallback):
         self,
         layers: list[int] | None = None,
         at: str = "backbone",
-        heads: int | None = None,
-        hidden: int | None = None,
-        stacked: int = 2,
+        heads: PositiveInt | None = None,
+        hidden: PositiveInt | None = None,
+        stacked: NonNegativeInt = 2,
         shared: bool = True,
         softmax: bool = False,
         as_printed: bool = False,
         name: str = "mdp",
     ) -> None:
+        check_arguments(MDPAdapter.__init__, locals())
         options = {"heads": heads, "hidden": hidden, "stacked": stacked, "shared": shared, "softmax": softmax}
         options["as_printed"] = as_printed
         super().__init__(name, MDP, layers=layers, at=at, **options)

@@ -13,7 +13,8 @@ from lightning_idc.data.transforms.sides import swap_sides
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.advantages import EPSILON, group_relative, spread
 from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
@@ -247,8 +248,8 @@ class WeightedRewards(Reward):
         weights: Sequence[float] | None = None,
         normalise: Literal["group", "batch", "none"] = "none",
     ) -> None:
+        check_arguments(WeightedRewards.__init__, locals())
         super().__init__()
-        check_choice("normalise", normalise, ("group", "batch", "none"))
         self.rewards, self.weights = list(rewards), [1.0] * len(rewards) if weights is None else list(weights)
         if len(self.weights) != len(self.rewards) or not any(self.weights):
             raise ConfigError(

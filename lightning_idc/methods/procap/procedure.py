@@ -28,7 +28,8 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.schedules import Warmup
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.utils.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -109,27 +110,27 @@ class ProcedureModel(PairCaptioner):
         self,
         procedures: str,
         tokenizer: str | dict[str, Any] | None = None,
-        keyframes: int = 2,
-        scale: float = CLIP_SCALE,
+        keyframes: NonNegativeInt = 2,
+        scale: NonNegativeFloat = CLIP_SCALE,
         trunk: str | None = None,
-        width: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        dropout: float = 0.0,
+        width: PositiveInt = 768,
+        layers: PositiveInt = 12,
+        heads: PositiveInt = 12,
+        dropout: ShareBelowOne = 0.0,
         loss_weights: tuple[float, float, float] | None = None,
         mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
         first_caption: bool = False,
         read_caption: bool = True,
-        frames: int | None = None,
+        frames: PositiveInt | None = None,
         similarity: Similarities = None,
         relative_places: bool = False,
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
+        check_arguments(ProcedureModel.__init__, locals())
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
-        check_number("keyframes", keyframes, minimum=0)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]

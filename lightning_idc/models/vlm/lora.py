@@ -15,7 +15,8 @@ from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
 from lightning_idc.models.vlm.tying import untie
-from lightning_idc.utils.errors import CheckpointError, ConfigError, check_number, check_positive
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
@@ -61,19 +62,17 @@ class LoraAdapter(Adapter):
 
     def __init__(
         self,
-        rank: int = 128,
-        alpha: float = 256,
-        dropout: float = 0.0,
+        rank: PositiveInt = 128,
+        alpha: PositiveFloat = 256,
+        dropout: ShareBelowOne = 0.0,
         targets: str = ALL_LINEAR,
         freeze: Sequence[str] | None = None,
         modules_to_save: Sequence[str] = (),
         use_dora: bool = False,
         use_rslora: bool = False,
     ) -> None:
+        check_arguments(LoraAdapter.__init__, locals())
         super().__init__()
-        check_number("rank", rank, minimum=1)
-        check_number("dropout", dropout, minimum=0, below=1)
-        check_positive("alpha", alpha)
         self.targets, self.freeze, self.modules_to_save = targets, freeze, list(modules_to_save)
         self.options: dict[str, Any] = {
             "r": rank,
@@ -278,9 +277,9 @@ class LoRA(AdapterCallback):
 
     def __init__(
         self,
-        rank: int = 128,
-        alpha: float = 256,
-        dropout: float = 0.0,
+        rank: PositiveInt = 128,
+        alpha: PositiveFloat = 256,
+        dropout: ShareBelowOne = 0.0,
         targets: str = ALL_LINEAR,
         freeze: list[str] | None = None,
         modules_to_save: list[str] | None = None,
@@ -288,6 +287,7 @@ class LoRA(AdapterCallback):
         use_rslora: bool = False,
         name: str = "lora",
     ) -> None:
+        check_arguments(LoRA.__init__, locals())
         options: dict[str, Any] = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
         options |= {"freeze": freeze, "modules_to_save": modules_to_save or []}
         options |= {"use_dora": use_dora, "use_rslora": use_rslora}

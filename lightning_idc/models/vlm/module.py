@@ -40,6 +40,7 @@ from lightning_idc.models.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
 from lightning_idc.models.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 MOST_PROMPTS = 512  # that are kept as tokens
@@ -96,15 +97,16 @@ class VLMCaptioner(FinetunedCaptioner):
         device: str | None = None,
         quantize: str | None = None,
         attn: str | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
+        min_pixels: PositiveInt | None = None,
+        max_pixels: PositiveInt | None = None,
         tokenizer: str | None = None,
-        tokenizer_size: int = 2000,
+        tokenizer_size: PositiveInt = 2000,
         language_model: str | None = None,
         text_config: dict[str, Any] | None = None,
         tower_weights: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(VLMCaptioner.__init__, locals())
         super().__init__(**options)
         if (model is None) == (architecture is None):
             raise ConfigError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
