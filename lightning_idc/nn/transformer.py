@@ -100,7 +100,8 @@ class FeedForward(nn.Sequential):
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward over all tokens of a pair."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(self, width: PositiveInt, heads: PositiveInt, hidden: PositiveInt, dropout: ShareBelowOne) -> None:
+        check_arguments(EncoderLayer.__init__, locals())
         super().__init__()
         check_heads(width, heads)
         self.heads = heads
@@ -284,13 +285,13 @@ class Decoder(nn.Module):
 
     def __init__(
         self,
-        vocabulary: int,
-        width: int,
+        vocabulary: PositiveInt,
+        width: PositiveInt,
         layers: PositiveInt,
-        heads: int,
-        hidden: int,
-        dropout: float,
-        max_length: int = 256,
+        heads: PositiveInt,
+        hidden: PositiveInt,
+        dropout: ShareBelowOne,
+        max_length: PositiveInt = 256,
     ) -> None:
         check_arguments(Decoder.__init__, locals())
         super().__init__()

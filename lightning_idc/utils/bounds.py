@@ -59,9 +59,16 @@ def _bounded(kind: type, name: str, expected: str, contains: Callable[[Any], boo
 
 
 if TYPE_CHECKING:
-    PositiveInt = NonNegativeInt = TwoOrMore = int
-    PositiveFloat = NonNegativeFloat = float
-    Share = PositiveShare = OpenShare = ShareBelowOne = ShareBelowHalf = float
+    PositiveInt = int
+    NonNegativeInt = int
+    TwoOrMore = int
+    PositiveFloat = float
+    NonNegativeFloat = float
+    Share = float
+    PositiveShare = float
+    OpenShare = float
+    ShareBelowOne = float
+    ShareBelowHalf = float
 else:
     PositiveInt = _bounded(int, "int >= 1", "at least 1", lambda n: n >= 1)
     NonNegativeInt = _bounded(int, "int >= 0", "at least 0", lambda n: n >= 0)
@@ -124,8 +131,8 @@ def check_fields(instance: Any) -> None:
 
 @cache
 def _argument_hints(function: Callable[..., Any]) -> Hints:
-    function = unwrap(function)
-    return _checked_hints(function.__annotations__, function.__globals__)
+    inner: Any = unwrap(function)
+    return _checked_hints(inner.__annotations__, inner.__globals__)
 
 
 @cache

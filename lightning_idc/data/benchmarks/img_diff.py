@@ -15,7 +15,7 @@ from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
 from lightning_idc.data.tables.jsonfiles import needed, read_objects, sentences
 from lightning_idc.data.tables.tables import Row, short
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 Part = Literal["replacement", "removal"]
@@ -74,12 +74,12 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         self,
         root: str | Path | None = None,
         part: Part = "replacement",
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        shares: tuple[Share, Share, Share] = (0.9, 0.05, 0.05),
         **options: Any,
     ) -> None:
         check_arguments(ImgDiff.__init__, locals())
         super().__init__(root, **options)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
             )

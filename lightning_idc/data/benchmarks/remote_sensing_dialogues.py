@@ -11,7 +11,7 @@ from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record, split_by_hash
 from lightning_idc.data.tables.jsonfiles import needed, read_objects, read_text, sentences
 from lightning_idc.data.tables.tables import Row, short
-from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 Turn = Literal["first", "last"]
@@ -130,12 +130,13 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
     def __init__(
         self,
         root: str | Path | None = None,
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        shares: tuple[Share, Share, Share] = (0.9, 0.05, 0.05),
         test_list: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(RSCC.__init__, locals())
         super().__init__(root, **options)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
             )

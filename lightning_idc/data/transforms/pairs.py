@@ -52,7 +52,8 @@ class Resize(PairTransform):
         interpolation: of the images.
     """
 
-    def __init__(self, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> None:
+    def __init__(self, size: tuple[PositiveInt, PositiveInt], interpolation: Interpolation = "bilinear") -> None:
+        check_arguments(Resize.__init__, locals())
         self.size, self.interpolation = size, interpolation
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:

@@ -19,7 +19,7 @@ from lightning_idc.models.schedules import Schedule, WarmupCosine
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.vocabulary import SPECIALS, Vocabulary
-from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
+from lightning_idc.utils.bounds import NonNegativeInt, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -63,7 +63,7 @@ class PairNaming(CellNaming):
         intra_layers: NonNegativeInt,
         stem: bool = False,
         stem_weights: str | None = None,
-        classes: Sequence[int] = (3, 9, 3, 4),
+        classes: Sequence[TwoOrMore] = (3, 9, 3, 4),
         schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:

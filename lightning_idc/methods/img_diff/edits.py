@@ -49,7 +49,7 @@ class PasteEdits(PipelineStage):
         self,
         size: PositiveInt = 192,
         kinds: Sequence[Kind] = KINDS,
-        things: tuple[int, int] = (2, 3),
+        things: tuple[PositiveInt, PositiveInt] = (2, 3),
         scale: tuple[float, float] = (0.2, 0.34),
         library: str | None = None,
         blend: Literal["paste", "clone"] = "paste",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -117,14 +116,16 @@ class ProcedureModel(PairCaptioner):
         layers: PositiveInt = 12,
         heads: PositiveInt = 12,
         dropout: ShareBelowOne = 0.0,
-        loss_weights: tuple[float, float, float] | None = None,
-        mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
+        loss_weights: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None,
+        mask_probabilities: tuple[
+            NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat
+        ] = PROBABILITIES,
         first_caption: bool = False,
         read_caption: bool = True,
         frames: PositiveInt | None = None,
         similarity: Similarities = None,
         relative_places: bool = False,
-        captions_per_pair: int = 1,
+        captions_per_pair: PositiveInt = 1,
         **options: Any,
     ) -> None:
         check_arguments(ProcedureModel.__init__, locals())
@@ -134,14 +135,14 @@ class ProcedureModel(PairCaptioner):
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]
-        if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not any(counted):
+        if not any(counted):
             raise ConfigError(
                 f"loss_weights is {weights}; expected three numbers, 0 or more, of which one is above 0: of masked "
                 "sequence modelling, alignment and consistency; without `read_caption` there is nothing to align"
             )
         self.hparams["loss_weights"] = weights
         shares = list(mask_probabilities)
-        if len(shares) != len(self.mask_rules) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+        if len(shares) != len(self.mask_rules) or not any(shares):
             raise ConfigError(
                 f"mask_probabilities is {shares}; expected {len(self.mask_rules)} shares of which one is above 0: of "
                 "entire, random patch, in-block and out-of-block masking"

@@ -52,11 +52,11 @@ class TokenizerTraining(PairModule):
 
     def __init__(
         self,
-        codebook_size: TwoOrMore = 1024,
+        codebook_size: PositiveInt = 1024,
         latent: PositiveInt = 256,
         width: PositiveInt = 128,
         multipliers: Sequence[PositiveInt] = (1, 1, 2, 2, 4),
-        blocks: NonNegativeInt = 2,
+        blocks: PositiveInt = 2,
         fold: PositiveInt = 1,
         attention: bool = False,
         commitment: NonNegativeFloat = 0.25,

@@ -114,7 +114,8 @@ class CellNaming(PairModule):
 
     vision_modules = ("net",)
 
-    def __init__(self, classes: Sequence[int], **options: Any) -> None:
+    def __init__(self, classes: Sequence[TwoOrMore], **options: Any) -> None:
+        check_arguments(CellNaming.__init__, locals())
         super().__init__(**options)
         self.classes = list(classes)
         self.build()

@@ -17,7 +17,7 @@ from torch import Tensor
 from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.records import encode_image
 from lightning_idc.utils import http
-from lightning_idc.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, fingerprint, seal, unseal
 
@@ -60,8 +60,8 @@ class Endpoint:
 
     url: str
     model: str
-    max_tokens: int = 128
-    temperature: float = 0.0
+    max_tokens: PositiveInt = 128
+    temperature: NonNegativeFloat = 0.0
     stop: tuple[str, ...] = ()
     concurrency: PositiveInt = 16
     retries: NonNegativeInt = 5

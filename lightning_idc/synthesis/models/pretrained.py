@@ -14,7 +14,7 @@ from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
 from lightning_idc.synthesis.models.loading import Loading, missing_weights, unreadable, weight_bytes
 from lightning_idc.synthesis.provenance import model_provenance
-from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError
 
 Answer = TypeVar("Answer")
@@ -198,7 +198,7 @@ class BlipMatcher(Pretrained, ImageTextMatcher):
         model: str,
         revision: str | None = None,
         dtype: str = "float32",
-        batch_size: int = 32,
+        batch_size: PositiveInt = 32,
         score: Literal["cosine", "probability"] = "cosine",
     ) -> None:
         check_arguments(BlipMatcher.__init__, locals())
