@@ -82,12 +82,16 @@ else:
     ShareBelowHalf = _bounded(float, "0 <= float < 0.5", "at least 0 and less than 0.5", lambda x: 0 <= x < 0.5)
 
 
+def _unchanged(value: Any) -> Any:
+    return value
+
+
 def register_bounds() -> None:
     """Tell jsonargparse how to read the types of this module; it takes half a second to import, so not here."""
     from jsonargparse.typing import register_type
 
     for bound in Bounded.__subclasses__():
-        register_type(bound, serializer=bound.kind)
+        register_type(bound, serializer=_unchanged)
 
 
 if "jsonargparse" in sys.modules:
