@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.models.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
 from lightning_idc.models.vlm.prompting import PROMPT, padded_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
-    QUANTIZED,
     SKELETON,
     Source,
     load_empty,
@@ -34,7 +33,6 @@ from lightning_idc.models.vlm.published import (
     load_skeleton,
     save_skeleton,
 )
-from lightning_idc.models.vlm.scoring import SCORING_METHODS
 from lightning_idc.models.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.models.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
@@ -90,12 +88,12 @@ class VLMCaptioner(FinetunedCaptioner):
         architecture: dict[str, Any] | None = None,
         prompt: str = PROMPT,
         prompts: dict[str, str] | None = None,
-        scoring: str = "auto",
+        scoring: Literal["auto", "packed", "cached", "plain"] = "auto",
         activation_checkpointing: bool = False,
         dtype: str = "auto",
         revision: str | None = None,
         device: str | None = None,
-        quantize: str | None = None,
+        quantize: Literal["4bit", "8bit", "int4", "int8"] | None = None,
         attn: str | None = None,
         min_pixels: PositiveInt | None = None,
         max_pixels: PositiveInt | None = None,
@@ -114,12 +112,8 @@ class VLMCaptioner(FinetunedCaptioner):
             raise ConfigError(
                 "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
             )
-        if scoring not in (*SCORING_METHODS, "auto"):
-            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(SCORING_METHODS)}")
         if scoring == "cached" and activation_checkpointing:
             raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
-        if quantize is not None and quantize not in QUANTIZED:
-            raise ConfigError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
         dtype_named(dtype)
         # a checkpoint brings all weights, so it must not ask for these again
         for name in ("language_model", "tower_weights"):
