@@ -12,6 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import default_cache_dir
 
@@ -39,8 +40,9 @@ class CacheFeatures(Callback):
         module: str = "net.backbone",
         half: bool = False,
         always: bool = False,
-        max_gb: float = 20.0,
+        max_gb: NonNegativeFloat = 20.0,
     ) -> None:
+        check_arguments(CacheFeatures.__init__, locals())
         self.folder = default_cache_dir() / "features" if folder is None else Path(folder)
         self.module, self.half, self.always, self.max_gb = module, half, always, max_gb
         self.cache: FeatureCache | None = None

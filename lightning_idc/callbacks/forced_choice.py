@@ -11,6 +11,7 @@ from lightning_idc.images.types import PairBatch
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.captions import pad_captions
 from lightning_idc.models.distributed import all_gather_dict
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 WORDINGS = 5
@@ -27,9 +28,8 @@ class ForcedChoice(Callback):
         rivals: counterfactuals per pair.
     """
 
-    def __init__(self, rivals: int = 4) -> None:
-        if rivals < 1:
-            raise ConfigError(f"ForcedChoice is to compare with {rivals} counterfactuals; give it at least one")
+    def __init__(self, rivals: PositiveInt = 4) -> None:
+        check_arguments(ForcedChoice.__init__, locals())
         self.rivals = rivals
         self._found: dict[str, tuple[int, int]] = {}
 

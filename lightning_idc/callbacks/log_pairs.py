@@ -15,6 +15,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.table import Table
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import save
@@ -37,10 +38,9 @@ class LogPairs(Callback):
     """
 
     def __init__(
-        self, pairs: int = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
+        self, pairs: PositiveInt = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
     ) -> None:
-        if pairs < 1:
-            raise ConfigError(f"LogPairs is to draw {pairs} pairs; give it at least one, or leave it out")
+        check_arguments(LogPairs.__init__, locals())
         self.pairs = pairs
         self.main_facts = main_facts
         self.difference = difference

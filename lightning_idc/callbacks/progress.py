@@ -9,6 +9,8 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
+from lightning_idc.utils.bounds import NonNegativeFloat, check_arguments
+
 
 def duration(seconds: float) -> str:
     """Seconds as ``1:02:03`` or ``2:03``."""
@@ -24,7 +26,8 @@ class PlainProgress(Callback):
         every: least seconds between two lines.
     """
 
-    def __init__(self, every: float = 10.0) -> None:
+    def __init__(self, every: NonNegativeFloat = 10.0) -> None:
+        check_arguments(PlainProgress.__init__, locals())
         self.every = every
         self._began = self._last = self._began_evaluation = 0.0
         self._first_step = 0

@@ -22,6 +22,7 @@ from lightning_idc.report.html import check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
 from lightning_idc.report.summary import as_markdown, as_rich
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, IDCError
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import check_file, save, save_json, saved
@@ -53,13 +54,14 @@ class ShowResults(Callback):
 
     def __init__(
         self,
-        examples: int = 12,
+        examples: NonNegativeInt = 12,
         main_facts: Sequence[str] = ("type", "attributes"),
-        report_pairs: int = 2000,
+        report_pairs: NonNegativeInt = 2000,
         difference: bool = False,
         protocol: str = "coco",
         overwrite: bool = False,
     ) -> None:
+        check_arguments(ShowResults.__init__, locals())
         self.protocol = protocol_named(protocol)
         self.examples = examples
         self.main_facts = list(main_facts)

@@ -35,6 +35,7 @@ from lightning_idc.cli.signatures import arguments_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import destroy_process_group
 from lightning_idc.models.module import PairModule
+from lightning_idc.utils.bounds import register_bounds
 from lightning_idc.utils.errors import ConfigError, check_number
 from lightning_idc.utils.files import atomic_write
 from lightning_idc.utils.names import class_of, full_name
@@ -131,6 +132,7 @@ class PairCLI(LightningCLI):
         self.verb, self.source = verb, config
         # a value typed Any must never become an object of a class that it names
         set_parsing_settings(instantiate_subclass_spec_in_any=False)
+        register_bounds()
         replaced = any(file.name == "config.yaml" for file in files)
         super().__init__(
             LightningModule,

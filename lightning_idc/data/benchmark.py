@@ -14,7 +14,8 @@ from lightning_idc.data.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.loading import PairDataset
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import FileSource, Record, Root
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 _SHOWN = 5
 
@@ -111,8 +112,8 @@ class Benchmark(PairDataModule):
         follow_links: bool = False,
         **options: Any,
     ) -> None:
+        check_arguments(Benchmark.__init__, locals())
         super().__init__(**options)
-        check_choice("on_missing", on_missing, ("raise", "skip"))
         self.files = Root(Path("data") / self.folder if root is None else root, follow_links)
         self.root, self.official, self.on_missing = self.files.path, official, on_missing
         self.domain = self.title

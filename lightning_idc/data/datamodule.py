@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities import rank_zero_info
@@ -21,7 +21,8 @@ from lightning_idc.images.options import PLAIN, Bands, ImageOptions, ValueRange
 from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample, stack_images
 from lightning_idc.metrics.no_change import NO_CHANGE
-from lightning_idc.utils.errors import ConfigError, DataError, IDCError, check_choice, check_number
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError, IDCError
 
 Split = Literal["train", "val", "test", "predict"]
 SPLITS: tuple[Split, ...] = ("train", "val", "test")
@@ -60,12 +61,12 @@ class PairDataModule(LightningDataModule):
 
     def __init__(
         self,
-        batch_size: int = 32,
-        num_workers: int = 0,
-        image_size: int | tuple[int, int] | None = None,
+        batch_size: PositiveInt = 32,
+        num_workers: NonNegativeInt = 0,
+        image_size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None,
         transform: Transform | None = None,
         seed: int = 0,
-        limit: int | None = None,
+        limit: PositiveInt | None = None,
         interpolation: Interpolation = "bilinear",
         corruption: Corruption | None = None,
         cache_images: str | Path | None = None,
@@ -76,19 +77,13 @@ class PairDataModule(LightningDataModule):
         group_by_size: bool = False,
         group_by_length: bool = False,
     ) -> None:
+        check_arguments(PairDataModule.__init__, locals())
         super().__init__()
-        check_number("batch_size", batch_size, minimum=1)
-        check_number("num_workers", num_workers, minimum=0)
-        check_choice("interpolation", interpolation, get_args(Interpolation))
-        if limit is not None:
-            check_number("limit", limit, minimum=1)
         self.interpolation: Interpolation = interpolation
         self.batch_size, self.num_workers, self.seed, self.limit = batch_size, num_workers, seed, limit
         self.image_size: tuple[int, int] | None = (
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
-        if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
-            raise ConfigError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
         if group_by_size and self.image_size is not None:
             raise ConfigError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
         if group_by_size and group_by_length:

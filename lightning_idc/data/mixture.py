@@ -12,7 +12,8 @@ from lightning_idc.data.sampling import PairSampler, sample_seed
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.images.options import PLAIN
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import ConfigError, check_positive
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError
 
 
 class Mixture(PairDataModule):
@@ -48,12 +49,13 @@ class Mixture(PairDataModule):
     def __init__(
         self,
         parts: Mapping[str, PairDataModule],
-        weights: Mapping[str, float] | None = None,
-        epoch_pairs: int | None = None,
+        weights: Mapping[str, PositiveFloat] | None = None,
+        epoch_pairs: PositiveInt | None = None,
         per_caption: Sequence[str] = (),
         train_splits: Sequence[Split] = ("train",),
         **options: Any,
     ) -> None:
+        check_arguments(Mixture.__init__, locals())
         super().__init__(**options)
         if not parts:
             raise ConfigError("a mixture needs at least one part")
@@ -64,13 +66,9 @@ class Mixture(PairDataModule):
         without = [name for name in parts if weights and name not in weights]
         if without:
             raise ConfigError(f"{without[0]!r} has no weight; give every part one, or none any")
-        for name, weight in (weights or {}).items():
-            check_positive(f"the weight of {name!r}", weight)
         bad = [name for name in parts if "/" in name or not name]
         if bad:
             raise ConfigError(f"a part is called {bad[0]!r}; names hold no slash and are not empty")
-        if epoch_pairs is not None and epoch_pairs < 1:
-            raise ConfigError(f"epoch_pairs is {epoch_pairs}; expected at least 1")
         self.parts, self.weights = dict(parts), dict(weights or {})
         if not train_splits or len(set(train_splits)) < len(train_splits):
             raise ConfigError(f"train_splits is {list(train_splits)}; expected at least one split, each once")

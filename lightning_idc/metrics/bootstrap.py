@@ -15,7 +15,8 @@ import numpy as np
 
 from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
 from lightning_idc.metrics.corpus import Floats, Ints
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.bounds import OpenShare, PositiveInt, check_arguments
+from lightning_idc.utils.errors import DataError
 
 _BLOCK = 64
 _AT_ONCE = 16_000_000  # weights of pairs in one block, 128 MB
@@ -151,11 +152,10 @@ def compare(
     return found
 
 
-def _check(scores: Scores, samples: int, confidence: float) -> None:
+def _check(scores: Scores, samples: PositiveInt, confidence: OpenShare) -> None:
+    check_arguments(_check, locals())
     if scores.pairs < 2:
         raise DataError("one pair alone has no confidence interval; score at least two")
-    if samples < 1 or not 0 < confidence < 1:
-        raise ConfigError(f"{samples} samples and a confidence of {confidence} make no interval; take 1000 and 0.95")
 
 
 def _pair_of(scores: Scores) -> Ints | None:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from lightning_idc.nn.differencing import DifferenceCNN
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, GridBackbone, Residual, convolution, statistics
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError, reads_file
 
 
@@ -22,7 +23,8 @@ class SmallCNN(ConvolutionalBackbone):
         in_channels: of the images.
     """
 
-    def __init__(self, width: int = 96, in_channels: int = 3) -> None:
+    def __init__(self, width: PositiveInt = 96, in_channels: PositiveInt = 3) -> None:
+        check_arguments(SmallCNN.__init__, locals())
         super().__init__(width, *statistics(in_channels))
         self.layers = nn.Sequential(
             *convolution(in_channels, 32, stride=2),
@@ -46,7 +48,8 @@ class ResidualCNN(ConvolutionalBackbone):
         torch.Size([1, 96, 8, 12])
     """
 
-    def __init__(self, width: int = 96, in_channels: int = 3) -> None:
+    def __init__(self, width: PositiveInt = 96, in_channels: PositiveInt = 3) -> None:
+        check_arguments(ResidualCNN.__init__, locals())
         super().__init__(width, *statistics(in_channels))
         self.layers = nn.Sequential(
             *convolution(in_channels, 32, stride=2),
@@ -73,7 +76,8 @@ class TimmGrid(GridBackbone):
         CheckpointError: its weights are not available.
     """
 
-    def __init__(self, name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> None:
+    def __init__(self, name: str, pretrained: bool = False, stage: int = -1, in_channels: PositiveInt = 3) -> None:
+        check_arguments(TimmGrid.__init__, locals())
         import timm
 
         if not timm.is_model(name):

@@ -12,7 +12,8 @@ from torch.nn import functional as F
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, Residual, convolution, statistics
 from lightning_idc.nn.peaks import peaks
 from lightning_idc.nn.registration import registered
-from lightning_idc.utils.errors import CheckpointError, check_number
+from lightning_idc.utils.bounds import PositiveInt, TwoOrMore, check_arguments
+from lightning_idc.utils.errors import CheckpointError
 
 
 class DifferenceCNN(ConvolutionalBackbone):
@@ -72,10 +73,11 @@ class CellCounts(nn.Module):
         max_count: larger counts are read as this one.
     """
 
-    def __init__(self, channels: int, classes: int, width: int, regions: int = 3, max_count: int = 8) -> None:
+    def __init__(
+        self, channels: int, classes: TwoOrMore, width: int, regions: PositiveInt = 3, max_count: int = 8
+    ) -> None:
+        check_arguments(CellCounts.__init__, locals())
         super().__init__()
-        check_number("counts", classes, minimum=2)
-        check_number("regions", regions, minimum=1)
         self.regions, self.max_count = regions, max_count
         self.head = nn.Conv2d(channels, classes, 1).requires_grad_(False)
         self.embed = nn.Linear((1 + regions**2) * (max_count + 1), width)

@@ -10,6 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
@@ -31,8 +32,9 @@ class GridBackbone(nn.Module, ABC):
     reads_pairs: ClassVar[bool] = False
 
     def __init__(
-        self, width: int, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
+        self, width: PositiveInt, mean: tuple[float, ...] = IMAGENET_MEAN, std: tuple[float, ...] = IMAGENET_STD
     ) -> None:
+        check_arguments(GridBackbone.__init__, locals())
         super().__init__()
         self.width, self._once = width, False
         self.register_buffer("mean", torch.tensor(mean).view(-1, 1, 1) * 255, persistent=False)

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.transformer import Decoder, DecoderState
-from lightning_idc.utils.errors import check_number
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 Net = TypeVar("Net", bound="GridCaptionNet")
 
@@ -25,10 +25,9 @@ class GridCaptionNet(nn.Module):
 
     decoder: Decoder
 
-    def __init__(self, backbone: GridBackbone, grid: tuple[int, int], freeze_backbone: bool) -> None:
+    def __init__(self, backbone: GridBackbone, grid: tuple[PositiveInt, PositiveInt], freeze_backbone: bool) -> None:
+        check_arguments(GridCaptionNet.__init__, locals())
         super().__init__()
-        for side in grid:
-            check_number("grid", side, minimum=1)
         self.backbone, self.grid, self.frozen = backbone, grid, freeze_backbone
         if freeze_backbone:
             backbone.requires_grad_(False).eval()

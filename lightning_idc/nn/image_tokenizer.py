@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError, DataError, reads_file
 
 CONFIG_KEY = "image_tokenizer"
@@ -172,19 +173,19 @@ class ImageTokenizer(nn.Module):
 
     def __init__(
         self,
-        codebook_size: int = 1024,
-        latent: int = 256,
-        width: int = 128,
-        multipliers: Sequence[int] = (1, 1, 2, 2, 4),
-        blocks: int = 2,
-        fold: int = 1,
+        codebook_size: PositiveInt = 1024,
+        latent: PositiveInt = 256,
+        width: PositiveInt = 128,
+        multipliers: Sequence[PositiveInt] = (1, 1, 2, 2, 4),
+        blocks: PositiveInt = 2,
+        fold: PositiveInt = 1,
         attention: bool = False,
     ) -> None:
+        check_arguments(ImageTokenizer.__init__, locals())
         super().__init__()
         numbers = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks, "fold": fold}
-        wrong = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
-        if wrong or not multipliers or min(multipliers) < 1:
-            raise ConfigError(f"{', '.join(wrong) or f'multipliers are {multipliers}'}; expected numbers of at least 1")
+        if not multipliers:
+            raise ConfigError("multipliers is empty; expected one number per level")
         self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers), "attention": attention}
         self.codebook_size, self.latent, self.fold = codebook_size, latent, fold
         self.stride = fold * 2 ** (len(multipliers) - 1)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.utils.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.bounds import PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Caches keys and values of the newest token, each ``(N, heads, 1, d)``, and gives those of all tokens so far."""
@@ -23,14 +24,13 @@ ROOM = 16
 """Tokens that cached keys and values get room for at a time."""
 
 
-def check_heads(width: int, heads: int) -> None:
+def check_heads(width: PositiveInt, heads: PositiveInt) -> None:
     """Refuse attention heads that cannot share a width.
 
     Raises:
         ConfigError: the width is not a multiple of the heads.
     """
-    check_number("heads", heads, minimum=1)
-    check_number("width", width, minimum=1)
+    check_arguments(check_heads, locals())
     if width % heads:
         raise ConfigError(f"heads is {heads} and width {width}; expected a width that is a multiple of the heads")
 
@@ -92,15 +92,16 @@ class FeedForward(nn.Sequential):
     On a CPU drawing the dropout of the hidden activations costs as much as one of the matrix products.
     """
 
-    def __init__(self, width: int, hidden: int, dropout: float) -> None:
-        check_number("dropout", dropout, minimum=0, below=1)
+    def __init__(self, width: int, hidden: int, dropout: ShareBelowOne) -> None:
+        check_arguments(FeedForward.__init__, locals())
         super().__init__(nn.Linear(width, hidden), nn.GELU(), nn.Linear(hidden, width), nn.Dropout(dropout))
 
 
 class EncoderLayer(nn.Module):
     """Self-attention and feed-forward over all tokens of a pair."""
 
-    def __init__(self, width: int, heads: int, hidden: int, dropout: float) -> None:
+    def __init__(self, width: PositiveInt, heads: PositiveInt, hidden: PositiveInt, dropout: ShareBelowOne) -> None:
+        check_arguments(EncoderLayer.__init__, locals())
         super().__init__()
         check_heads(width, heads)
         self.heads = heads
@@ -283,10 +284,17 @@ class Decoder(nn.Module):
     """
 
     def __init__(
-        self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float, max_length: int = 256
+        self,
+        vocabulary: PositiveInt,
+        width: PositiveInt,
+        layers: PositiveInt,
+        heads: PositiveInt,
+        hidden: PositiveInt,
+        dropout: ShareBelowOne,
+        max_length: PositiveInt = 256,
     ) -> None:
+        check_arguments(Decoder.__init__, locals())
         super().__init__()
-        check_number("layers of the decoder", layers, minimum=1)
         check_heads(width, heads)
         self.heads = heads
         self.embedding = nn.Embedding(vocabulary, width)

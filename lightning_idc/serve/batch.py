@@ -27,7 +27,7 @@ from lightning_idc.serve.opening import ModelOptions
 from lightning_idc.serve.options import BatchOptions
 from lightning_idc.serve.pairs import FilePair, Ignored
 from lightning_idc.synthesis.actors import ActorPool, connected
-from lightning_idc.utils.errors import ConfigError, DataError, IDCError
+from lightning_idc.utils.errors import DataError, IDCError
 from lightning_idc.utils.files import atomic_write
 
 _RETRIES = 3
@@ -128,10 +128,6 @@ def answered(
     Raises:
         ConfigError: the size of batches or the number of workers is not one.
     """
-    if options.batch_size < 1 or options.workers < 0:
-        raise ConfigError(
-            f"--batch-size is {options.batch_size} and --workers {options.workers}; expected at least 1 and 0"
-        )
     dataset = FilePairs(pairs, captioner.input_spec, Ignored(options.ignore), gate)
     for batch in DataLoader(dataset, options.batch_size, num_workers=options.workers, collate_fn=list):
         yield list(_records(captioner, batch, options.where, prompt))
@@ -149,10 +145,8 @@ def answered_on_ray(
         gate: see `answered`.
 
     Raises:
-        ConfigError: Ray is not installed, or a number is out of range.
+        ConfigError: Ray is not installed.
     """
-    if options.batch_size < 1 or options.actors < 1:
-        raise ConfigError(f"--batch-size is {options.batch_size} and --actors {options.actors}; expected at least 1")
     size, ray = options.batch_size, connected(None)
     kind = ray.remote(num_cpus=1, num_gpus=options.gpus)(_Answerer)
     batches = [pairs[start : start + size] for start in range(0, len(pairs), size)]

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_fields
+
 
 @dataclass(frozen=True, slots=True)
 class BatchOptions:
@@ -28,10 +30,13 @@ class BatchOptions:
 
     out: Path | None = None
     overwrite: bool = False
-    batch_size: int = 16
-    workers: int = 0
+    batch_size: PositiveInt = 16
+    workers: NonNegativeInt = 0
     where: bool = False
     ignore: Sequence[str] = ()
     engine: Literal["process", "ray"] = "process"
-    actors: int = 2
-    gpus: float = 0
+    actors: PositiveInt = 2
+    gpus: NonNegativeFloat = 0
+
+    def __post_init__(self) -> None:
+        check_fields(self)

@@ -59,6 +59,9 @@ def _built(step: Mapping[str, Any]) -> tuple[list[str], BasePipelineStage | None
     from jsonargparse import ArgumentParser, Namespace
 
     from lightning_idc.synthesis.store import RecordSource
+    from lightning_idc.utils.bounds import register_bounds
+
+    register_bounds()
 
     problems: list[str] = []
     made: dict[str, Any] = {"model": None, "source": None}

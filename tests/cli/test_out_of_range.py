@@ -50,7 +50,7 @@ VALUES = {
     **dict.fromkeys(("seed_everything -1", "seed_everything 99999999999"), "seed_everything"),
     **dict.fromkeys(("model.heads 1e9", "model.heads 2.5", "model.heads x", "model.heads [1]"), "heads"),
     **dict.fromkeys(("model.width .nan", "model.width .inf", "model.width 2.5"), "width"),
-    "model.width null": "cannot be run",
+    "model.width null": "width",
     **dict.fromkeys(("model.encoder_layers -5", "model.encoder_layers 1.5"), "encoder_layers"),
     **dict.fromkeys(("model.decoder_layers 2.5", "model.decoder_layers x"), "decoder_layers"),
     **dict.fromkeys(("model.dropout 1.5", "model.dropout .inf", "model.dropout x", "model.dropout -.inf"), "dropout"),

@@ -156,7 +156,7 @@ def test_one_option_of_any_data_module(tmp_path: Path) -> None:
 def test_wrong_arguments() -> None:
     with pytest.raises(ConfigError, match="expected 1 to 5"):
         Fog(severity=6)
-    with pytest.raises(ConfigError, match="between 0 and 1"):
+    with pytest.raises(ConfigError, match="from 0 to 1"):
         ReplaceWords(ratio=1.2)
     with pytest.raises(ConfigError, match="'testing'"):
         Corruption(splits=["testing"])

@@ -332,7 +332,7 @@ def test_cell_batches(root: Path) -> None:
         ({"mode": "clever"}, "clevr_change"),
         ({"train_pairs": 0}, "train_pairs is 0"),
         ({"render_size": 8}, "at least 16"),
-        ({"no_change": 1.5}, "between 0 and 1"),
+        ({"no_change": 1.5}, "from 0 to 1"),
         ({"things": (5, 2)}, "least and a greatest"),
     ],
 )

@@ -123,7 +123,7 @@ def test_a_relation_that_is_needed_is_said_and_the_scenes_are_the_same() -> None
 
 
 def test_relations_that_no_mode_knows_are_refused() -> None:
-    with pytest.raises(ConfigError, match="'sometimes'; choose one of always, needed"):
+    with pytest.raises(ConfigError, match="'sometimes'; expected one of always, needed"):
         SyntheticPairs(relations="sometimes")
     with pytest.raises(ConfigError, match="omnidiff has rules of its own"):
         SyntheticPairs("omnidiff", relations="needed")

@@ -209,7 +209,7 @@ def test_comparing_needs_the_same_pairs() -> None:
         compare(first, second)
     with pytest.raises(DataError, match="at least two"):
         bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))
-    with pytest.raises(ConfigError, match="make no interval"):
+    with pytest.raises(ConfigError, match="confidence is 1; expected a number above 0 and less than 1"):
         bootstrap(first, confidence=1)
 
 

@@ -155,11 +155,13 @@ def test_what_cannot_be_read_or_compared_is_status_two(
         (["compare", *folders, "--ignore", "left"], "expected X1,Y1,X2,Y2"),
         (["compare", *folders, "--ignore", "8,24,0,16"], "'8,24,0,16' holds no pixel"),
         (["compare", *folders, "--ignore", "1,2,3,\u00b2"], "expected X1,Y1,X2,Y2"),
-        (["compare", *folders, "--batch-size", "0"], "expected at least 1"),
     ):
         extra = [] if "--out" in wrong else ["--out", str(tmp_path / "new.jsonl")]
         assert main([*wrong, "--model", str(model), *extra]) == 2
         assert said in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main(["compare", *folders, "--batch-size", "0", "--out", str(tmp_path / "new.jsonl")])
+    assert "argument --batch-size: invalid int >= 1 value: '0'" in capsys.readouterr().err
 
 
 def test_what_is_ignored_does_not_count(model: Path, folders: tuple[str, str], tmp_path: Path, draw: Draw) -> None:

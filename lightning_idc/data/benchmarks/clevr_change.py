@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.annotations import find, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
@@ -14,7 +14,8 @@ from lightning_idc.data.sampling import PairSampler
 from lightning_idc.data.source import PairSource
 from lightning_idc.data.tables.files import Record
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.jsonfiles import read_json, short
 
 Pairs = Literal["all", "change", "no_change"]
@@ -74,8 +75,8 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
     def __init__(
         self, root: str | Path | None = None, pairs: Pairs = "all", scenes_together: bool = False, **options: Any
     ) -> None:
+        check_arguments(CLEVRChange.__init__, locals())
         super().__init__(root, **options)
-        check_choice("pairs", pairs, get_args(Pairs))
         self.pairs: Pairs = pairs
         if scenes_together and (pairs != "all" or self.batch_size % 2):
             raise ConfigError(

@@ -26,7 +26,8 @@ from lightning_idc.data.source import PairSource
 from lightning_idc.images.read import read_image
 from lightning_idc.images.resize import resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import DataError, check_number
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.paths import inside
 
 LISTED = {"trainval": 1000, "test": 500}
@@ -199,12 +200,12 @@ class DeepPCB(PairDataModule):
         long: bool = False,
         cache: bool = True,
         official: bool = True,
-        repaired: int = 0,
+        repaired: NonNegativeInt = 0,
         **options: Any,
     ) -> None:
+        check_arguments(DeepPCB.__init__, locals())
         super().__init__(**options)
         refuse_options(self.image_options, "DeepPCB's boards are 8-bit images")
-        check_number("repaired", repaired, minimum=0)
         self.repaired = repaired
         self.root, self.long, self.cache, self.official = Path(root).expanduser(), long, cache, official
         self._boards: dict[str, BoardPairs] = {}

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB
 from lightning_idc.images.types import PairSample, stack_images
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import DataError
 
 IGNORED = -100
@@ -56,7 +57,8 @@ class DeepPCBCells(DeepPCB):
         (torch.Size([1, 2, 3]), torch.Size([1, 1, 80, 80]))
     """
 
-    def __init__(self, cell: int = 8, **options: Any) -> None:
+    def __init__(self, cell: PositiveInt = 8, **options: Any) -> None:
+        check_arguments(DeepPCBCells.__init__, locals())
         super().__init__(**options)
         self.cell = cell
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 
@@ -13,7 +13,8 @@ from lightning_idc.data.benchmarks.hf_table import Captioned, HuggingFaceTable, 
 from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.source import PairSource, View
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
-from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import short
 
 Difficulty = Literal["all", "easy", "medium", "hard", "no_diff"]
@@ -50,8 +51,8 @@ class DiffSpot(PairDataModule):
     labelled = ("test",)
 
     def __init__(self, root: str | Path = "data/diffspot", difficulty: Difficulty = "all", **options: Any) -> None:
+        check_arguments(DiffSpot.__init__, locals())
         super().__init__(**options)
-        check_choice("difficulty", difficulty, get_args(Difficulty))
         self.root, self.difficulty = Path(root).expanduser(), difficulty
 
     def source(self, split: Split) -> PairSource:

@@ -16,6 +16,7 @@ from lightning_idc.data.tables.pair_columns import SAME, SPLITS, pairs_of, wante
 from lightning_idc.data.tables.pair_folders import read_two_folders, tables_in
 from lightning_idc.data.tables.record_table import RecordTable, Texts, concatenate
 from lightning_idc.data.tables.tables import SHOWN, read_table, table_ending, table_stem
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.paths import inside
 from lightning_idc.utils.text import printable
@@ -78,14 +79,15 @@ class FolderPairs(PairDataModule):
         self,
         root: str | Path = "data",
         annotations: str | None = None,
-        shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
         on_empty: OnBad = "raise",
         on_bad: OnBad = "raise",
         follow_links: bool = False,
         **options: Any,
     ) -> None:
+        check_arguments(FolderPairs.__init__, locals())
         super().__init__(**options)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
             )

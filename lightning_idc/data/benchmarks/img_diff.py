@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import torch
 
@@ -14,7 +14,8 @@ from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import FileSource, Record, split_by_hash
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import Share, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.jsonfiles import short
 
 Part = Literal["replacement", "removal"]
@@ -73,12 +74,12 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         self,
         root: str | Path | None = None,
         part: Part = "replacement",
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        shares: tuple[Share, Share, Share] = (0.9, 0.05, 0.05),
         **options: Any,
     ) -> None:
+        check_arguments(ImgDiff.__init__, locals())
         super().__init__(root, **options)
-        check_choice("part", part, get_args(Part))
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
             )

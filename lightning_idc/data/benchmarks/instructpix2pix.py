@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.annotations import sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import FileSource, Record, Root
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.jsonfiles import parse_json, read_json, read_text, short
 
 Seeds = Literal["first", "all"]
@@ -64,8 +65,8 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
     remotes = (Remote("seeds.json", "https://github.com/timothybrooks/instruct-pix2pix", page=True),)
 
     def __init__(self, root: str | Path | None = None, seeds: Seeds = "first", **options: Any) -> None:
+        check_arguments(InstructPix2Pix.__init__, locals())
         super().__init__(root, **options)
-        check_choice("seeds", seeds, get_args(Seeds))
         self.seeds: Seeds = seeds
         self._listed: list[tuple[str, list[str]]] | None = None
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.annotations import Row, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.errors import DataError, check_choice
 from lightning_idc.utils.jsonfiles import short
 
@@ -77,8 +78,8 @@ real/val.json, real/test.json, render/train.json, ...
         annotations_file: str = "{subset}/{split}.json",
         **options: Any,
     ) -> None:
+        check_arguments(OmniDiff.__init__, locals())
         super().__init__(root, **options)
-        check_choice("subset", subset, get_args(Subset))
         for key in fields or {}:
             check_choice("a key of fields", key, FIELDS)
         self.subset: Subset = subset

@@ -12,6 +12,7 @@ from lightning_idc.data.datamodule import PairDataModule, Split
 from lightning_idc.data.tables.files import FileSource, Record, Root, split_by_hash
 from lightning_idc.data.tables.pair_columns import SAME, SPLITS, two_images
 from lightning_idc.data.tables.tables import Faults, read_rows
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.utils.jsonfiles import short
 
@@ -47,11 +48,12 @@ class PreferencePairs(PairDataModule):
         self,
         root: str | Path = "data",
         annotations: str = "preferences.jsonl",
-        shares: tuple[float, float, float] = (0.8, 0.1, 0.1),
+        shares: tuple[Share, Share, Share] = (0.8, 0.1, 0.1),
         **options: Any,
     ) -> None:
+        check_arguments(PreferencePairs.__init__, locals())
         super().__init__(**options)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(f"shares is {tuple(shares)}; expected train, val and test that sum to 1")
         self.files, self.annotations, self.shares = Root(root), annotations, tuple(shares)
         self._records: list[Record] | None = None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning_idc.data.annotations import Row, needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record, split_by_hash
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import Share, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.jsonfiles import read_text, short
 
 Turn = Literal["first", "last"]
@@ -49,8 +50,8 @@ images/*                                      images, as the records name them, 
     remotes = (Remote("annotations", "https://github.com/hanlinwu/DeltaVLM", page=True),)
 
     def __init__(self, root: str | Path | None = None, turn: Turn = "last", **options: Any) -> None:
+        check_arguments(ChangeChat.__init__, locals())
         super().__init__(root, **options)
-        check_choice("turn", turn, get_args(Turn))
         self.turn: Turn = turn
 
     def annotations(self, split: Split) -> list[list[str]]:
@@ -129,12 +130,13 @@ RSCC_qvq.jsonl     {"pre_image", "post_image", "change_caption"}, one object per
     def __init__(
         self,
         root: str | Path | None = None,
-        shares: tuple[float, float, float] = (0.9, 0.05, 0.05),
+        shares: tuple[Share, Share, Share] = (0.9, 0.05, 0.05),
         test_list: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(RSCC.__init__, locals())
         super().__init__(root, **options)
-        if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
+        if abs(sum(shares) - 1) > 1e-6:
             raise ConfigError(
                 f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
             )

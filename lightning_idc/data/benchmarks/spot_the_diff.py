@@ -10,7 +10,7 @@ from lightning_idc.data.annotations import needed, read_objects, sentences
 from lightning_idc.data.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.datamodule import Split
 from lightning_idc.data.tables.files import Record
-from lightning_idc.utils.errors import check_choice
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 Grouping = Literal["grouped", "entry", "multi"]
 EmptyReferences = Literal["leave_out", "keep"]
@@ -94,13 +94,12 @@ annotations/val.json, test.json"""
         self,
         root: str | Path | None = None,
         grouping: Grouping = "grouped",
-        max_words: int | None = None,
+        max_words: PositiveInt | None = None,
         empty_references: EmptyReferences = "leave_out",
         **options: Any,
     ) -> None:
+        check_arguments(SpotTheDiff.__init__, locals())
         super().__init__(root, **options)
-        check_choice("grouping", grouping, get_args(Grouping))
-        check_choice("empty_references", empty_references, get_args(EmptyReferences))
         self.grouping: Grouping = grouping
         self.empty_references: EmptyReferences = empty_references
         self.max_words = max_words

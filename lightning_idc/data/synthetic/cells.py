@@ -13,6 +13,7 @@ from lightning_idc.data.datamodule import Split
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
@@ -95,8 +96,13 @@ class SyntheticCells(SyntheticPairs):
     """
 
     def __init__(
-        self, grid: int | tuple[int, int] = 8, batch_size: int = 128, pairs: bool = False, **kwargs: Any
+        self,
+        grid: PositiveInt | tuple[PositiveInt, PositiveInt] = 8,
+        batch_size: PositiveInt = 128,
+        pairs: bool = False,
+        **kwargs: Any,
     ) -> None:
+        check_arguments(SyntheticCells.__init__, locals())
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
             raise ConfigError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from lightning_idc.data.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.synthetic.cache import Key, ensure
@@ -12,6 +12,7 @@ from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Relations
 from lightning_idc.data.synthetic.source import SyntheticSource
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.files import default_cache_dir
 
@@ -50,33 +51,27 @@ class SyntheticPairs(PairDataModule):
     def __init__(
         self,
         mode: str = "clevr_change",
-        train_pairs: int = 6000,
-        val_pairs: int = 400,
-        test_pairs: int = 500,
-        render_size: int | tuple[int, int] = 64,
-        things: tuple[int, int] | None = None,
-        camera_jitter: float | None = None,
-        no_change: float | None = None,
+        train_pairs: PositiveInt = 6000,
+        val_pairs: PositiveInt = 400,
+        test_pairs: PositiveInt = 500,
+        render_size: PositiveInt | tuple[PositiveInt, PositiveInt] = 64,
+        things: tuple[TwoOrMore, TwoOrMore] | None = None,
+        camera_jitter: NonNegativeFloat | None = None,
+        no_change: Share | None = None,
         relations: Relations | None = None,
         data_seed: int = 0,
         cache_dir: str | Path | None = None,
         progress: bool = True,
-        render_workers: int | None = None,
+        render_workers: NonNegativeInt | None = None,
         **kwargs: Any,
     ) -> None:
+        check_arguments(SyntheticPairs.__init__, locals())
         super().__init__(**kwargs)
         refuse_options(self.image_options, "rendered pairs are 8-bit images")
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
-        for name, value in (("train_pairs", train_pairs), ("val_pairs", val_pairs), ("test_pairs", test_pairs)):
-            if value < 1:
-                raise ConfigError(f"{name} is {value}; expected at least one pair")
         if min(height, width) < 16:
             raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels each way")
-        if no_change is not None and not 0 <= no_change <= 1:
-            raise ConfigError(f"no_change is {no_change}; expected a share between 0 and 1")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
-        if relations is not None and relations not in get_args(Relations):
-            raise ConfigError(f"relations is {relations!r}; choose one of {', '.join(get_args(Relations))}")
         if relations is not None and mode == "omnidiff":
             raise ConfigError("relations is for the modes with a single change; omnidiff has rules of its own")
         given: dict[str, Any] = {

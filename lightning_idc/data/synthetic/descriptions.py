@@ -26,6 +26,7 @@ from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.nn.vocabulary import words_of
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
@@ -234,23 +235,21 @@ class SyntheticDescriptions(SyntheticPairs):
 
     def __init__(
         self,
-        word_noise: float = 0.2,
-        description_noise: float = 0.1,
+        word_noise: Share = 0.2,
+        description_noise: Share = 0.1,
         noise_seed: int = 0,
         mode: str = "clevr_change",
         relations: Relations = "always",
-        hallucinations: float = 0.0,
+        hallucinations: Share = 0.0,
         **kwargs: Any,
     ) -> None:
+        check_arguments(SyntheticDescriptions.__init__, locals())
         if mode == "omnidiff":
             raise ConfigError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
         if relations != "always":
             raise ConfigError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
         super().__init__(mode=mode, relations=relations, **kwargs)
         shares = {"word_noise": word_noise, "description_noise": description_noise, "hallucinations": hallucinations}
-        for name, share in shares.items():
-            if not 0 <= share <= 1:
-                raise ConfigError(f"{name} is {share}; expected a share between 0 and 1")
         self._noise = (word_noise, description_noise, hallucinations)
         self._noise_seed = noise_seed
         self._described: dict[str, DescribedSource] = {}

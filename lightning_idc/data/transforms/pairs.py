@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
 from lightning_idc.images.resize import Interpolation, resize
 from lightning_idc.images.types import PairSample
-from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.utils.bounds import PositiveInt, PositiveShare, Share, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 class PairTransform(ABC):
@@ -25,11 +26,6 @@ class PairTransform(ABC):
 
 def _uniform(generator: torch.Generator, low: float = 0.0, high: float = 1.0) -> float:
     return low + (high - low) * float(torch.rand((), generator=generator))
-
-
-def _check_share(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ConfigError(f"{name} is {value!r}; expected a number from 0 to 1")
 
 
 class Compose(PairTransform):
@@ -56,7 +52,8 @@ class Resize(PairTransform):
         interpolation: of the images.
     """
 
-    def __init__(self, size: tuple[int, int], interpolation: Interpolation = "bilinear") -> None:
+    def __init__(self, size: tuple[PositiveInt, PositiveInt], interpolation: Interpolation = "bilinear") -> None:
+        check_arguments(Resize.__init__, locals())
         self.size, self.interpolation = size, interpolation
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -88,9 +85,8 @@ class Flip(PairTransform):
         upside_down: probability of a flip top to bottom, for pictures that are seen from above.
     """
 
-    def __init__(self, probability: float = 0.5, upside_down: float = 0.0) -> None:
-        _check_share("probability", probability)
-        _check_share("upside_down", upside_down)
+    def __init__(self, probability: Share = 0.5, upside_down: Share = 0.0) -> None:
+        check_arguments(Flip.__init__, locals())
         self.probability, self.upside_down = probability, upside_down
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -128,8 +124,8 @@ class RandomCrop(PairTransform):
         min_scale: smallest share of each side that stays.
     """
 
-    def __init__(self, min_scale: float = 0.8) -> None:
-        check_positive("min_scale", min_scale, maximum=1)
+    def __init__(self, min_scale: PositiveShare = 0.8) -> None:
+        check_arguments(RandomCrop.__init__, locals())
         self.min_scale = min_scale
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:
@@ -171,8 +167,8 @@ class CropToChange(PairTransform):
             pairs that have one: what a network is most likely to take for a change.
     """
 
-    def __init__(self, size: int, anywhere: float = 0.1, mistaken: float = 0.0) -> None:
-        check_number("size", size, minimum=1)
+    def __init__(self, size: PositiveInt, anywhere: Share = 0.1, mistaken: Share = 0.0) -> None:
+        check_arguments(CropToChange.__init__, locals())
         if not 0 <= anywhere + mistaken <= 1:
             raise ConfigError(f"anywhere and mistaken are {anywhere} and {mistaken}; expected shares, at most 1 in all")
         self.size, self.anywhere, self.mistaken = size, anywhere, mistaken
@@ -225,9 +221,8 @@ class Jitter(PairTransform):
         tint: greatest factor away from 1, per colour channel.
     """
 
-    def __init__(self, brightness: float = 0.2, contrast: float = 0.2, tint: float = 0.05) -> None:
-        for name, value in (("brightness", brightness), ("contrast", contrast), ("tint", tint)):
-            _check_share(name, value)
+    def __init__(self, brightness: Share = 0.2, contrast: Share = 0.2, tint: Share = 0.05) -> None:
+        check_arguments(Jitter.__init__, locals())
         self.brightness, self.contrast, self.tint = brightness, contrast, tint
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:

@@ -18,6 +18,7 @@ from lightning_idc.data.source import PairSource, View
 from lightning_idc.images.resize import Interpolation
 from lightning_idc.images.types import PairSample
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 _Level = TypeVar("_Level")
@@ -94,10 +95,9 @@ class ReplaceWords(Corruption):
         ConfigError: the ratio is not between 0 and 1.
     """
 
-    def __init__(self, ratio: float = 0.2, splits: Sequence[str] = ("train",), seed: int = 0) -> None:
+    def __init__(self, ratio: Share = 0.2, splits: Sequence[str] = ("train",), seed: int = 0) -> None:
+        check_arguments(ReplaceWords.__init__, locals())
         super().__init__(splits, seed)
-        if not 0 <= ratio <= 1:
-            raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
         self.ratio = ratio
 
     def captions(
@@ -140,14 +140,13 @@ class VagueCaptions(Corruption):
 
     def __init__(
         self,
-        ratio: float = 0.6,
+        ratio: Share = 0.6,
         sentences: Sequence[str] = VAGUE,
         splits: Sequence[str] = ("train",),
         seed: int = 0,
     ) -> None:
+        check_arguments(VagueCaptions.__init__, locals())
         super().__init__(splits, seed)
-        if not 0 <= ratio <= 1:
-            raise ConfigError(f"ratio is {ratio}; expected a number between 0 and 1")
         if not sentences:
             raise ConfigError("sentences is empty; give at least one vague sentence")
         self.ratio, self.sentences = ratio, list(sentences)

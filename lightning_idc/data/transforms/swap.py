@@ -9,6 +9,7 @@ import torch
 from lightning_idc.data.benchmarks.implicit_change import component_places, unquoted
 from lightning_idc.data.transforms.pairs import PairTransform
 from lightning_idc.images.types import PairSample
+from lightning_idc.utils.bounds import Share, check_arguments
 from lightning_idc.utils.errors import DataError
 
 
@@ -42,7 +43,8 @@ class SwapImages(PairTransform):
         probability: of an exchange.
     """
 
-    def __init__(self, probability: float = 0.5) -> None:
+    def __init__(self, probability: Share = 0.5) -> None:
+        check_arguments(SwapImages.__init__, locals())
         self.probability = probability
 
     def __call__(self, sample: PairSample, generator: torch.Generator) -> PairSample:

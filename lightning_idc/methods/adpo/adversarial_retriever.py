@@ -26,7 +26,8 @@ from lightning_idc.models.distributed import mean_over_processes
 from lightning_idc.models.loading import load_module
 from lightning_idc.models.trial import trial_features
 from lightning_idc.nn.retrieval import symmetric_cross_entropy
-from lightning_idc.utils.errors import CheckpointError, ConfigError, check_number, check_positive, reads_file
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveShare, Share, TwoOrMore, check_arguments
+from lightning_idc.utils.errors import CheckpointError, ConfigError, reads_file
 
 FEWEST = 8.0
 """Effective number of candidates below which a retriever has collapsed: it rejects the same captions for all pairs."""
@@ -186,26 +187,22 @@ class AdversarialRetriever(AddonCallback):
         self,
         encoder: str | None = None,
         train_encoder: bool = False,
-        candidates: int = 128,
-        scale: float | None = None,
+        candidates: TwoOrMore = 128,
+        scale: NonNegativeFloat | None = None,
         temperature: float = 2.0,
         baseline: Baseline | None = None,
-        alignment: float | None = None,
-        share: float = 1.0,
+        alignment: NonNegativeFloat | None = None,
+        share: PositiveShare = 1.0,
         weighting: Weighting = "stratified",
-        no_change_share: float = NO_CHANGE_SHARE,
+        no_change_share: Share = NO_CHANGE_SHARE,
         weights: str | None = None,
         name: str = "retriever",
         weight: float = 1.0,
     ) -> None:
+        check_arguments(AdversarialRetriever.__init__, locals())
         super().__init__(name, weight)
-        check_number("candidates", candidates, minimum=2)
         if not temperature > 0:  # an infinite one is a retriever that chooses uniformly
             raise ConfigError(f"temperature is {temperature}; expected a number above 0, such as 2")
-        check_positive("share", share, maximum=1)
-        for key, value in (("scale", scale), ("alignment", alignment)):
-            if value is not None:
-                check_number(key, value, minimum=0)
         self.encoder, self.train_encoder = encoder, train_encoder
         self.candidates, self.temperature, self.share = candidates, temperature, share
         self.scale = scale if scale is not None else 10.0 if encoder is None else 100.0

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
-from lightning_idc.nn.decoding.sampling import check_sampling
+from lightning_idc.utils.bounds import PositiveFloat, PositiveShare, Share, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -89,8 +89,9 @@ class RandomCaption(NegativeSource):
     """
 
     def __init__(
-        self, candidates: int = 128, weighting: Weighting = "stratified", no_change_share: float = NO_CHANGE_SHARE
+        self, candidates: TwoOrMore = 128, weighting: Weighting = "stratified", no_change_share: Share = NO_CHANGE_SHARE
     ) -> None:
+        check_arguments(RandomCaption.__init__, locals())
         self.candidates, self.weighting, self.no_change_share = candidates, weighting, no_change_share
 
     def connect(self, data: PairDataModule) -> None:
@@ -257,8 +258,8 @@ class SelfSampled(NegativeSource):
         ConfigError: temperature or ``top_p`` is out of range.
     """
 
-    def __init__(self, temperature: float = 1.0, top_p: float = 1.0, verify: bool = False) -> None:
-        check_sampling(temperature, top_p)
+    def __init__(self, temperature: PositiveFloat = 1.0, top_p: PositiveShare = 1.0, verify: bool = False) -> None:
+        check_arguments(SelfSampled.__init__, locals())
         self.temperature, self.top_p, self.verify = temperature, top_p, verify
         self.elsewhere = RandomCaption()
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Literal, get_args
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.utils.errors import ConfigError, DataError
+from lightning_idc.utils.bounds import Share, check_arguments
+from lightning_idc.utils.errors import DataError
 
 Weighting = Literal["frequency", "distinct", "stratified"]
 NO_CHANGE_SHARE = 0.3
@@ -44,12 +45,9 @@ class CaptionPool:
         captions: Iterable[str],
         weighting: Weighting = "frequency",
         no_change: Iterable[str] = (),
-        no_change_share: float = 0.0,
+        no_change_share: Share = 0.0,
     ) -> None:
-        if weighting not in get_args(Weighting):
-            raise ConfigError(f"weighting is {weighting!r}; expected one of {', '.join(get_args(Weighting))}")
-        if not 0 <= no_change_share <= 1:
-            raise ConfigError(f"no_change_share is {no_change_share}; expected a number between 0 and 1")
+        check_arguments(CaptionPool.__init__, locals())
         self.weighting, self.no_change_share = weighting, no_change_share
         self.texts: list[str] = []
         self._places: dict[str, int] = {}

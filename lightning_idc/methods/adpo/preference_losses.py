@@ -17,7 +17,8 @@ from torch.nn import functional as F
 
 from lightning_idc.methods.adpo.comparison import Comparison
 from lightning_idc.methods.adpo.losses import PreferenceLoss, beyond, dpo, margin
-from lightning_idc.utils.errors import ConfigError, check_number, check_positive
+from lightning_idc.utils.bounds import OpenShare, PositiveFloat, ShareBelowHalf, ShareBelowOne, check_fields
+from lightning_idc.utils.errors import ConfigError
 
 
 def sft(comparison: Comparison, beta: float = 0.0) -> Tensor:
@@ -62,10 +63,10 @@ class SmoothedDPO:
         label_smoothing: probability that a preference is the wrong way round.
     """
 
-    label_smoothing: float = 0.1
+    label_smoothing: ShareBelowOne = 0.1
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         return dpo(comparison, beta, self.label_smoothing)
@@ -79,10 +80,10 @@ class RobustDPO:
         label_smoothing: probability that a preference is the wrong way round; below one half.
     """
 
-    label_smoothing: float = 0.1
+    label_smoothing: ShareBelowHalf = 0.1
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing, minimum=0, below=0.5)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value, share = beyond(comparison, beta), self.label_smoothing
@@ -97,11 +98,10 @@ class EXO:
         label_smoothing: probability that a preference is the wrong way round; more than 0.
     """
 
-    label_smoothing: float = 1e-3
+    label_smoothing: OpenShare = 1e-3
 
     def __post_init__(self) -> None:
-        if not 0 < self.label_smoothing < 1:
-            raise ConfigError(f"label_smoothing is {self.label_smoothing}; expected a number between 0 and 1")
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value, share = beyond(comparison, beta), self.label_smoothing
@@ -117,10 +117,10 @@ class DiscoPOP:
         temperature: width of the blend.
     """
 
-    temperature: float = 0.05
+    temperature: PositiveFloat = 0.05
 
     def __post_init__(self) -> None:
-        check_positive("temperature", self.temperature)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         value = beyond(comparison, beta)
@@ -171,10 +171,10 @@ class AOT:
     """
 
     paired: bool = True
-    label_smoothing: float = 0.0
+    label_smoothing: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         _refuse_margin(comparison, "AOT")
@@ -202,10 +202,10 @@ class SimPO:
     """
 
     gamma: float = 0.5
-    label_smoothing: float = 0.0
+    label_smoothing: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         _refuse_margin(comparison, "SimPO")
@@ -224,10 +224,10 @@ class CPO:
     """
 
     alpha: float = 1.0
-    label_smoothing: float = 0.0
+    label_smoothing: ShareBelowOne = 0.0
 
     def __post_init__(self) -> None:
-        check_number("label_smoothing", self.label_smoothing, minimum=0, below=1)
+        check_fields(self)
 
     def __call__(self, comparison: Comparison, beta: float) -> Tensor:
         _refuse_margin(comparison, "CPO")

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.models.distributed import mean_over_processes
-from lightning_idc.utils.errors import check_number
+from lightning_idc.utils.bounds import ShareBelowOne, check_arguments
 
 
 def reinforce(log_probs: Tensor, rewards: Tensor, baseline: Tensor | float = 0.0) -> Tensor:
@@ -55,9 +55,9 @@ class RunningMean(Baseline):
     mean: Tensor
     weight: Tensor
 
-    def __init__(self, momentum: float = 0.9) -> None:
+    def __init__(self, momentum: ShareBelowOne = 0.9) -> None:
+        check_arguments(RunningMean.__init__, locals())
         super().__init__()
-        check_number("momentum", momentum, minimum=0, below=1)
         self.momentum = momentum
         self.register_buffer("mean", torch.zeros(()))
         self.register_buffer("weight", torch.zeros(()))

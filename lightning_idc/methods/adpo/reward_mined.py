@@ -12,7 +12,7 @@ from lightning_idc.methods.policy.rewards import Reward, rewards_of
 from lightning_idc.methods.policy.rollout import grouped
 from lightning_idc.models.addon import TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.nn.decoding.sampling import check_sampling
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, PositiveShare, check_arguments
 
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
@@ -38,12 +38,12 @@ class RewardMined(NegativeSource):
     def __init__(
         self,
         reward: Reward,
-        samples: int = 8,
+        samples: PositiveInt = 8,
         best: float | None = 1.0,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
+        temperature: PositiveFloat = 1.0,
+        top_p: PositiveShare = 1.0,
     ) -> None:
-        check_sampling(temperature, top_p, samples)
+        check_arguments(RewardMined.__init__, locals())
         self.reward, self.samples, self.best = reward, samples, best
         self.temperature, self.top_p = temperature, top_p
         self.elsewhere = RandomCaption()

@@ -19,6 +19,7 @@ from lightning_idc.models.module import PairModule
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
 from lightning_idc.nn.vocabulary import CLIP, Vocabulary, load_vocabulary
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import CheckpointError, DataError, reads_file
 
 VIT_B_32 = "ViT-B-32-quickgelu"
@@ -56,13 +57,14 @@ class Clip4IdcRetrieval(PairModule):
         self,
         clip: str | dict[str, Any] = VIT_B_32,
         pretrained: str | None = None,
-        intra_layers: int = 9,
+        intra_layers: NonNegativeInt = 9,
         stem: bool = False,
         tower_weights: str | None = None,
         vocabulary: list[str] | str | None = CLIP,
         mask_equal: bool = False,
         **options: Any,
     ) -> None:
+        check_arguments(Clip4IdcRetrieval.__init__, locals())
         super().__init__(**options)
         self._start = (pretrained, tower_weights)
         self._embedded: dict[str, tuple[Tensor, list[str]]] = {}
@@ -222,15 +224,16 @@ class Clip4Idc(PairCaptioner):
         pretrained: str | None = None,
         encoder_weights: str | None = None,
         tower_weights: str | None = None,
-        intra_layers: int = 9,
+        intra_layers: NonNegativeInt = 9,
         stem: bool = False,
-        decoder_layers: int = 3,
-        heads: int = 8,
-        dropout: float = 0.1,
+        decoder_layers: PositiveInt = 3,
+        heads: PositiveInt = 8,
+        dropout: ShareBelowOne = 0.1,
         vocabulary: list[str] | str | None = CLIP,
-        max_length: int | None = MOST_TOKENS,
+        max_length: PositiveInt | None = MOST_TOKENS,
         **options: Any,
     ) -> None:
+        check_arguments(Clip4Idc.__init__, locals())
         super().__init__(vocabulary=vocabulary, max_length=max_length, **options)
         self._start = (pretrained, encoder_weights, tower_weights)
 

@@ -19,6 +19,7 @@ from lightning_idc.models.schedules import Schedule, WarmupCosine
 from lightning_idc.nn.backbones import load_backbone
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.vocabulary import SPECIALS, Vocabulary
+from lightning_idc.utils.bounds import NonNegativeInt, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -61,13 +62,14 @@ class PairNaming(CellNaming):
     def __init__(
         self,
         clip: dict[str, Any],
-        intra_layers: int,
+        intra_layers: NonNegativeInt,
         stem: bool = False,
         stem_weights: str | None = None,
-        classes: Sequence[int] = (3, 9, 3, 4),
+        classes: Sequence[TwoOrMore] = (3, 9, 3, 4),
         schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
+        check_arguments(PairNaming.__init__, locals())
         if stem_weights is not None and not stem:
             raise ConfigError("stem_weights are for a tower with a stem; set `stem: true`")
         super().__init__([*classes, *classes], schedule=schedule, **options)

@@ -14,6 +14,7 @@ from lightning_idc.methods.img_diff.prompts import CAPTION_EDIT
 from lightning_idc.synthesis.models.base import TextModel
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
 
 _WORD = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 _TALK = ("replac", "modified", "become")
@@ -62,8 +63,13 @@ class PromptedEdits(PipelineStage):
     """
 
     def __init__(
-        self, model: TextModel, prompt: str = CAPTION_EDIT, max_changed_words: int | None = None, seed: int = 0
+        self,
+        model: TextModel,
+        prompt: str = CAPTION_EDIT,
+        max_changed_words: NonNegativeInt | None = None,
+        seed: int = 0,
     ) -> None:
+        check_arguments(PromptedEdits.__init__, locals())
         super().__init__(seed)
         self.model, self.prompt, self.max_changed_words = model, prompt, max_changed_words
 

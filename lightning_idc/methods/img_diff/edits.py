@@ -15,7 +15,8 @@ from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
-from lightning_idc.utils.errors import ConfigError, check_choice, check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError
 
 Kind = Literal["replace", "recolor", "remove", "add", "move"]
 KINDS: tuple[Kind, ...] = ("replace", "recolor", "remove", "add", "move")
@@ -46,15 +47,16 @@ class PasteEdits(PipelineStage):
 
     def __init__(
         self,
-        size: int = 192,
+        size: PositiveInt = 192,
         kinds: Sequence[Kind] = KINDS,
-        things: tuple[int, int] = (2, 3),
+        things: tuple[PositiveInt, PositiveInt] = (2, 3),
         scale: tuple[float, float] = (0.2, 0.34),
         library: str | None = None,
         blend: Literal["paste", "clone"] = "paste",
-        noise: float = 1.0,
+        noise: NonNegativeFloat = 1.0,
         seed: int = 0,
     ) -> None:
+        check_arguments(PasteEdits.__init__, locals())
         super().__init__(seed)
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
@@ -63,8 +65,6 @@ class PasteEdits(PipelineStage):
             raise ConfigError(
                 f"things is {tuple(things)} and scale {tuple(scale)}; expected rising and below half a side"
             )
-        check_choice("blend", blend, ("paste", "clone"))
-        check_number("noise", noise, minimum=0)
         largest = round(size * scale[1])
         if size - largest < 5:  # two pixels at either side, and a place to choose
             raise ConfigError(
@@ -181,7 +181,8 @@ class RandomCrops(PipelineStage):
 
     reads = ("image",)
 
-    def __init__(self, size: int = 192, seed: int = 0) -> None:
+    def __init__(self, size: PositiveInt = 192, seed: int = 0) -> None:
+        check_arguments(RandomCrops.__init__, locals())
         super().__init__(seed)
         self.size = size
 

@@ -17,6 +17,7 @@ from lightning_idc.synthesis.models.embedded import WordEncoder
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 RATING = (
     "Compare an answer with the true description of the difference between two images. Rate the answer from 0 (wrong) "
@@ -134,7 +135,8 @@ class EvaluationSet(PipelineStage):
         seed: of the draw.
     """
 
-    def __init__(self, size: int = 500, seed: int = 0) -> None:
+    def __init__(self, size: PositiveInt = 500, seed: int = 0) -> None:
+        check_arguments(EvaluationSet.__init__, locals())
         super().__init__(seed)
         self.size = size
         self._chosen: set[str] = set()

@@ -10,7 +10,7 @@ from torch import Tensor
 from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_pixels, box_in_shares
 from lightning_idc.synthesis.drawing import side_by_side
 from lightning_idc.synthesis.models.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.bounds import check_arguments
 
 _WRITTEN = {"shares": box_in_shares, "pixels": box_in_pixels}
 
@@ -33,9 +33,8 @@ class PromptedRegions(ImageCaptioner):
         prompt: str = REGION_CAPTION,
         coordinates: Literal["shares", "pixels"] = "shares",
     ) -> None:
+        check_arguments(PromptedRegions.__init__, locals())
         super().__init__()
-        if coordinates not in _WRITTEN:
-            raise ConfigError(f"coordinates is {coordinates!r}; expected shares or pixels")
         self.model, self.prompt, self.coordinates = model, prompt, coordinates
 
     def settings(self) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from lightning_idc.synthesis.drawing import draw_box
 from lightning_idc.synthesis.records import Record, encode_image
 from lightning_idc.synthesis.release import ReleasePairs, file_name
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.bounds import check_arguments
 from lightning_idc.utils.files import fill
 
 REPLACEMENT = "img_diff_object_replacement.json"
@@ -33,9 +33,8 @@ class Release(ReleasePairs):
     """
 
     def __init__(self, folder: str, boxes: Literal["drawn", "plain"] = "drawn", **options: Any) -> None:
+        check_arguments(Release.__init__, locals())
         super().__init__(folder, **options)
-        if boxes not in ("drawn", "plain"):
-            raise ConfigError(f"boxes is {boxes!r}; expected drawn or plain")
         self.boxes = boxes
 
     def settings(self) -> dict[str, Any]:

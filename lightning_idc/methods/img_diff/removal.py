@@ -32,6 +32,7 @@ from lightning_idc.synthesis.records import Record, encode_image, record_seed
 from lightning_idc.synthesis.release import file_name
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import Output
 
@@ -71,10 +72,11 @@ class EraseObjects(PipelineStage):
         alike: float = 0.9,
         confidence: float = 0.1,
         overlap: float = 0.5,
-        max_objects: int = 3,
-        size: int | None = None,
+        max_objects: PositiveInt = 3,
+        size: PositiveInt | None = None,
         seed: int = 0,
     ) -> None:
+        check_arguments(EraseObjects.__init__, locals())
         super().__init__(seed)
         self.segmenter = segmenter or DifferenceContours()
         self.encoder = encoder or PixelEncoder()

@@ -18,7 +18,8 @@ from torch.utils.checkpoint import checkpoint
 from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.models.adapter import Adapter
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
-from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments, check_fields
+from lightning_idc.utils.errors import ConfigError
 
 # of SigLIP's 26 used layers, those that the paper reads (section 5.2)
 PAPER_LAYERS, PAPER_DEPTH = (17, 20, 23, 26), 26
@@ -143,12 +144,15 @@ class MDPOptions:
             replaces the features of a trained model by others.
     """
 
-    heads: int | None = None
-    hidden: int | None = None
-    stacked: int = 2
+    heads: PositiveInt | None = None
+    hidden: PositiveInt | None = None
+    stacked: NonNegativeInt = 2
     shared: bool = True
     softmax: bool = False
     as_printed: bool = False
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class MultiScaleDifferentialPerception(nn.Module):
@@ -164,11 +168,10 @@ class MultiScaleDifferentialPerception(nn.Module):
             split among ``heads``.
     """
 
-    def __init__(self, width: int, scales: int, **options: Any) -> None:
+    def __init__(self, width: PositiveInt, scales: PositiveInt, **options: Any) -> None:
+        check_arguments(MultiScaleDifferentialPerception.__init__, locals())
         super().__init__()
         settings = MDPOptions(**options)
-        check_number("scales", scales, minimum=1)
-        check_number("stacked", settings.stacked, minimum=0)
         if settings.softmax and scales == 1:
             raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
         heads = settings.heads or max(h for h in range(1, 17) if width % h == 0)

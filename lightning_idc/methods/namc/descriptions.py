@@ -24,7 +24,8 @@ from lightning_idc.synthesis.models.prototypes import NearestPrototype
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordStore
-from lightning_idc.utils.errors import DataError, check_choice
+from lightning_idc.utils.bounds import check_arguments
+from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.files import atomic_write
 
 TEMPLATE = (
@@ -77,8 +78,8 @@ class Descriptions(PipelineStage):
         kind: Literal["spot_the_diff", "instruct_pix2pix", "cc3m", "conventional"] = "cc3m",
         seed: int = 0,
     ) -> None:
+        check_arguments(Descriptions.__init__, locals())
         super().__init__(seed)
-        check_choice("kind", kind, tuple(PROMPTS))
         self.model, self.kind = model or EmbeddedDescriber(), kind
 
     def settings(self) -> dict[str, Any]:

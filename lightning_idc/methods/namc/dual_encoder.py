@@ -15,6 +15,7 @@ from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, build_clip, eot_pooling, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
 from lightning_idc.nn.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError, reads_file
 
 MASK_WORD = "[MASK]"
@@ -88,15 +89,16 @@ class SmallDualEncoder(DualEncoder):
     def __init__(
         self,
         vocabulary: Sequence[str],
-        grid: tuple[int, int],
-        size: tuple[int, int] = (64, 64),
-        width: int = 64,
-        layers: int = 1,
-        heads: int = 4,
+        grid: tuple[PositiveInt, PositiveInt],
+        size: tuple[PositiveInt, PositiveInt] = (64, 64),
+        width: PositiveInt = 64,
+        layers: NonNegativeInt = 1,
+        heads: PositiveInt = 4,
         backbone: str = "cnn",
         freeze_backbone: bool = False,
-        max_words: int = 64,
+        max_words: PositiveInt = 64,
     ) -> None:
+        check_arguments(SmallDualEncoder.__init__, locals())
         super().__init__(width, grid, size)
         self._ids = {word: index for index, word in enumerate(vocabulary)}
         self.backbone, self.frozen = build_backbone(backbone), freeze_backbone

@@ -15,6 +15,7 @@ from lightning_idc.data.transforms.pairs import Resize
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
 from lightning_idc.models.addon import addons_of
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.outputs import save
 
@@ -30,9 +31,8 @@ class LogRelevance(Callback):
         of: name of the `NoiseMasking` whose encoder is asked.
     """
 
-    def __init__(self, pairs: int = 4, of: str = "noise_masking") -> None:
-        if pairs < 1:
-            raise ConfigError(f"LogRelevance is to draw {pairs} pairs; give it at least one, or leave it out")
+    def __init__(self, pairs: PositiveInt = 4, of: str = "noise_masking") -> None:
+        check_arguments(LogRelevance.__init__, locals())
         self.pairs, self.of = pairs, of
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

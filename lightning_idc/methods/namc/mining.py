@@ -19,7 +19,8 @@ from lightning_idc.synthesis.models.embedded import PixelEncoder
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.stages import PipelineStage
 from lightning_idc.synthesis.store import RecordSource, RecordStore
-from lightning_idc.utils.errors import ConfigError, check_choice
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError
 
 VIEWS = ("clip", "dino")
 EXACT_UP_TO = 200_000
@@ -109,8 +110,8 @@ class SimilarPairs(PipelineStage):
     def __init__(
         self,
         features: str,
-        neighbours: int = 50,
-        clusters: int = 3,
+        neighbours: PositiveInt = 50,
+        clusters: PositiveInt = 3,
         gamma: float = 0.1,
         alpha: float = 0.4,
         beta: float = 0.6,
@@ -119,10 +120,8 @@ class SimilarPairs(PipelineStage):
         index: Literal["auto", "exact", "approximate"] = "auto",
         seed: int = 0,
     ) -> None:
+        check_arguments(SimilarPairs.__init__, locals())
         super().__init__(seed)
-        if neighbours < 1 or clusters < 1:
-            raise ConfigError(f"neighbours is {neighbours} and clusters {clusters}; expected at least 1")
-        check_choice("index", index, ("auto", "exact", "approximate"))
         self.features = Path(features)
         self.neighbours, self.clusters, self.gamma, self.alpha, self.beta = neighbours, clusters, gamma, alpha, beta
         self.windows = {"clip": clip or Window(), "dino": dino or Window()}

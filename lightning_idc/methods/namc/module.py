@@ -14,6 +14,7 @@ from lightning_idc.methods.namc.net import NamcNet
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
 from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
 
 
 class NAMC(PairCaptioner):
@@ -45,14 +46,15 @@ class NAMC(PairCaptioner):
         pretrained_backbone: bool = False,
         backbone_weights: str | None = None,
         freeze_backbone: bool = True,
-        width: int = 128,
-        encoder_layers: int = 2,
-        decoder_layers: int = 2,
-        heads: int = 4,
-        hidden: int | None = None,
-        dropout: float = 0.1,
+        width: PositiveInt = 128,
+        encoder_layers: NonNegativeInt = 2,
+        decoder_layers: PositiveInt = 2,
+        heads: PositiveInt = 4,
+        hidden: PositiveInt | None = None,
+        dropout: ShareBelowOne = 0.1,
         **options: Any,
     ) -> None:
+        check_arguments(NAMC.__init__, locals())
         super().__init__(**options)
         self._start = (pretrained_backbone, backbone_weights)
 

@@ -23,6 +23,7 @@ from lightning_idc.models.module import PairModule
 from lightning_idc.models.schedules import Schedule, WarmupCosine
 from lightning_idc.nn.backbones import build_backbone, load_backbone
 from lightning_idc.nn.vocabulary import Vocabulary, words_of
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveFloat, PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 
@@ -53,16 +54,17 @@ class RelevancePretraining(PairModule):
 
     def __init__(
         self,
-        width: int = 64,
-        layers: int = 1,
-        heads: int = 4,
+        width: PositiveInt = 64,
+        layers: NonNegativeInt = 1,
+        heads: PositiveInt = 4,
         backbone: str = "cnn",
         backbone_weights: str | None = None,
         freeze_backbone: bool = False,
-        scale: float = 20.0,
+        scale: PositiveFloat = 20.0,
         schedule: Schedule = WarmupCosine(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
+        check_arguments(RelevancePretraining.__init__, locals())
         super().__init__(schedule=schedule, **options)
         self._weights = backbone_weights
         self._options: dict[str, Any] = {}

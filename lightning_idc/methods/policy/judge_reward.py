@@ -11,7 +11,8 @@ from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.rewards import Reward, Texts, refuse_without_references
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, Rubric, ask_until_read
 from lightning_idc.synthesis.models.endpoint import Endpoint, image_part
-from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveFloat, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 RUBRICS = {rubric.name: rubric for rubric in (IMG_DIFF, OMNIDIFF)}
 
@@ -40,19 +41,17 @@ class JudgeReward(Reward):
         endpoint: Endpoint,
         rubric: str = IMG_DIFF.name,
         prompt: str | None = None,
-        max_score: float = 1.0,
+        max_score: PositiveFloat = 1.0,
         images: bool = False,
-        tries: int = 2,
-        unreadable: float = 0.5,
+        tries: PositiveInt = 2,
+        unreadable: NonNegativeFloat = 0.5,
     ) -> None:
+        check_arguments(JudgeReward.__init__, locals())
         super().__init__()
         if prompt is None and rubric not in RUBRICS:
             raise ConfigError(f"there is no rubric {rubric!r}; expected one of {', '.join(RUBRICS)}, or a prompt")
         if prompt is not None and "{said}" not in prompt:
             raise ConfigError("the judge's prompt has no {said}, where the caption to be judged stands; add it")
-        check_number("tries", tries, minimum=1)
-        check_number("unreadable", unreadable, minimum=0)
-        check_positive("max_score", max_score)
         self.endpoint, self.images, self.tries, self.unreadable = endpoint, images, tries, unreadable
         self.rubric = RUBRICS[rubric] if prompt is None else Rubric("own", prompt, max_score)
 

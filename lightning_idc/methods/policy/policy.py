@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from lightning.pytorch import LightningModule, Trainer
 
-from lightning_idc.methods.policy.advantages import ADVANTAGES
 from lightning_idc.methods.policy.losses import Average, Level
 from lightning_idc.methods.policy.policy_addon import PolicyGradient, Surrogate
 from lightning_idc.methods.policy.policy_callback import PolicyCallback, train_data
@@ -14,8 +13,15 @@ from lightning_idc.methods.policy.references import FrozenCopy, ReferencePolicy
 from lightning_idc.methods.policy.rewards import CiderReward, Reward
 from lightning_idc.models.addon import Addon, addons_of
 from lightning_idc.models.captioner import PairCaptioner
-from lightning_idc.nn.decoding.sampling import check_sampling
-from lightning_idc.utils.errors import ConfigError, check_choice, check_number
+from lightning_idc.utils.bounds import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    TwoOrMore,
+    check_arguments,
+)
+from lightning_idc.utils.errors import ConfigError
 
 
 class RewardOptimization(PolicyCallback):
@@ -44,22 +50,19 @@ class RewardOptimization(PolicyCallback):
         self,
         reward: Reward,
         surrogate: Surrogate,
-        samples: int,
+        samples: PositiveInt,
         reference: ReferencePolicy | None = None,
-        temperature: float = 1.0,
-        top_p: float = 1.0,
-        iterations: int = 1,
-        caption_weight: float = 0.0,
+        temperature: PositiveFloat = 1.0,
+        top_p: PositiveShare = 1.0,
+        iterations: PositiveInt = 1,
+        caption_weight: NonNegativeFloat = 0.0,
         beside: bool = False,
         dropout: bool = False,
         name: str = "policy",
         weight: float = 1.0,
     ) -> None:
+        check_arguments(RewardOptimization.__init__, locals())
         super().__init__(self._reference(reference, surrogate.beta), dropout, name, weight)
-        check_sampling(temperature, top_p, samples)
-        check_number("iterations", iterations, minimum=1)
-        check_number("beta", surrogate.beta, minimum=0)
-        check_number("caption_weight", caption_weight, minimum=0)
         if beside and (caption_weight or iterations > 1):
             raise ConfigError(
                 "beside adds to a loss that has its own captions and batches; leave caption_weight at 0 and iterations "
@@ -143,11 +146,12 @@ class SelfCritical(RewardOptimization):
     def __init__(
         self,
         reward: Reward | None = None,
-        samples: int = 1,
-        beta: float = 0.0,
+        samples: PositiveInt = 1,
+        beta: NonNegativeFloat = 0.0,
         reference: ReferencePolicy | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(SelfCritical.__init__, locals())
         surrogate = Surrogate("greedy", 0.2, None, "token", "sample", False, beta)
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)
 
@@ -181,24 +185,17 @@ class GroupRelative(RewardOptimization):
     def __init__(
         self,
         reward: Reward | None = None,
-        samples: int = 8,
-        beta: float = 0.0,
+        samples: TwoOrMore = 8,
+        beta: NonNegativeFloat = 0.0,
         reference: ReferencePolicy | None = None,
         scale: Literal["group", "batch", "none", "leave_one_out"] = "group",
-        clip: float = 0.2,
-        clip_high: float | None = None,
+        clip: NonNegativeFloat = 0.2,
+        clip_high: NonNegativeFloat | None = None,
         level: Level = "token",
         averaging: Average = "sample",
         filter_groups: bool = False,
         **options: Any,
     ) -> None:
-        if samples < 2:
-            raise ConfigError(f"samples is {samples}; expected at least two captions of a pair to compare")
-        check_choice("scale", scale, ADVANTAGES)
-        check_choice("level", level, get_args(Level))
-        check_choice("averaging", averaging, get_args(Average))
-        check_number("clip", clip, minimum=0)
-        if clip_high is not None:
-            check_number("clip_high", clip_high, minimum=0)
+        check_arguments(GroupRelative.__init__, locals())
         surrogate = Surrogate(scale, clip, clip_high, level, averaging, filter_groups, beta)
         super().__init__(CiderReward() if reward is None else reward, surrogate, samples, reference, **options)

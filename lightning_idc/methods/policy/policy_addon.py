@@ -25,6 +25,7 @@ from lightning_idc.methods.policy.rollout import Draw, Rollout, draw
 from lightning_idc.models.addon import ADDON_METHODS, Addon, TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object, get_rank_world_size, mean_over_processes
+from lightning_idc.utils.bounds import NonNegativeFloat, check_fields
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +43,15 @@ class Surrogate:
     """
 
     advantage: str
-    low: float
-    high: float | None
+    low: NonNegativeFloat
+    high: NonNegativeFloat | None
     level: Level
     averaging: Average
     filter_groups: bool
-    beta: float
+    beta: NonNegativeFloat
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 class PolicyGradient(Addon):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lightning_idc.images.types import PairFeatures
 from lightning_idc.models.addon import AUX, TrainingStep
 from lightning_idc.models.captioner import PairCaptioner
+from lightning_idc.utils.bounds import PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -186,12 +187,9 @@ class MovingAverage(FrozenCopy):
 
     steps: Tensor
 
-    def __init__(self, decay: float = 0.999, every: int = 1) -> None:
+    def __init__(self, decay: Share = 0.999, every: PositiveInt = 1) -> None:
+        check_arguments(MovingAverage.__init__, locals())
         super().__init__()
-        if not 0 <= decay <= 1:
-            raise ConfigError(f"decay is {decay}; expected a share between 0 and 1")
-        if every < 1:
-            raise ConfigError(f"every is {every}; expected at least one step between updates")
         self.decay, self.every = decay, every
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
 

@@ -13,7 +13,8 @@ from lightning_idc.data.transforms.sides import swap_sides
 from lightning_idc.images.types import PairBatch
 from lightning_idc.methods.policy.advantages import EPSILON, group_relative, spread
 from lightning_idc.nn.vocabulary import words_of
-from lightning_idc.utils.errors import ConfigError, DataError, check_choice
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from lightning_idc.data.datamodule import PairDataModule
@@ -102,14 +103,13 @@ class FactsReward(Reward):
         2.0
     """
 
-    def __init__(self, weights: Mapping[str, float] | None = None, partial: bool = True) -> None:
+    def __init__(self, weights: Mapping[str, NonNegativeFloat] | None = None, partial: bool = True) -> None:
+        check_arguments(FactsReward.__init__, locals())
         super().__init__()
         self.weights = {"type": 1.0, "attributes": 1.0, "value": 1.0, "relation": 1.0, **(weights or {})}
-        given = self.weights.values()
-        if len(given) > 4 or not all(weight >= 0 for weight in given) or not any(given):
+        if len(self.weights) > 4 or not any(self.weights.values()):
             raise ConfigError(
-                f"weights of facts are {dict(weights or {})}; expected type, attributes, value or relation, 0 or more, "
-                "and one above 0"
+                f"weights of facts are {dict(weights or {})}; expected type, attributes, value or relation, one above 0"
             )
         self.partial = partial
 
@@ -214,7 +214,8 @@ class LengthReward(Reward):
         -0.5
     """
 
-    def __init__(self, free: int, max_words: int) -> None:
+    def __init__(self, free: NonNegativeInt, max_words: PositiveInt) -> None:
+        check_arguments(LengthReward.__init__, locals())
         super().__init__()
         if not 0 <= free < max_words:
             raise ConfigError(f"free is {free} and max_words is {max_words}; expected 0 <= free < max_words")
@@ -247,8 +248,8 @@ class WeightedRewards(Reward):
         weights: Sequence[float] | None = None,
         normalise: Literal["group", "batch", "none"] = "none",
     ) -> None:
+        check_arguments(WeightedRewards.__init__, locals())
         super().__init__()
-        check_choice("normalise", normalise, ("group", "batch", "none"))
         self.rewards, self.weights = list(rewards), [1.0] * len(rewards) if weights is None else list(weights)
         if len(self.weights) != len(self.rewards) or not any(self.weights):
             raise ConfigError(

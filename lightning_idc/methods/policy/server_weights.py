@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object, is_rank_zero
 from lightning_idc.synthesis.models.endpoint import Endpoint
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.http import check_url
 from lightning_idc.utils.outputs import Output
@@ -49,11 +50,10 @@ class ServerWeights:
         folder: str,
         url: str,
         body: Mapping[str, Any],
-        every: int = 1,
+        every: PositiveInt = 1,
         layout: Literal["adapters", "model", "captioner"] = "adapters",
     ) -> None:
-        if every < 1:
-            raise ConfigError(f"every is {every}; expected at least 1 optimizer step")
+        check_arguments(ServerWeights.__init__, locals())
         if not any(isinstance(value, str) and PLACE in value for value in body.values()):
             raise ConfigError(f"the body {dict(body)} does not name the weights; put {PLACE} where the server reads it")
         check_url("url", url)

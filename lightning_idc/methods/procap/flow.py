@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.checkpoints.reading import read_checkpoint
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
@@ -82,7 +83,8 @@ class RAFTMidpoint(FlowMidpoint):
         CheckpointError: there is no such file, or it holds another network.
     """
 
-    def __init__(self, weights: str, size: Literal["small", "large"] = "large", updates: int = 12) -> None:
+    def __init__(self, weights: str, size: Literal["small", "large"] = "large", updates: PositiveInt = 12) -> None:
+        check_arguments(RAFTMidpoint.__init__, locals())
         super().__init__()
         from torchvision.models import optical_flow
 

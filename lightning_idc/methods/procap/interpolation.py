@@ -16,6 +16,7 @@ from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
 from lightning_idc.methods.procap.keyframes import OWN, RANDOM
 from lightning_idc.methods.procap.procedures import ProcedureFolder
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -166,8 +167,9 @@ class EveryPair(PairDataModule):
     """
 
     def __init__(
-        self, data: PairDataModule, splits: Sequence[Split] = ("train", "val", "test"), batch_size: int = 32
+        self, data: PairDataModule, splits: Sequence[Split] = ("train", "val", "test"), batch_size: PositiveInt = 32
     ) -> None:
+        check_arguments(EveryPair.__init__, locals())
         super().__init__(
             batch_size=batch_size,
             num_workers=data.num_workers,

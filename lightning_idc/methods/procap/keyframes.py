@@ -18,7 +18,8 @@ from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
 from lightning_idc.synthesis.models.base import ImageEncoder
 from lightning_idc.synthesis.models.pretrained import DinoImages
-from lightning_idc.utils.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 PAPERS_ENCODER = "facebook/dinov2-large"
 
@@ -117,16 +118,13 @@ class Keyframes:
     def __init__(
         self,
         folder: str | Path,
-        count: int,
-        scale: float = CLIP_SCALE,
-        length: int | None = None,
+        count: NonNegativeInt,
+        scale: NonNegativeFloat = CLIP_SCALE,
+        length: PositiveInt | None = None,
         similarity: Similarities = None,
         even: bool = False,
     ) -> None:
-        check_number("keyframes", count, minimum=0)
-        check_number("scale", scale, minimum=0)
-        if length is not None:
-            check_number("frames", length, minimum=1)
+        check_arguments(Keyframes.__init__, locals())
         if isinstance(similarity, Mapping) and not any(similarity.values()):
             raise ConfigError(
                 f"similarity is {similarity}; expected names of similarities with weights, one of them not 0, or None "

@@ -19,7 +19,8 @@ from lightning_idc.models.schedules import Constant, Schedule
 from lightning_idc.nn.image_tokenizer import ImageTokenizer
 from lightning_idc.nn.transformer import Decoder
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.utils.errors import CheckpointError, ConfigError, reads_file
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.errors import CheckpointError, reads_file
 
 
 class ProCap(PairCaptioner):
@@ -61,23 +62,22 @@ class ProCap(PairCaptioner):
         self,
         tokenizer: str | dict[str, Any] | None = None,
         procedure: str | None = None,
-        queries: int = 2,
+        queries: NonNegativeInt = 2,
         explicit: str | None = None,
         trunk: str | None = None,
-        width: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        decoder_width: int = 512,
-        decoder_layers: int = 2,
-        decoder_heads: int = 8,
-        dropout: float = 0.1,
+        width: PositiveInt = 768,
+        layers: PositiveInt = 12,
+        heads: PositiveInt = 12,
+        decoder_width: PositiveInt = 512,
+        decoder_layers: PositiveInt = 2,
+        decoder_heads: PositiveInt = 8,
+        dropout: ShareBelowOne = 0.1,
         encoder_schedule: Schedule = Constant(),  # noqa: B008 - frozen
         relative_places: bool = False,
         **options: Any,
     ) -> None:
+        check_arguments(ProCap.__init__, locals())
         super().__init__(**options)
-        if queries < 0:
-            raise ConfigError(f"queries is {queries}; expected 0, which is the static pair, or more")
         self._trunk, self._procedure, self.encoder_schedule = trunk, procedure, encoder_schedule
         self.store_hparams(tokenizer=tokenizer if tokenizer is not None else procedure)
         self._keyframes: Keyframes | None = None

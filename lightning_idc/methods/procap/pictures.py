@@ -17,6 +17,7 @@ from lightning_idc.data.sampling import Draw
 from lightning_idc.images.types import PairSample
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.outputs import save
 from lightning_idc.utils.text import plain
@@ -136,9 +137,8 @@ class LogProcedures(Callback):
         pairs: how many.
     """
 
-    def __init__(self, pairs: int = 4) -> None:
-        if pairs < 1:
-            raise ConfigError(f"LogProcedures is to draw {pairs} pairs; give it at least one, or leave it out")
+    def __init__(self, pairs: PositiveInt = 4) -> None:
+        check_arguments(LogProcedures.__init__, locals())
         self.pairs = pairs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

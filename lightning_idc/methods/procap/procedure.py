@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +27,8 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.schedules import Warmup
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
 from lightning_idc.nn.vocabulary import Vocabulary
-from lightning_idc.utils.errors import ConfigError, DataError, check_number
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, ShareBelowOne, check_arguments
+from lightning_idc.utils.errors import ConfigError, DataError
 
 
 @dataclass(frozen=True)
@@ -110,36 +110,38 @@ class ProcedureModel(PairCaptioner):
         self,
         procedures: str,
         tokenizer: str | dict[str, Any] | None = None,
-        keyframes: int = 2,
-        scale: float = CLIP_SCALE,
+        keyframes: NonNegativeInt = 2,
+        scale: NonNegativeFloat = CLIP_SCALE,
         trunk: str | None = None,
-        width: int = 768,
-        layers: int = 12,
-        heads: int = 12,
-        dropout: float = 0.0,
-        loss_weights: tuple[float, float, float] | None = None,
-        mask_probabilities: tuple[float, float, float, float] = PROBABILITIES,
+        width: PositiveInt = 768,
+        layers: PositiveInt = 12,
+        heads: PositiveInt = 12,
+        dropout: ShareBelowOne = 0.0,
+        loss_weights: tuple[NonNegativeFloat, NonNegativeFloat, NonNegativeFloat] | None = None,
+        mask_probabilities: tuple[
+            NonNegativeFloat, NonNegativeFloat, NonNegativeFloat, NonNegativeFloat
+        ] = PROBABILITIES,
         first_caption: bool = False,
         read_caption: bool = True,
-        frames: int | None = None,
+        frames: PositiveInt | None = None,
         similarity: Similarities = None,
         relative_places: bool = False,
-        captions_per_pair: int = 1,
+        captions_per_pair: PositiveInt = 1,
         **options: Any,
     ) -> None:
+        check_arguments(ProcedureModel.__init__, locals())
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
             raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
-        check_number("keyframes", keyframes, minimum=0)
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]
-        if len(weights) != 3 or not all(weight >= 0 for weight in weights) or not any(counted):
+        if not any(counted):
             raise ConfigError(
                 f"loss_weights is {weights}; expected three numbers, 0 or more, of which one is above 0: of masked "
                 "sequence modelling, alignment and consistency; without `read_caption` there is nothing to align"
             )
         shares = list(mask_probabilities)
-        if len(shares) != len(self.mask_rules) or min(shares) < 0 or not 0 < sum(shares) < math.inf:
+        if len(shares) != len(self.mask_rules) or not any(shares):
             raise ConfigError(
                 f"mask_probabilities is {shares}; expected {len(self.mask_rules)} shares of which one is above 0: of "
                 "entire, random patch, in-block and out-of-block masking"

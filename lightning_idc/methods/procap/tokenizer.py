@@ -13,6 +13,7 @@ from lightning_idc.models.distributed import is_distributed
 from lightning_idc.models.module import PairModule
 from lightning_idc.models.pretraining.cell_classification import cells_named, naming_loss, refuse_other_labels
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY, ImageTokenizer, as_pixels, load_image_tokenizer
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, TwoOrMore, check_arguments
 from lightning_idc.utils.errors import DataError
 
 
@@ -52,19 +53,20 @@ class TokenizerTraining(PairModule):
 
     def __init__(
         self,
-        codebook_size: int = 1024,
-        latent: int = 256,
-        width: int = 128,
-        multipliers: Sequence[int] = (1, 1, 2, 2, 4),
-        blocks: int = 2,
-        fold: int = 1,
+        codebook_size: PositiveInt = 1024,
+        latent: PositiveInt = 256,
+        width: PositiveInt = 128,
+        multipliers: Sequence[PositiveInt] = (1, 1, 2, 2, 4),
+        blocks: PositiveInt = 2,
+        fold: PositiveInt = 1,
         attention: bool = False,
-        commitment: float = 0.25,
-        squared: float = 0.0,
+        commitment: NonNegativeFloat = 0.25,
+        squared: NonNegativeFloat = 0.0,
         start: str | None = None,
-        revive_every: int = 50,
+        revive_every: NonNegativeInt = 50,
         **options: Any,
     ) -> None:
+        check_arguments(TokenizerTraining.__init__, locals())
         super().__init__(**options)
         self._start = start
         self.build()
@@ -179,7 +181,10 @@ class NamingTokenizer(TokenizerTraining):
         options: of :class:`TokenizerTraining`.
     """
 
-    def __init__(self, classes: Sequence[int] = (3, 9, 3, 4), naming: float = 1.0, **options: Any) -> None:
+    def __init__(
+        self, classes: Sequence[TwoOrMore] = (3, 9, 3, 4), naming: NonNegativeFloat = 1.0, **options: Any
+    ) -> None:
+        check_arguments(NamingTokenizer.__init__, locals())
         super().__init__(**options)
         self.classes, self.naming = list(classes), naming
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -12,6 +12,7 @@ from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.pair_transformer.net import PairTransformerNet
 from lightning_idc.nn.backbones import build_backbone, grid_of, load_backbone
 from lightning_idc.nn.vocabulary import Vocabulary
+from lightning_idc.utils.bounds import NonNegativeInt, PositiveInt, ShareBelowOne, TwoOrMore, check_arguments
 
 
 class PairTransformer(PairCaptioner):
@@ -44,16 +45,17 @@ class PairTransformer(PairCaptioner):
         pretrained_backbone: bool = False,
         backbone_weights: str | None = None,
         freeze_backbone: bool = False,
-        grid: int | None = None,
-        width: int = 128,
-        encoder_layers: int = 2,
-        decoder_layers: int = 2,
-        heads: int = 4,
-        dropout: float = 0.1,
-        counts: int = 0,
-        in_channels: int = 3,
+        grid: PositiveInt | None = None,
+        width: PositiveInt = 128,
+        encoder_layers: NonNegativeInt = 2,
+        decoder_layers: PositiveInt = 2,
+        heads: PositiveInt = 4,
+        dropout: ShareBelowOne = 0.1,
+        counts: Literal[0] | TwoOrMore = 0,
+        in_channels: PositiveInt = 3,
         **options: Any,
     ) -> None:
+        check_arguments(PairTransformer.__init__, locals())
         super().__init__(**options)
         self._start = (pretrained_backbone, backbone_weights)
 

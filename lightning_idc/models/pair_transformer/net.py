@@ -15,7 +15,8 @@ from lightning_idc.nn.grid_backbone import GridBackbone
 from lightning_idc.nn.grid_captioner import GridCaptionNet
 from lightning_idc.nn.relative_position import RelativePositionBias
 from lightning_idc.nn.transformer import Decoder, EncoderLayer, check_heads
-from lightning_idc.utils.errors import ConfigError, check_number
+from lightning_idc.utils.bounds import NonNegativeInt, check_arguments
+from lightning_idc.utils.errors import ConfigError
 
 
 class PairTransformerNet(GridCaptionNet):
@@ -41,13 +42,14 @@ class PairTransformerNet(GridCaptionNet):
         grid: tuple[int, int],
         vocabulary: int,
         width: int = 128,
-        encoder_layers: int = 2,
+        encoder_layers: NonNegativeInt = 2,
         decoder_layers: int = 2,
         heads: int = 4,
         dropout: float = 0.1,
         freeze_backbone: bool = False,
         counts: int = 0,
     ) -> None:
+        check_arguments(PairTransformerNet.__init__, locals())
         super().__init__(backbone, grid, freeze_backbone)
         if counts and not backbone.reads_pairs:
             raise ConfigError(
@@ -59,7 +61,6 @@ class PairTransformerNet(GridCaptionNet):
                 "backbone: freeze it, and take its weights from a ChangeNaming (backbone_weights)"
             )
         check_heads(width, heads)
-        check_number("encoder_layers", encoder_layers, minimum=0)
         self.counts = CellCounts(backbone.width, counts, width) if counts else None
         if not counts:
             self.register_buffer("coordinates", _coordinates(grid), persistent=False)

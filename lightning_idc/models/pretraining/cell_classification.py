@@ -18,7 +18,8 @@ from lightning_idc.models.pretraining.variation import mirrored, relit
 from lightning_idc.models.schedules import Schedule, WarmupLinear
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.grid_backbone import GridBackbone
-from lightning_idc.utils.errors import DataError, check_number
+from lightning_idc.utils.bounds import ShareBelowOne, TwoOrMore, check_arguments
+from lightning_idc.utils.errors import DataError
 
 IGNORED = -100
 
@@ -113,7 +114,8 @@ class CellNaming(PairModule):
 
     vision_modules = ("net",)
 
-    def __init__(self, classes: Sequence[int], **options: Any) -> None:
+    def __init__(self, classes: Sequence[TwoOrMore], **options: Any) -> None:
+        check_arguments(CellNaming.__init__, locals())
         super().__init__(**options)
         self.classes = list(classes)
         self.build()
@@ -188,15 +190,15 @@ class ObjectNaming(CellNaming):
 
     def __init__(
         self,
-        classes: Sequence[int] = (3, 9, 3, 4),
+        classes: Sequence[TwoOrMore] = (3, 9, 3, 4),
         backbone: str = "cnn",
         pretrained_backbone: bool = False,
         schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
         mirror: bool = False,
-        relight: float = 0.0,
+        relight: ShareBelowOne = 0.0,
         **options: Any,
     ) -> None:
-        check_number("relight", relight, minimum=0, below=1)
+        check_arguments(ObjectNaming.__init__, locals())
         super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:

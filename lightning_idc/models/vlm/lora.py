@@ -16,7 +16,8 @@ from lightning_idc.models.adapter import Adapter
 from lightning_idc.models.adapter_callback import AdapterCallback
 from lightning_idc.models.distributed import full_state_dict, is_rank_zero
 from lightning_idc.models.vlm.tying import untie
-from lightning_idc.utils.errors import CheckpointError, ConfigError, check_number, check_positive
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, ShareBelowOne, check_fields
+from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 ALL_LINEAR = "all-linear"
 """Targets: every linear layer, quantized ones and those of linear attention included."""
@@ -60,9 +61,9 @@ class LoraOptions:
         ConfigError: rank, alpha or dropout is out of range.
     """
 
-    rank: int = 128
-    alpha: float = 256
-    dropout: float = 0.0
+    rank: PositiveInt = 128
+    alpha: PositiveFloat = 256
+    dropout: ShareBelowOne = 0.0
     targets: str = ALL_LINEAR
     freeze: list[str] | None = None
     modules_to_save: list[str] | None = None
@@ -70,9 +71,7 @@ class LoraOptions:
     use_rslora: bool = False
 
     def __post_init__(self) -> None:
-        check_number("rank", self.rank, minimum=1)
-        check_number("dropout", self.dropout, minimum=0, below=1)
-        check_positive("alpha", self.alpha)
+        check_fields(self)
 
 
 class LoraAdapter(Adapter):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +26,6 @@ from lightning_idc.models.vlm.net import VLMNet
 from lightning_idc.models.vlm.precision import autocast_of, dtype_named, refuse_low_precision, set_precision
 from lightning_idc.models.vlm.prompting import PROMPT, padded_prompts, prompt_tokens, with_question
 from lightning_idc.models.vlm.published import (
-    QUANTIZED,
     SKELETON,
     Source,
     load_empty,
@@ -34,12 +33,12 @@ from lightning_idc.models.vlm.published import (
     load_skeleton,
     save_skeleton,
 )
-from lightning_idc.models.vlm.scoring import SCORING_METHODS
 from lightning_idc.models.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.models.vlm.sizes import SIZES, fitted, padded
 from lightning_idc.models.vlm.tokens import TokenizerVocabulary
 from lightning_idc.models.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 from lightning_idc.utils.errors import ConfigError, DataError
 
 MOST_PROMPTS = 512  # that are kept as tokens
@@ -91,22 +90,23 @@ class VLMCaptioner(FinetunedCaptioner):
         architecture: dict[str, Any] | None = None,
         prompt: str = PROMPT,
         prompts: dict[str, str] | None = None,
-        scoring: str = "auto",
+        scoring: Literal["auto", "packed", "cached", "plain"] = "auto",
         activation_checkpointing: bool = False,
         dtype: str = "auto",
         revision: str | None = None,
         device: str | None = None,
-        quantize: str | None = None,
+        quantize: Literal["4bit", "8bit", "int4", "int8"] | None = None,
         attn: str | None = None,
-        min_pixels: int | None = None,
-        max_pixels: int | None = None,
+        min_pixels: PositiveInt | None = None,
+        max_pixels: PositiveInt | None = None,
         tokenizer: str | None = None,
-        tokenizer_size: int = 2000,
+        tokenizer_size: PositiveInt = 2000,
         language_model: str | None = None,
         text_config: dict[str, Any] | None = None,
         tower_weights: str | None = None,
         **options: Any,
     ) -> None:
+        check_arguments(VLMCaptioner.__init__, locals())
         super().__init__(**options)
         if (model is None) == (architecture is None):
             raise ConfigError("give either `model`, a folder or hub id, or `architecture`, a configuration; not both")
@@ -114,12 +114,8 @@ class VLMCaptioner(FinetunedCaptioner):
             raise ConfigError(
                 "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
             )
-        if scoring not in (*SCORING_METHODS, "auto"):
-            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(SCORING_METHODS)}")
         if scoring == "cached" and activation_checkpointing:
             raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
-        if quantize is not None and quantize not in QUANTIZED:
-            raise ConfigError(f"quantize {quantize!r} is unknown; expected one of {', '.join(QUANTIZED)}")
         dtype_named(dtype)
         self._start = (language_model, tower_weights)
         self._folder: Path | None = None

@@ -16,6 +16,7 @@ from lightning_idc.models.pretraining.cell_classification import ObjectNaming
 from lightning_idc.models.schedules import Schedule, WarmupLinear
 from lightning_idc.models.vlm.loading import configured, train_tokenizer
 from lightning_idc.nn.grid_backbone import GridBackbone
+from lightning_idc.utils.bounds import TwoOrMore, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -68,10 +69,11 @@ class TowerNaming(ObjectNaming):
     def __init__(
         self,
         architecture: dict[str, Any],
-        classes: Sequence[int] = (3, 9, 3, 4),
+        classes: Sequence[TwoOrMore] = (3, 9, 3, 4),
         schedule: Schedule = WarmupLinear(),  # noqa: B008 - frozen
         **options: Any,
     ) -> None:
+        check_arguments(TowerNaming.__init__, locals())
         super().__init__(classes, schedule=schedule, **options)
 
     def make_backbone(self) -> GridBackbone:

@@ -17,7 +17,7 @@ from lightning_idc.nn.decoding.decoding import (
     select_rows,
 )
 from lightning_idc.nn.vocabulary import SpecialIds
-from lightning_idc.utils.errors import check_number, check_positive
+from lightning_idc.utils.bounds import PositiveFloat, PositiveInt, PositiveShare, check_arguments
 
 
 @torch.no_grad()
@@ -125,7 +125,7 @@ def _drawn(chances: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(sums, goals, right=True)[:, 0]
 
 
-def check_sampling(temperature: float, top_p: float, samples: int = 1) -> None:
+def check_sampling(temperature: PositiveFloat, top_p: PositiveShare, samples: PositiveInt = 1) -> None:
     """Refuse numbers that nothing can be sampled by.
 
     Args:
@@ -136,6 +136,4 @@ def check_sampling(temperature: float, top_p: float, samples: int = 1) -> None:
     Raises:
         ConfigError: one of them is out of range.
     """
-    check_positive("temperature", temperature)
-    check_positive("top_p", top_p, maximum=1)
-    check_number("samples", samples, minimum=1)
+    check_arguments(check_sampling, locals())

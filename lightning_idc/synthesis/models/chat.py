@@ -12,6 +12,7 @@ from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.models.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.models.loading import Loading
 from lightning_idc.synthesis.models.pretrained import Pretrained, as_pil
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveInt, check_arguments
 from lightning_idc.utils.errors import CheckpointError
 
 VICUNA = (
@@ -43,13 +44,14 @@ class ChatModel(Pretrained, TextModel):
         model: str,
         revision: str | None = None,
         dtype: str = "bfloat16",
-        batch_size: int = 16,
-        max_new_tokens: int = 128,
-        temperature: float = 0.8,
+        batch_size: PositiveInt = 16,
+        max_new_tokens: PositiveInt = 128,
+        temperature: NonNegativeFloat = 0.8,
         stop: Sequence[str] = (),
         template: Literal["vicuna", "none"] | None = None,
         loading: Loading | None = None,
     ) -> None:
+        check_arguments(ChatModel.__init__, locals())
         super().__init__(model, revision, dtype, batch_size, loading)
         self.max_new_tokens, self.temperature, self.stop = max_new_tokens, temperature, tuple(stop)
         self.template = template or ("vicuna" if "vicuna" in model.lower() else None)
@@ -180,10 +182,11 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         model: str,
         revision: str | None = None,
         dtype: str = "bfloat16",
-        batch_size: int = 8,
-        max_new_tokens: int = 128,
+        batch_size: PositiveInt = 8,
+        max_new_tokens: PositiveInt = 128,
         loading: Loading | None = None,
     ) -> None:
+        check_arguments(ChatVisionModel.__init__, locals())
         super().__init__(model, revision, dtype, batch_size, loading)
         self.max_new_tokens = max_new_tokens
 
@@ -259,8 +262,9 @@ class PromptedCaptioner(ImageCaptioner):
         self,
         model: VisionLanguageModel,
         prompt: str = "Describe this image in one sentence.",
-        least_side: int = 56,
+        least_side: NonNegativeInt = 56,
     ) -> None:
+        check_arguments(PromptedCaptioner.__init__, locals())
         super().__init__()
         self.model, self.prompt, self.least_side = model, prompt, least_side
 

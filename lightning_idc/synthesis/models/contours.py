@@ -11,6 +11,7 @@ from torch import Tensor
 
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.synthesis.models.base import Inpainter, Region, Segmenter
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, Share, check_arguments
 
 _SIDES: tuple[Literal[0], Literal[1]] = (0, 1)
 _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
@@ -32,8 +33,13 @@ class DifferenceContours(Segmenter):
     """
 
     def __init__(
-        self, color: float = 0.1, structure: float = 0.12, min_area: float = 1 / 400, gap: float = 1 / 16
+        self,
+        color: NonNegativeFloat = 0.1,
+        structure: NonNegativeFloat = 0.12,
+        min_area: Share = 1 / 400,
+        gap: Share = 1 / 16,
     ) -> None:
+        check_arguments(DifferenceContours.__init__, locals())
         super().__init__()
         self.color, self.structure, self.min_area, self.gap = color, structure, min_area, gap
 
@@ -116,7 +122,8 @@ class ColorRegions(Segmenter):
         max_area: share of the picture that it may have.
     """
 
-    def __init__(self, colors: int = 6, min_area: float = 1 / 200, max_area: float = 1 / 6) -> None:
+    def __init__(self, colors: PositiveInt = 6, min_area: Share = 1 / 200, max_area: Share = 1 / 6) -> None:
+        check_arguments(ColorRegions.__init__, locals())
         super().__init__()
         self.colors, self.min_area, self.max_area = colors, min_area, max_area
 
@@ -159,7 +166,8 @@ class TeleaInpainter(Inpainter):
         grow: share of the picture's side.
     """
 
-    def __init__(self, grow: float = 1 / 80) -> None:
+    def __init__(self, grow: Share = 1 / 80) -> None:
+        check_arguments(TeleaInpainter.__init__, locals())
         super().__init__()
         self.grow = grow
 

@@ -17,6 +17,7 @@ from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.models.base import Inpainter, ModelInterface, PairPainter
 from lightning_idc.synthesis.models.loading import missing_package, missing_weights, unreadable
 from lightning_idc.synthesis.provenance import model_provenance
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import CheckpointError, ConfigError
 
 
@@ -119,14 +120,15 @@ class PromptToPrompt(Diffusion, PairPainter):
         model: str,
         revision: str | None = None,
         dtype: str = "float16",
-        steps: int = 50,
-        batch_size: int = 4,
-        guidance: float = 7.5,
-        cross: float = 1.0,
-        own: float = 0.4,
-        size: int | None = None,
+        steps: PositiveInt = 50,
+        batch_size: PositiveInt = 4,
+        guidance: NonNegativeFloat = 7.5,
+        cross: Share = 1.0,
+        own: Share = 0.4,
+        size: PositiveInt | None = None,
         offload: bool = False,
     ) -> None:
+        check_arguments(PromptToPrompt.__init__, locals())
         super().__init__(model, revision, dtype, steps, batch_size, offload)
         self.guidance, self.cross, self.own, self.size = guidance, cross, own, size
 
@@ -286,14 +288,15 @@ class DiffusionInpainter(Diffusion, Inpainter):
         model: str,
         revision: str | None = None,
         dtype: str = "float16",
-        steps: int = 4,
-        batch_size: int = 4,
+        steps: PositiveInt = 4,
+        batch_size: PositiveInt = 4,
         prompt: str = "background, nothing, 8k",
-        strength: float = 0.85,
-        guidance: float = 0.0,
-        size: int = 512,
+        strength: Share = 0.85,
+        guidance: NonNegativeFloat = 0.0,
+        size: PositiveInt = 512,
         offload: bool = False,
     ) -> None:
+        check_arguments(DiffusionInpainter.__init__, locals())
         super().__init__(model, revision, dtype, steps, batch_size, offload)
         self.prompt, self.strength, self.guidance, self.size = prompt, strength, guidance, size
 

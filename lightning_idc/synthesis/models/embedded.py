@@ -19,6 +19,7 @@ from lightning_idc.synthesis.models.base import (
     ImageTextMatcher,
     TextEncoder,
 )
+from lightning_idc.utils.bounds import NonNegativeFloat, PositiveInt, check_arguments
 
 _STOP = frozenset(
     {"a", "an", "and", "are", "at", "be", "by", "for", "from", "has", "have", "here", "in", "into", "is", "it", "its"}
@@ -45,7 +46,8 @@ class PixelEncoder(ImageEncoder):
         floor: constant part, which keeps noise in pictures without contrast from deciding.
     """
 
-    def __init__(self, side: int = 16, floor: float = 0.15) -> None:
+    def __init__(self, side: PositiveInt = 16, floor: NonNegativeFloat = 0.15) -> None:
+        check_arguments(PixelEncoder.__init__, locals())
         super().__init__()
         self.side, self.floor = side, floor
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from lightning_idc.synthesis.models.base import CutOff, ModelInterface, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.records import encode_image
 from lightning_idc.utils import http
-from lightning_idc.utils.errors import ConfigError, DataError, check_number, check_positive
+from lightning_idc.utils.bounds import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, check_fields
+from lightning_idc.utils.errors import ConfigError, DataError
 from lightning_idc.utils.files import atomic_write, fingerprint, seal, unseal
 
 _AGAIN = {408, 409, 425, 429, 500, 502, 503, 504}
@@ -59,22 +60,20 @@ class Endpoint:
 
     url: str
     model: str
-    max_tokens: int = 128
-    temperature: float = 0.0
+    max_tokens: PositiveInt = 128
+    temperature: NonNegativeFloat = 0.0
     stop: tuple[str, ...] = ()
-    concurrency: int = 16
-    retries: int = 5
-    timeout: float = 120.0
+    concurrency: PositiveInt = 16
+    retries: NonNegativeInt = 5
+    timeout: PositiveFloat = 120.0
     cache: str | None = None
     key: str = "OPENAI_API_KEY"
 
     def __post_init__(self) -> None:
+        check_fields(self)
         http.check_url("url", self.url)
         if http.shown(self.url) != self.url:
             raise ConfigError(f"url {http.shown(self.url)!r} goes on with ? or #; expected an address up to /v1")
-        check_number("concurrency", self.concurrency, minimum=1)
-        check_number("retries", self.retries, minimum=0)
-        check_positive("timeout", self.timeout)
 
     def settings(self) -> dict[str, Any]:
         """What decides an answer; not where the model runs."""

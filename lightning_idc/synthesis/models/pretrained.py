@@ -14,7 +14,8 @@ from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.models.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
 from lightning_idc.synthesis.models.loading import Loading, missing_weights, unreadable, weight_bytes
 from lightning_idc.synthesis.provenance import model_provenance
-from lightning_idc.utils.errors import CheckpointError, check_choice
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
+from lightning_idc.utils.errors import CheckpointError
 
 Answer = TypeVar("Answer")
 
@@ -197,11 +198,11 @@ class BlipMatcher(Pretrained, ImageTextMatcher):
         model: str,
         revision: str | None = None,
         dtype: str = "float32",
-        batch_size: int = 32,
+        batch_size: PositiveInt = 32,
         score: Literal["cosine", "probability"] = "cosine",
     ) -> None:
+        check_arguments(BlipMatcher.__init__, locals())
         super().__init__(model, revision, dtype, batch_size)
-        check_choice("score", score, ("cosine", "probability"))
         self.score = score
 
     def settings(self) -> dict[str, Any]:

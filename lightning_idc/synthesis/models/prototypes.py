@@ -14,6 +14,7 @@ from lightning_idc.images.resize import resize
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.models.base import ImageCaptioner
 from lightning_idc.synthesis.models.embedded import opponent
+from lightning_idc.utils.bounds import PositiveInt, check_arguments
 
 _SCALES = (1.0, 0.94, 0.88, 0.82)
 """Size of a thing in its box, whose border may be loose or belong to a larger thing of the other picture."""
@@ -61,10 +62,11 @@ class NearestPrototype(ImageCaptioner):
     def __init__(
         self,
         library: str | None = None,
-        side: int = 20,
+        side: PositiveInt = 20,
         min_similarity: float = 0.92,
         background: str = "plain background",
     ) -> None:
+        check_arguments(NearestPrototype.__init__, locals())
         super().__init__()
         self.library, self.identity = library, library_identity(library)
         self.side, self.min_similarity, self.background = side, min_similarity, background

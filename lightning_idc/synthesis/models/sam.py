@@ -12,6 +12,7 @@ from torchvision.ops import nms
 
 from lightning_idc.synthesis.models.base import Region, Segmenter
 from lightning_idc.synthesis.models.pretrained import Pretrained, as_pil
+from lightning_idc.utils.bounds import PositiveInt, Share, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 _STABLE = 1.0
@@ -45,13 +46,14 @@ class SamSegmenter(Pretrained, Segmenter):
         model: str,
         revision: str | None = None,
         dtype: str = "float32",
-        batch_size: int = 4,
-        overlap: float = 0.5,
-        confidence: float = 0.05,
-        stability: float = 0.95,
-        points: int = 32,
-        points_at_once: int = 256,
+        batch_size: PositiveInt = 4,
+        overlap: Share = 0.5,
+        confidence: Share = 0.05,
+        stability: Share = 0.95,
+        points: PositiveInt = 32,
+        points_at_once: PositiveInt = 256,
     ) -> None:
+        check_arguments(SamSegmenter.__init__, locals())
         super().__init__(model, revision, dtype, batch_size)
         self.overlap, self.confidence, self.stability = overlap, confidence, stability
         self.points, self.points_at_once = points, points_at_once
@@ -136,8 +138,9 @@ class FastSamSegmenter(Segmenter):
     """
 
     def __init__(
-        self, model: str = "FastSAM-x.pt", confidence: float = 0.05, overlap: float = 0.5, size: int = 1024
+        self, model: str = "FastSAM-x.pt", confidence: Share = 0.05, overlap: Share = 0.5, size: PositiveInt = 1024
     ) -> None:
+        check_arguments(FastSamSegmenter.__init__, locals())
         super().__init__()
         self.name, self.confidence, self.overlap, self.size = model, confidence, overlap, size
         self._net: Any = None

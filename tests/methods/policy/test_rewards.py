@@ -97,8 +97,9 @@ def test_single_facts_weigh_as_they_are_told(batch: PairBatch) -> None:
     assert float(only(one, [[wrong]])) == 0.75
     with pytest.raises(ConfigError, match="expected type, attributes, value or relation"):
         FactsReward({"colour": 1.0})
-    for value in (0.0, math.nan):  # no caption would be better than another one
-        with pytest.raises(ConfigError, match="0 or more, and one above 0"):
+    # no caption would be better than another one
+    for value, message in ((0.0, "one above 0"), (math.nan, "weights.type is nan; expected at least 0")):
+        with pytest.raises(ConfigError, match=message):
             FactsReward(dict.fromkeys(("type", "attributes", "value", "relation"), value))
 
 

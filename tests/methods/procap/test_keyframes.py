@@ -113,9 +113,9 @@ def test_frames_that_were_never_measured_are_not_chosen_by_their_own_similarity(
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"count": -1}, "keyframes is -1; expected at least 0"),
-        ({"length": 0}, "frames is 0; expected at least 1"),
-        ({"length": -1}, "frames is -1; expected at least 1"),
+        ({"count": -1}, "count is -1; expected at least 0"),
+        ({"length": 0}, "length is 0; expected at least 1"),
+        ({"length": -1}, "length is -1; expected at least 1"),
         ({"similarity": {}}, r"similarity is \{\}; expected"),
         ({"similarity": {"own": 0.0}}, "similarity is {'own': 0.0}; expected"),
         ({"scale": math.nan}, "scale is nan; expected at least 0"),

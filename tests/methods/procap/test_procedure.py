@@ -88,19 +88,26 @@ def bce(logit: Tensor, target: float) -> Tensor:
     return F.binary_cross_entropy_with_logits(logit[0, 0], torch.tensor(target).to(logit))
 
 
-@pytest.mark.parametrize("shares", [(0.1, 0.7, 0.1), (0.0, 0.0, 0.0, 0.0), (1.0, -0.1, 0.1, 0.0)])
-def test_every_masking_has_a_share(shares: tuple[float, ...]) -> None:
-    with pytest.raises(ConfigError, match="expected 4 shares"):
+@pytest.mark.parametrize(
+    ("shares", "message"),
+    [
+        ((0.1, 0.7, 0.1), "expected 4 values"),
+        ((0.0, 0.0, 0.0, 0.0), "expected 4 shares"),
+        ((1.0, -0.1, 0.1, 0.0), r"mask_probabilities\[1\] is -0.1; expected at least 0"),
+    ],
+)
+def test_every_masking_has_a_share(shares: tuple[float, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
         ProcedureModel("procedures", mask_probabilities=shares)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("options", "match"),
     [
-        ({"loss_weights": (1.0, 1.0)}, r"loss_weights is \[1.0, 1.0\]; expected three numbers"),
+        ({"loss_weights": (1.0, 1.0)}, r"loss_weights is \(1.0, 1.0\); expected 3 values"),
         ({"loss_weights": (0.0, 0.0, 0.0)}, "of which one is above 0"),
         ({"loss_weights": (0.0, 1.0, 0.0), "read_caption": False}, "without `read_caption` there is nothing to align"),
-        ({"loss_weights": (1.0, -1.0, 0.0)}, "0 or more"),
+        ({"loss_weights": (1.0, -1.0, 0.0)}, r"loss_weights\[1\] is -1.0; expected at least 0"),
         ({"keyframes": -1}, "keyframes is -1; expected at least 0"),
     ],
 )

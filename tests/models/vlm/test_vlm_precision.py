@@ -125,7 +125,7 @@ def test_the_merger_is_a_projector(stock: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         ({"dtype": "int8"}, "dtype 'int8' is unknown"),
-        ({"quantize": "3bit"}, "quantize '3bit' is unknown"),
+        ({"quantize": "3bit"}, "quantize is '3bit'; expected one of 4bit, 8bit, int4, int8"),
     ],
 )
 def test_unknown_precisions_are_named(options: dict[str, Any], message: str, stock: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from lightning_idc.utils.bounds import NonNegativeFloat, ShareBelowOne, check_arguments
 from lightning_idc.utils.errors import ConfigError
 
 
@@ -36,17 +37,14 @@ class BertAdam(Optimizer):
     def __init__(
         self,
         params: Iterable[Any],
-        lr: float = 5e-5,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-6,
-        weight_decay: float = 0.01,
+        lr: NonNegativeFloat = 5e-5,
+        betas: tuple[ShareBelowOne, ShareBelowOne] = (0.9, 0.999),
+        eps: NonNegativeFloat = 1e-6,
+        weight_decay: NonNegativeFloat = 0.01,
         max_grad_norm: float = 1.0,
         half_precision: Sequence[str] = (),
     ) -> None:
-        if lr < 0 or eps < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise ConfigError(
-                f"BertAdam got lr {lr}, eps {eps} and betas {betas}; expected lr, eps >= 0 and betas in [0, 1)"
-            )
+        check_arguments(BertAdam.__init__, locals())
         settings = {
             "lr": lr,
             "betas": tuple(betas),

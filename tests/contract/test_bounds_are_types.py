@@ -1,0 +1,134 @@
+"""Every number that a public class takes has its bounds in its type, and every bound is also checked in Python."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+from lightning_idc.utils import bounds
+from lightning_idc.utils.lazy import public_names
+
+PACKAGE = Path(bounds.__file__).parents[1]
+BOUNDS = {name for name, kind in vars(bounds).items() if isinstance(kind, type) and issubclass(kind, bounds.Bounded)}
+SEEDS = {"seed", "data_seed", "noise_seed"}
+RESULTS = {"Answer", "Caption", "Difference", "Interval", "Protocol", "Scores", "Table", "TrainingStep"}
+"""Public classes that the library makes, and users read."""
+NO_BOUND = {
+    "AdversarialRetriever": {"temperature"},  # may be infinite: a retriever that chooses uniformly
+    "BertAdam": {"max_grad_norm"},  # -1 for none
+    "FromData": {"error_margins"},
+    "MDP": {"layers"},  # indices, also from the end
+    "MDPAdapter": {"layers"},
+    "NAMC": {"stage"},
+    "NearestPrototype": {"min_similarity"},  # a cosine
+    "PairDataModule": {"fill_nan"},
+    "RewardMined": {"best"},
+    "SimilarPairs": {"gamma", "alpha", "beta"},
+    "TimmGrid": {"stage"},
+    "WeightedRewards": {"weights"},  # one below 0 is a penalty
+    "EraseObjects": {"alike", "confidence", "overlap"},  # of a model, whose scale they have
+    "RemovedObjects": {"present", "absent"},
+    "GridBackbone": {"mean", "std"},
+}
+"""Numbers of which any may make sense."""
+CHECKED_BY_HAND = {
+    "Fog": {"severity"},  # the number of levels
+    "FrameInterpolator": {"frames"},  # 1, 3, 7, ...
+    "GaussianNoise": {"severity"},
+    "LogarithmicWarmup": {"warmup", "steps", "start"},
+    "PairDataModule": {"page"},
+    "PasteEdits": {"scale"},
+    "WarmupHold": {"warmup", "start"},
+}
+STILL_BY_HAND: dict[str, set[str]] = {
+    "Addon": {"weight"},
+    "AddonCallback": {"weight"},
+    "AdversarialRetriever": {"weight"},
+    "ArrayTask": {"task", "tasks"},
+    "Audit": {"max_pairs"},
+    "Chromium": {"width", "height"},
+    "Deduplicate": {"distance"},
+    "ImageFolder": {"copies"},
+    "MaskedReconstruction": {"share", "width", "layers", "heads", "weight"},
+    "NoiseMasking": {"image_share", "word_share", "weight"},
+    "PairCaptioner": {"captions_per_pair", "max_length", "num_beams", "min_word_count", "image_size"},
+    "PreferenceOptimization": {"beta", "caption_weight", "displacement_threshold", "image_weight", "anchor", "weight"},
+    "RayPool": {"workers", "num_cpus", "num_gpus", "retries"},
+    "Records": {"batch_size", "shard_size", "num_workers", "limit", "max_failures"},
+    "ReleasePairs": {"shares"},
+    "SamplePhotos": {"copies"},
+    "WebPages": {"count", "no_change", "width"},
+}
+"""Classes that still check their numbers by hand; this may only become shorter."""
+
+
+def public_classes() -> Iterator[ast.ClassDef]:
+    """Definitions of all public classes, each once."""
+    seen = set()
+    for stub in sorted(PACKAGE.rglob("__init__.pyi")):
+        for module, name in public_names(stub).values():
+            file = PACKAGE.parent / f"{module.replace('.', '/')}.py"
+            if (file, name) in seen or not file.exists():
+                continue
+            seen.add((file, name))
+            for node in ast.parse(file.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.ClassDef) and node.name == name:
+                    yield node
+
+
+def arguments_of(function: ast.FunctionDef) -> list[tuple[str, ast.expr | None]]:
+    return [(argument.arg, argument.annotation) for argument in (*function.args.args, *function.args.kwonlyargs)]
+
+
+def arguments_of_class(node: ast.ClassDef) -> list[tuple[str, ast.expr | None]]:
+    """Arguments of the constructor; of a dataclass, its fields."""
+    for member in node.body:
+        if isinstance(member, ast.FunctionDef) and member.name == "__init__":
+            return arguments_of(member)
+    if not any("dataclass" in ast.unparse(decorator) for decorator in node.decorator_list):
+        return []
+    return [
+        (ast.unparse(member.target), member.annotation) for member in node.body if isinstance(member, ast.AnnAssign)
+    ]
+
+
+def names_in(annotation: ast.expr | None) -> set[str]:
+    nodes = ast.walk(annotation) if annotation is not None else ()
+    return {node.id for node in nodes if isinstance(node, ast.Name)}
+
+
+def test_numbers_of_public_classes_have_bounds() -> None:
+    free: dict[str, set[str]] = {}
+    for node in public_classes():
+        for name, annotation in arguments_of_class(node):
+            if names_in(annotation) & {"int", "float"} and name not in SEEDS and node.name not in RESULTS:
+                free.setdefault(node.name, set()).add(name)
+    listed: dict[str, set[str]] = {}
+    for table in (NO_BOUND, CHECKED_BY_HAND, STILL_BY_HAND):
+        for kind, names in table.items():
+            listed.setdefault(kind, set()).update(names)
+    assert free == listed
+
+
+def unchecked(tree: ast.Module) -> Iterator[str]:
+    """Functions and dataclasses of a module that have bounds and do not check them."""
+    classes = [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    for node in classes:
+        fields = [member.annotation for member in node.body if isinstance(member, ast.AnnAssign)]
+        if any(names_in(field) & BOUNDS for field in fields) and "check_fields(self)" not in ast.unparse(node):
+            yield node.name
+    for node in (tree, *classes):
+        prefix = f"{node.name}." if isinstance(node, ast.ClassDef) else ""
+        for function in (member for member in node.body if isinstance(member, ast.FunctionDef)):
+            if any(names_in(annotation) & BOUNDS for _, annotation in arguments_of(function)):
+                first = function.body[1 if ast.get_docstring(function) else 0]
+                if ast.unparse(first) != f"check_arguments({prefix}{function.name}, locals())":
+                    yield prefix + function.name
+
+
+def test_bounds_are_checked_in_python() -> None:
+    trees = {file: ast.parse(file.read_text(encoding="utf-8")) for file in PACKAGE.rglob("*.py")}
+    assert {
+        str(file.relative_to(PACKAGE)): names for file, tree in trees.items() if (names := [*unchecked(tree)])
+    } == {}
