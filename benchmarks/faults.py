@@ -150,7 +150,7 @@ def captions_of(run: Path) -> dict[str, str]:
     """Digests of captions, scores and predictions."""
     said = [json.loads(line) for line in (run / "say" / "predictions.jsonl").read_text().splitlines()]
     return {
-        "measured": short(json.loads((run / "measure" / "predictions.json").read_text())),
+        "measured": short([json.loads(line) for line in (run / "measure" / "predictions.jsonl").open()]),
         "scores": short(json.loads((run / "measure" / "stage.json").read_text())["metrics"]),
         # a batch of another size may change the last digits of a score
         "said": short([(record["id"], record["caption"]) for record in said]),

@@ -40,14 +40,14 @@ class LogPairs(Callback):
         self, pairs: int = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
     ) -> None:
         if pairs < 1:
-            raise ConfigError(f"LogPairs is to draw {pairs} pairs; give it at least one, or leave it out")
+            raise ConfigError(f"LogPairs: pairs is {pairs}; expected at least 1")
         self.pairs = pairs
         self.main_facts = main_facts
         self.difference = difference
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"LogPairs shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"LogPairs needs a PairCaptioner; found a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
@@ -110,6 +110,6 @@ def captions_table(results: Results, records: list[dict[str, Any]]) -> Table:
     rows = []
     for record in records:
         score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")
-        said = [record["id"], record["caption"], next(iter(record["references"]), "")]
-        rows.append([*said, "" if score is None else f"{score:.0f}"])
+        cells = [record["id"], record["caption"], next(iter(record["references"]), "")]
+        rows.append([*cells, "" if score is None else f"{score:.0f}"])
     return Table(["pair", "says", "truth", "CIDEr-D"], rows, text=3)

@@ -88,10 +88,10 @@ def contact_sheet(
             if index < columns:
                 boxed = any(card.boxes is not None and len(card.boxes) for card in cards)
                 after = "after (boxes: truth)" if boxed else "after"
-                for place, name in enumerate(("before", after, "difference x2")[:pictures]):
-                    draw.text((left + place * (width + GAP), top - 19), name, GRAY, small)
-            for place, image in enumerate(_pictures(card, height, width, difference)):
-                sheet.paste(image, (left + place * (width + GAP), top))
+                for column_of_picture, name in enumerate(("before", after, "difference x2")[:pictures]):
+                    draw.text((left + column_of_picture * (width + GAP), top - 19), name, GRAY, small)
+            for column_of_picture, image in enumerate(_pictures(card, height, width, difference)):
+                sheet.paste(image, (left + column_of_picture * (width + GAP), top))
             y = top + height + 5
             free = card_width - small.getlength(card.score) - 10
             draw.text((left, y), _shortened(plain(card.title), small, free), GRAY, small)
