@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from lightning_idc.callbacks.show_results import results_of
+from lightning_idc.callbacks.results import results_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet

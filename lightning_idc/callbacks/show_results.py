@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
-import platform
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.callbacks.write_predictions import line_of, weights_digest
-from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.callbacks.results import about, origin_of, results_of
+from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.metrics.protocols import protocol_named
-from lightning_idc.metrics.results import METRICS, PREDICTIONS, Origin
+from lightning_idc.metrics.results import METRICS, PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.report.html import check_report, write_report
@@ -118,27 +114,16 @@ class ShowResults(Callback):
             save(folder / PREDICTIONS, lambda path: fill(path, lines), self.overwrite)
             if results.summary is not None:
                 log_facts(trainer, results)
-            self._save_metrics(trainer, name, results, folder / METRICS)
+            self._save_metrics(trainer, results, folder / METRICS)
         if self.report_pairs:
             self._save_report(trainer, name, results, folder / REPORT)
 
-    def _save_metrics(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
-        hparams = trainer.lightning_module.hparams
-        origin = Origin(
-            name,
-            None if results.data is None else type(results.data).__name__,
-            results.split,
-            {key: hparams[key] for key in ("num_beams", "max_length") if key in hparams},
-            int(os.environ["PL_GLOBAL_SEED"]) if "PL_GLOBAL_SEED" in os.environ else None,
-            Path(trainer.ckpt_path).name if trainer.ckpt_path else None,
-            None if not trainer.ckpt_path else selected_on(Path(trainer.ckpt_path)),
-            weights=weights_digest(trainer.lightning_module),
-        )
+    def _save_metrics(self, trainer: Trainer, results: Results, target: Path) -> None:
         values: dict[str, Any] = {}
         # unchanged pairs without a reference are scored, too, under a difference-list
         if results.counted(self.protocol):
             try:
-                values = results.result(self.protocol, origin)
+                values = results.result(self.protocol, origin_of(trainer, results))
             except IDCError as error:  # the scores of the table are not lost with it
                 say(f"no scores under {self.protocol.name} in {target.name}: {error}")
         if results.summary is not None:
@@ -172,68 +157,6 @@ class ShowResults(Callback):
 
         if saved(target, write):
             say(f"pairs with their pictures, to be sorted and searched in a browser: {shown(target)}")
-
-
-def results_of(
-    trainer: Trainer, captioner: Any, split: Split, records: Sequence[dict[str, Any]] | None = None
-) -> Results:
-    """What the last evaluation of a captioner left behind.
-
-    Args:
-        trainer: whose data module knows facts and pictures, if it is a `PairDataModule`.
-        captioner: a `PairCaptioner`.
-        split: that was evaluated.
-        records: captions of a prediction, which are not scored; those of the captioner when None.
-    """
-    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
-    return Results(
-        captioner.predictions if records is None else records,
-        captioner.scores if records is None else None,
-        data if isinstance(data, PairDataModule) else None,
-        split,
-        captioner.hparams.get("no_change_captions") or [],
-    )
-
-
-def about(trainer: Trainer, results: Results) -> dict[str, str]:
-    """How results were made, for a reader who was not there."""
-    import lightning
-
-    from lightning_idc import __version__
-
-    captioner: Any = trainer.lightning_module
-    size = sum(parameter.numel() for parameter in captioner.parameters())
-    beams = captioner.hparams.get("num_beams", 1)
-    facts = {
-        "captioner": f"{type(captioner).__name__}, {size / 1e6:.2f} M parameters",
-        "checkpoint": str(trainer.ckpt_path or "none; the weights in memory"),
-        "decoding": "greedy" if beams == 1 else f"beam search, {beams} beams",
-        "longest caption": f"{captioner.hparams.get('max_length')} tokens",
-        "scores": "PTB tokens in lower case without punctuation; CIDEr-D is what pycocoevalcap calls CIDEr; all x100",
-        "versions": f"lightning_idc {__version__}, lightning {lightning.__version__}, torch {torch.__version__}, "
-        f"Python {platform.python_version()}",
-    }
-    if results.data is not None:
-        facts["data"] = f"{type(results.data).__name__}, {results.split} split"
-        facts["image size"] = str(results.data.image_size or "as in the data")
-    if results.confusion is not None:
-        facts["no change"] = "a caption says so in a sentence that the data use for unchanged pairs, or in other words"
-    return facts
-
-
-def selected_on(checkpoint: Path) -> str | None:
-    """Split on whose values a checkpoint was chosen; None where it was not chosen, or that is unknown."""
-    if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
-        return None
-    try:
-        # weights that nobody reads stay on the disk
-        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
-    except RuntimeError:  # an old format, which cannot be mapped
-        return None
-    for name, state in saved.get("callbacks", {}).items():
-        if name.startswith("ModelCheckpoint") and isinstance(state.get("monitor"), str):
-            return str(state["monitor"]).split("/")[0]
-    return None
 
 
 def log_facts(trainer: Trainer, results: Results) -> None:

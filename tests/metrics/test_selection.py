@@ -11,8 +11,9 @@ from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from lightning_idc.callbacks.results import selected_on
 from lightning_idc.callbacks.selection import ValidationSelection
-from lightning_idc.callbacks.show_results import ShowResults, selected_on
+from lightning_idc.callbacks.show_results import ShowResults
 from lightning_idc.callbacks.write_predictions import weights_digest
 from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.results import read_result
