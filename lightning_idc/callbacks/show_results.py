@@ -15,12 +15,12 @@ from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import METRICS, PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object
-from lightning_idc.report.html import check_report, write_report
+from lightning_idc.report.html import MOST_PAIRS, check_report, write_report
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.summary import as_rich
 from lightning_idc.utils.errors import ConfigError, IDCError
 from lightning_idc.utils.files import fill
-from lightning_idc.utils.outputs import check_file, save, save_json, saved
+from lightning_idc.utils.outputs import Output, json_text, saved
 from lightning_idc.utils.text import plain
 
 REPORT = "report.html"
@@ -42,7 +42,8 @@ class ShowResults(Callback):
 
     Args:
         examples: number of pairs printed, spread over the types of change; 0 for none.
-        report_pairs: greatest number of pairs in the report, spread over the types of change; 0 for no report.
+        report_pairs: greatest number of pairs in the report, spread over the types of change, up to 5,000; 0 for no
+            report.
         protocol: of ``metrics.json``; the table is always scored as ``coco``. A ``difference-list`` is judged by equal
             words and has its floors, as of ``lightning-idc score``; unchanged pairs count without a reference.
         overwrite: whether files may be replaced that this callback did not write.
@@ -70,10 +71,14 @@ class ShowResults(Callback):
 
     def _check_files(self, folder: Path, stage: str) -> None:
         """Refuse to work for hours for results that cannot be written."""
-        for name in () if stage == "predict" else (PREDICTIONS, METRICS):
-            check_file("ShowResults:", folder / name, overwrite=self.overwrite)
+        if stage != "predict":
+            self._output(folder).check(PREDICTIONS, METRICS)
         if self.report_pairs:
             check_report(folder / REPORT, self.overwrite, option="ShowResults:")
+
+    def _output(self, folder: Path) -> Output:
+        # by a name of its own, so that the file of a prediction is not replaced
+        return Output(folder, "ShowResults", self.overwrite, option="ShowResults:")
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.is_global_zero:
@@ -110,32 +115,41 @@ class ShowResults(Callback):
         _print_other_metrics(trainer, results)
         _print_examples(results, self.examples)
         if results.split != "predict":
-            lines = "".join(map(line_of, results.predictions()))
-            save(folder / PREDICTIONS, lambda path: fill(path, lines), self.overwrite)
-            if results.summary is not None:
-                log_facts(trainer, results)
-            self._save_metrics(trainer, results, folder / METRICS)
+            log_facts(trainer, results)
+            self._save_results(trainer, results, folder)
         if self.report_pairs:
             self._save_report(trainer, name, results, folder / REPORT)
 
-    def _save_metrics(self, trainer: Trainer, results: Results, target: Path) -> None:
+    def _save_results(self, trainer: Trainer, results: Results, folder: Path) -> None:
+        files = {PREDICTIONS: "".join(map(line_of, results.predictions()))}
+        if metrics := self._metrics(trainer, results):
+            files[METRICS] = json_text(metrics)
+
+        def write() -> None:
+            with self._output(folder) as draft:
+                for name, text in files.items():
+                    fill(draft / name, text)
+
+        saved(folder / PREDICTIONS, write)
+
+    def _metrics(self, trainer: Trainer, results: Results) -> dict[str, Any]:
         values: dict[str, Any] = {}
         # unchanged pairs without a reference are scored, too, under a difference-list
         if results.counted(self.protocol):
             try:
                 values = results.result(self.protocol, origin_of(trainer, results))
             except IDCError as error:  # the scores of the table are not lost with it
-                say(f"no scores under {self.protocol.name} in {target.name}: {error}")
+                say(f"no scores under {self.protocol.name} in {METRICS}: {error}")
         if results.summary is not None:
             values["summary"] = results.summary.as_dict()
-        if values:
-            save_json(target, values, self.overwrite)
+        return values
 
     def _save_report(self, trainer: Trainer, name: str, results: Results, target: Path) -> None:
         records = results.records
         total = f"{len(records):,} pairs"
-        if len(records) > self.report_pairs:
-            ids = {record["id"] for record in spread(records, self.report_pairs)}
+        limit = min(self.report_pairs, MOST_PAIRS)
+        if len(records) > limit:
+            ids = {record["id"] for record in spread(records, limit)}
             records = [record for record in records if record["id"] in ids]
             total = f"{len(records):,} of {total}; all are in {PREDICTIONS}"
         data = "" if results.data is None else f" on {type(results.data).__name__}"
@@ -161,7 +175,8 @@ class ShowResults(Callback):
 
 def log_facts(trainer: Trainer, results: Results) -> None:
     """Send the shares of captions that get each fact right to the loggers, as ``<split>/fact/<name>``."""
-    assert results.summary is not None
+    if results.summary is None:
+        return
     judged = results.summary.judged["all"]
     values = {f"{results.split}/fact/{name}": results.summary.rows["all"][name] for name in judged}
     for logger in trainer.loggers if values else []:

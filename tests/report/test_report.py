@@ -23,7 +23,9 @@ from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
+from lightning_idc.utils.errors import ConfigError
 from lightning_idc.utils.manifest import MANIFEST
+from lightning_idc.utils.outputs import write_file
 
 RECORDS = [
     {"id": "a", "caption": "the red cube moved", "references": ["the red cube moved"], "change_type": "move"},
@@ -150,6 +152,14 @@ def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.Captur
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
     assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_file_of_a_prediction_is_not_replaced_by_a_test(tmp_path: Path) -> None:
+    write_file(tmp_path / "predictions.jsonl", "of hours")  # as WritePredictions does
+    trainer = Trainer(callbacks=[ShowResults()], default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(ConfigError, match=r"ShowResults: .*predictions\.jsonl' exists"):
+        trainer.test(TinyCaptioner(), TinyPairs())
+    assert (tmp_path / "predictions.jsonl").read_text() == "of hours"
 
 
 def test_cells_are_text_in_every_form() -> None:
