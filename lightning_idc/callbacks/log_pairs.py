@@ -33,17 +33,13 @@ class LogPairs(Callback):
     Args:
         pairs: how many, spread over the types of change.
         main_facts: facts that colour a caption: green if all that apply are right, red if one is wrong.
-        difference: also draw the difference of the two pictures.
     """
 
-    def __init__(
-        self, pairs: int = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
-    ) -> None:
+    def __init__(self, pairs: int = 6, main_facts: Sequence[str] = ("type", "attributes")) -> None:
         if pairs < 1:
             raise ConfigError(f"LogPairs: pairs is {pairs}; expected at least 1")
         self.pairs = pairs
         self.main_facts = main_facts
-        self.difference = difference
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
@@ -61,7 +57,7 @@ class LogPairs(Callback):
             log_table(logger, "val/captions", table, step)
         if results.data is None:
             return
-        sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
+        sheet = contact_sheet(results.cards(chosen, self.main_facts))
         target = Path(trainer.default_root_dir) / "pairs" / f"step-{step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))
         for logger in trainer.loggers:
