@@ -14,6 +14,7 @@ from lightning_idc.callbacks.unchanged_control import CONTROL
 from lightning_idc.data.datamodule import PairDataModule
 from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.floors import constant_caption
+from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import ConfigError, IDCError
@@ -21,7 +22,6 @@ from lightning_idc.utils.files import fill
 from lightning_idc.utils.outputs import save, save_json
 
 METRICS = ("BLEU-4", "METEOR", "ROUGE-L", "CIDEr-D", "forced_choice")
-PREDICTIONS = "predictions.json"
 RULES = """Intervals: 95 %, paired bootstrap over test pairs; seeds of training are not in them. "not decided": the
 interval holds 0. Floors: a caption chosen on the training references and said of every pair, the captions dealt to
 other pairs, and the captions where the second image is the first. "below the floor": not above each of these with its
@@ -32,8 +32,8 @@ class CompareResults(Callback):
     """After the last test of a recipe prints its scores beside those of earlier test stages.
 
     Writes ``comparison.json`` and ``comparison.md`` into the trainer's ``default_root_dir``. List it last, after
-    `ShowResults`: where every stage left ``predictions.json``, each row is compared pair by pair with the row before it
-    and with captioners that do not see what changed (`UnchangedControl` adds the third of these).
+    `ShowResults`: where every stage left ``predictions.jsonl``, each row is compared pair by pair with the row before
+    it and with captioners that do not see what changed (`UnchangedControl` adds the third of these).
 
     Args:
         name: row of this test.
@@ -48,16 +48,16 @@ class CompareResults(Callback):
         if not trainer.is_global_zero:
             return
         folder = Path(trainer.default_root_dir)
-        found = {row: metrics_of(Path(other)) for row, other in self.others.items()}
-        found[self.name] = {name: float(value) for name, value in trainer.callback_metrics.items()}
-        columns = [name for name in self.metrics if any(f"test/{name}" in row for row in found.values())]
+        metrics = {row: metrics_of(Path(other)) for row, other in self.others.items()}
+        metrics[self.name] = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        columns = [name for name in self.metrics if any(f"test/{name}" in row for row in metrics.values())]
         table: dict[str, dict[str, Any]] = {
             row: {name: values[f"test/{name}"] for name in columns if f"test/{name}" in values}
-            for row, values in found.items()
+            for row, values in metrics.items()
         }
         text = scores_table(table, columns)
         folders = {**{row: Path(other) for row, other in self.others.items()}, self.name: folder}
-        if all((place / PREDICTIONS).is_file() for place in folders.values()):
+        if all((folder_of_row / PREDICTIONS).is_file() for folder_of_row in folders.values()):
             rows = self._compared(trainer, folders)
             for row in rows:
                 table[row.name]["compared"] = row.as_dict()
@@ -71,7 +71,8 @@ class CompareResults(Callback):
         references: dict[str, list[str]] = {}
         captioned = {}
         for name, folder in folders.items():
-            records = json.loads((folder / PREDICTIONS).read_text(encoding="utf-8"))
+            with (folder / PREDICTIONS).open(encoding="utf-8") as lines:
+                records = [json.loads(line) for line in lines]
             references = {record["id"]: record["references"] for record in records}
             control = folder / CONTROL
             captioned[name] = Captioned(

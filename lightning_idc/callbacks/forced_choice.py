@@ -31,7 +31,7 @@ class ForcedChoice(Callback):
     def __init__(self, rivals: PositiveInt = 4) -> None:
         check_arguments(ForcedChoice.__init__, locals())
         self.rivals = rivals
-        self._found: dict[str, tuple[int, int]] = {}
+        self._wins: dict[str, tuple[int, int]] = {}
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         from lightning_idc.data.synthetic.datamodule import SyntheticPairs
@@ -39,12 +39,13 @@ class ForcedChoice(Callback):
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, SyntheticPairs) or not isinstance(pl_module, PairCaptioner):
             raise ConfigError(
-                "ForcedChoice asks a PairCaptioner about SyntheticPairs, whose truth is known; leave it out"
+                "ForcedChoice needs a PairCaptioner and SyntheticPairs, whose truth is known; found a "
+                f"{type(pl_module).__name__} with {type(data).__name__}"
             )
         self.data = data
 
     def on_test_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._found = {}
+        self._wins = {}
 
     @torch.no_grad()
     def on_test_batch_end(
@@ -65,9 +66,9 @@ class ForcedChoice(Callback):
         scores = pl_module.score(pl_module.encode(batch), tokens, mask)
         there = mask[:, 1:].any(-1)
         won = ((scores[:, :1] > scores[:, 1:]) & there).sum(1)
-        self._found |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
+        self._wins |= dict(zip(batch.ids, zip(won.tolist(), there.sum(1).tolist(), strict=True), strict=True))
 
     def on_test_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        won, asked = (sum(counts) for counts in zip(*all_gather_dict(self._found).values(), strict=True))
-        if asked:
-            pl_module.log("test/forced_choice", 100 * won / asked, sync_dist=True)
+        won, compared = (sum(counts) for counts in zip(*all_gather_dict(self._wins).values(), strict=True))
+        if compared:
+            pl_module.log("test/forced_choice", 100 * won / compared, sync_dist=True)

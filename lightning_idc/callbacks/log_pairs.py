@@ -10,7 +10,7 @@ import numpy as np
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-from lightning_idc.callbacks.show_results import results_of
+from lightning_idc.callbacks.results import results_of
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
@@ -34,20 +34,16 @@ class LogPairs(Callback):
     Args:
         pairs: how many, spread over the types of change.
         main_facts: facts that colour a caption: green if all that apply are right, red if one is wrong.
-        difference: also draw the difference of the two pictures.
     """
 
-    def __init__(
-        self, pairs: PositiveInt = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
-    ) -> None:
+    def __init__(self, pairs: PositiveInt = 6, main_facts: Sequence[str] = ("type", "attributes")) -> None:
         check_arguments(LogPairs.__init__, locals())
         self.pairs = pairs
         self.main_facts = main_facts
-        self.difference = difference
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(f"LogPairs shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"LogPairs needs a PairCaptioner; found a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:
@@ -61,7 +57,7 @@ class LogPairs(Callback):
             log_table(logger, "val/captions", table, step)
         if results.data is None:
             return
-        sheet = contact_sheet(results.cards(chosen, self.main_facts), difference=self.difference)
+        sheet = contact_sheet(results.cards(chosen, self.main_facts))
         target = Path(trainer.default_root_dir) / "pairs" / f"step-{step:08d}.png"
         save(target, lambda path: sheet.save(path, format="PNG"))
         for logger in trainer.loggers:
@@ -110,6 +106,6 @@ def captions_table(results: Results, records: list[dict[str, Any]]) -> Table:
     rows = []
     for record in records:
         score = results.of_pairs.get(record["id"], {}).get("CIDEr-D")
-        said = [record["id"], record["caption"], next(iter(record["references"]), "")]
-        rows.append([*said, "" if score is None else f"{score:.0f}"])
+        cells = [record["id"], record["caption"], next(iter(record["references"]), "")]
+        rows.append([*cells, "" if score is None else f"{score:.0f}"])
     return Table(["pair", "says", "truth", "CIDEr-D"], rows, text=3)

@@ -27,12 +27,10 @@ class UnchangedControl(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise ConfigError(
-                f"UnchangedControl asks a PairCaptioner; this is a {type(pl_module).__name__}: leave it out"
-            )
+            raise ConfigError(f"UnchangedControl asks a PairCaptioner; found a {type(pl_module).__name__}")
 
     def on_test_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.said: dict[str, str] = {}
+        self.captions: dict[str, str] = {}
 
     @torch.no_grad()
     def on_test_batch_end(
@@ -41,9 +39,9 @@ class UnchangedControl(Callback):
         assert isinstance(pl_module, PairCaptioner)
         same = pl_module.with_images(batch, batch.images[:, :1].expand_as(batch.images).contiguous())
         captions = pl_module.generate(pl_module.encode(same))
-        self.said |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
+        self.captions |= {id: caption.text for id, caption in zip(batch.ids, captions, strict=True)}
 
     def on_test_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        said = all_gather_dict(self.said)
+        captions = all_gather_dict(self.captions)
         if trainer.is_global_zero:
-            save_json(Path(trainer.default_root_dir) / CONTROL, dict(sorted(said.items())))
+            save_json(Path(trainer.default_root_dir) / CONTROL, dict(sorted(captions.items())))

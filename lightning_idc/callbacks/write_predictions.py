@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import nn
 
 from lightning_idc.checkpoints.reading import TRAINING_ONLY
 from lightning_idc.data.datamodule import PairDataModule
+from lightning_idc.metrics.results import PREDICTIONS
 from lightning_idc.models.captioner import PairCaptioner
 from lightning_idc.models.distributed import all_gather_object
 from lightning_idc.utils.errors import ConfigError, DataError
-from lightning_idc.utils.files import atomic_write, digest_of_all, finite
+from lightning_idc.utils.files import atomic_write, digest, digest_of_all, finite
 from lightning_idc.utils.outputs import check_file, write_file
 
 _START = b'{"prediction":'
@@ -98,13 +100,13 @@ class WritePredictions(Callback):
         all_gather_object(None)  # until all processes have written
         if not trainer.is_global_zero:
             return
-        target, said = self._target(trainer), {}
+        target, records = self._target(trainer), {}
         for part in self._parts(trainer):
-            said.update({record["id"]: record for record in records_of(part) if "id" in record})
-        write_file(target, "".join(line_of(said[id]) for id in self._ids if id in said), self.overwrite)
+            records.update({record["id"]: record for record in records_of(part) if "id" in record})
+        write_file(target, "".join(line_of(records[id]) for id in self._ids if id in records), self.overwrite)
         for part in self._parts(trainer):
             remove_part(part)
-        _say(trainer, f"\npredictions of {len(said)} pairs: {os.path.relpath(target)}")
+        _say(trainer, f"\npredictions of {len(records)} pairs: {os.path.relpath(target)}")
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         if self._file is not None:
@@ -118,11 +120,11 @@ class WritePredictions(Callback):
         done: set[str] = set()
         for part in self._parts(trainer):
             check_part(part)
-            found = list(records_of(part))
-            atomic_write(part, "".join(map(line_of, found)))
-            keys = [record["prediction"] for record in found if "prediction" in record]
+            records = list(records_of(part))
+            atomic_write(part, "".join(map(line_of, records)))
+            keys = [record["prediction"] for record in records if "prediction" in record]
             key = key or next(iter(keys), None)
-            done.update(record["id"] for record in found if "id" in record and keys == [key])
+            done.update(record["id"] for record in records if "id" in record and keys == [key])
         return key, done & set(self._ids)
 
     def _write_lines(self, records: list[dict[str, Any]]) -> None:
@@ -136,7 +138,7 @@ class WritePredictions(Callback):
             self._file = None
 
     def _target(self, trainer: Trainer) -> Path:
-        return Path(trainer.default_root_dir) / "predictions.jsonl" if self.path is None else self.path
+        return Path(trainer.default_root_dir) / PREDICTIONS if self.path is None else self.path
 
     def _part(self, trainer: Trainer, rank: int) -> Path:
         target = self._target(trainer)
@@ -148,25 +150,39 @@ class WritePredictions(Callback):
 
 
 def prediction_key(module: LightningModule, ids: list[str]) -> str:
-    """Digest of what decides the predictions, apart from the images; weights that are sharded count on one process."""
+    """Digest of what decides the predictions, apart from the images.
+
+    Args:
+        module: the captioner.
+        ids: of the pairs, and whatever else decides.
+    """
+    hparams = {name: value for name, value in module.hparams.items() if name not in TRAINING_ONLY}
+    facts = [type(module).__qualname__, hparams, ids, weights_digest(module)]
+    return digest(json.dumps(facts, sort_keys=True, default=lambda value: type(value).__qualname__))
+
+
+def weights_digest(module: nn.Module) -> str:
+    """Digest of parameters and buffers; of weights that are sharded those of this process.
+
+    Args:
+        module: any.
+    """
     from torch.distributed.tensor import DTensor
 
-    hparams = {name: value for name, value in module.hparams.items() if name not in TRAINING_ONLY}
-    facts = [type(module).__qualname__, hparams, ids]
-
     def parts() -> Iterator[Any]:
-        yield json.dumps(facts, sort_keys=True, default=lambda value: type(value).__qualname__)
-        for name, value in module.state_dict().items():
-            own = value.to_local() if isinstance(value, DTensor) else value
+        # state_dict() would gather sharded weights, which takes all processes
+        for name, value in (*module.named_parameters(), *module.named_buffers()):
+            local = value.to_local() if isinstance(value, DTensor) else value
             yield name
-            yield own.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+            yield local.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
     return digest_of_all(parts())
 
 
-def line_of(record: dict[str, Any]) -> str:
+def line_of(record: Mapping[str, Any]) -> str:
+    """A record as a line of JSON."""
     # halves of surrogates cannot be written in UTF-8
-    text = json.dumps(finite(record), ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(finite(dict(record)), ensure_ascii=False, allow_nan=False) + "\n"
     return text.encode("utf-8", "replace").decode("utf-8")
 
 

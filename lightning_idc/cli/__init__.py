@@ -25,8 +25,6 @@ VERBS = {
     "score": ("score", "score captions of any file: PREDICTIONS [--references FILE] [--protocol NAME]"),
     "leaderboard": ("leaderboard", "one table of many results: FOLDER [--out FILE]"),
     "questions": ("questions", "ask about pairs and score as MMVP does: ask FILE --out FILE | score FILE"),
-    "relevance": ("relevance", "draw which patches and words of a pair belong together"),
-    "case-study": ("case_study", "the negatives that stages of a run trained on: case-study RUN [--rows 5]"),
     "data": ("data", "ls | check, prepare or count NAME --root DIR"),
     "store": ("store", "verify | refilter | export | push what is kept on disk"),
     "plan": ("plan", "memory that a recipe takes, computed: plan RECIPE"),

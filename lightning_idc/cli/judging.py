@@ -19,8 +19,8 @@ def check(options: argparse.Namespace) -> None:
     Raises:
         ConfigError: one is given.
     """
-    given = {"--judge-model": options.judge_model, "--judge-cache": options.judge_cache}
-    ignored = [name for name, value in given.items() if value]
+    endpoint_options = {"--judge-model": options.judge_model, "--judge-cache": options.judge_cache}
+    ignored = [name for name, value in endpoint_options.items() if value]
     if ignored and not _is_endpoint(options.judge):
         raise ConfigError(
             f"{' and '.join(ignored)} would be ignored: --judge is {options.judge!r}, and only an endpoint has "
@@ -60,9 +60,9 @@ def text_model(options: argparse.Namespace) -> tuple[TextModel, str]:
         def answers(prompts: Sequence[str], attempt: int) -> list[str]:
             # asked again, the most probable answer would come again
             drawn = replace(endpoint, temperature=0.7) if attempt else endpoint
-            said = drawn.ask(prompts, [attempt] * len(prompts))
+            answered = drawn.ask(prompts, [attempt] * len(prompts))
             # "score: 8" may be the beginning of "score: 85"
-            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in said]
+            return [re.sub(r"\S+\Z", "", answer) if isinstance(answer, CutOff) else answer for answer in answered]
 
         return answers, options.judge_model
     if not Path(options.judge).is_dir():

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 _ABOUT = """Score captions that any program made, under a named protocol.
 
-PREDICTIONS is a COCO result list, a map from id to text, this library's predictions.json, or one record a line (JSONL).
+PREDICTIONS is a COCO result list, a map from id to text, or records with captions, such as this library's
+predictions.jsonl; each also as JSON lines.
 Ids that differ from the references', ids that come twice and pairs without a reference are named, never scored as 0."""
 
 
@@ -51,8 +52,8 @@ def run(given: list[str]) -> int:
         Path(options.out), lambda: write_file(options.out, data, options.overwrite, _inputs(options))
     )
     if options.json:
-        whole = encodable(text, sys.stdout.encoding) == text
-        print(text if whole else json.dumps(result, indent=1, allow_nan=False))
+        encodes = encodable(text, sys.stdout.encoding) == text
+        print(text if encodes else json.dumps(result, indent=1, allow_nan=False))
     else:
         show(result, table)
     if not written:
@@ -208,17 +209,17 @@ def _rated(
 
 def _documents(truths: Sequence[ReferenceRecord]) -> dict[str, list[str]]:
     """References of a corpus by pair, records of one pair together; pairs without any say nothing of words."""
-    found: dict[str, list[str]] = {}
+    documents: dict[str, list[str]] = {}
     for truth in truths:
-        found.setdefault(truth.id, []).extend(truth.references)
-    return {id: texts for id, texts in found.items() if texts}
+        documents.setdefault(truth.id, []).extend(truth.references)
+    return {id: texts for id, texts in documents.items() if texts}
 
 
 def _metrics(options: argparse.Namespace, usual: Sequence[str]) -> list[str]:
-    asked = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
-    if options.corenlp and "SPICE" not in asked:
-        asked.append("SPICE")
-    return asked
+    metrics = [name.strip() for name in options.metrics.split(",")] if options.metrics else list(usual)
+    if options.corenlp and "SPICE" not in metrics:
+        metrics.append("SPICE")
+    return metrics
 
 
 def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> str | None:
@@ -227,26 +228,26 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
     Raises:
         ConfigError: they name different ones.
     """
-    named = {truth.split for truth in truths}
-    others = sorted(split for split in named if split is not None and split != options.split)
+    splits = {truth.split for truth in truths}
+    others = sorted(split for split in splits if split is not None and split != options.split)
     if options.split and others:
         raise ConfigError(
             f"--split is {options.split}, but the references say that they are of {', '.join(others)}; "
             "leave --split out, or name another file"
         )
-    return options.split or (named.pop() if len(named) == 1 else None)
+    return options.split or (splits.pop() if len(splits) == 1 else None)
 
 
 def _inputs(options: argparse.Namespace) -> list[Path]:
-    asked = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
-    return list(dict.fromkeys(Path(path) for name in asked if (path := vars(options)[name])))
+    names = ("predictions", "references", "types", "iou", "vocabulary", "frequencies", "against")
+    return list(dict.fromkeys(Path(path) for name in names if (path := vars(options)[name])))
 
 
 def _files(options: argparse.Namespace) -> dict[str, str]:
     """SHA-256 of what was read, by name of the file; by path, as it was given, where two files have one name."""
     paths = _inputs(options)
-    named = Counter(path.name for path in paths)
-    return {path.name if named[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
+    counts = Counter(path.name for path in paths)
+    return {path.name if counts[path.name] == 1 else path.as_posix(): _digest(path) for path in paths}
 
 
 def _digest(path: Path) -> str:

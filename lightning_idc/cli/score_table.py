@@ -58,11 +58,11 @@ def _lines(result: Mapping[str, Any]) -> list[str]:
         every = pairs + result["against_unread"]
         lines.append(f"compared on {pairs} of {every} pairs, those whose answers were read for both files")
     for name in shown if "against" in result else []:
-        found = result["against"][name]
+        difference = result["against"][name]
         lines.append(
-            f"{name}: {found['difference']:+.1f} over {found['first']:.1f} "
-            f"(95 % {found['low']:+.1f} to {found['high']:+.1f}, p {p_text(found['p'])}), "
-            f"higher on {found['wins']} pairs, lower on {found['losses']}"
+            f"{name}: {difference['difference']:+.1f} over {difference['first']:.1f} "
+            f"(95 % {difference['low']:+.1f} to {difference['high']:+.1f}, p {p_text(difference['p'])}), "
+            f"higher on {difference['wins']} pairs, lower on {difference['losses']}"
         )
     if "floors" in result:
         judged = result["judge"]

@@ -139,7 +139,7 @@ def compare(
         for weights in _weights(first, samples, seed)
         for here, there in [(_drawn(first, weights), _drawn(second, weights))]
     )
-    found = {}
+    differences_of = {}
     for name, differences in drawn.items():
         low, high = map(float, np.quantile(differences, [tail, 1 - tail]))
         # the draws themselves count as one more, so that no p is 0
@@ -148,8 +148,8 @@ def compare(
         here, there = first.values[name], second.values[name]
         gains = _by_pair(second.per_pair[name] - first.per_pair[name], pair_of)
         wins, losses = int((gains > _NOTHING).sum()), int((gains < -_NOTHING).sum())
-        found[name] = Difference(here, there, there - here, low, high, p, wins, losses)
-    return found
+        differences_of[name] = Difference(here, there, there - here, low, high, p, wins, losses)
+    return differences_of
 
 
 def _check(scores: Scores, samples: PositiveInt, confidence: OpenShare) -> None:
@@ -163,8 +163,8 @@ def _pair_of(scores: Scores) -> Ints | None:
     if not scores.records_of:
         return None
     pairs = [scores.records_of[id] for id in scores.ids]
-    places = {pair: place for place, pair in enumerate(dict.fromkeys(pairs))}
-    return np.array([places[pair] for pair in pairs])
+    index_of = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
+    return np.array([index_of[pair] for pair in pairs])
 
 
 def _by_pair(values: Floats, pair_of: Ints | None) -> Floats:
@@ -184,10 +184,10 @@ def _weights(scores: Scores, samples: int, seed: int) -> Iterator[Floats]:
 def _draws(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
     """How often each pair is drawn, a block of corpora at a time, ``(block, P)``; the next block takes its place."""
     generator = np.random.default_rng(seed)
-    most = max(1, min(_BLOCK, _AT_ONCE // pairs))
+    block_size = max(1, min(_BLOCK, _AT_ONCE // pairs))
     few = max(1, _CACHED // pairs)
-    weights = np.empty((min(most, samples), pairs))
-    for start in range(0, samples, most):
+    weights = np.empty((min(block_size, samples), pairs))
+    for start in range(0, samples, block_size):
         block = weights[: samples - start]
         for first in range(0, len(block), few):
             rows = block[first : first + few]
@@ -200,16 +200,16 @@ def _draws(pairs: int, samples: int, seed: int) -> Iterator[Floats]:
 
 def _drawn(scores: Scores, weights: Floats) -> dict[str, Floats]:
     """Scores of drawn corpora by metric, ``(block,)``."""
-    found: dict[str, Floats] = {}
+    values_of: dict[str, Floats] = {}
     for metric, statistics in scores.statistics.items():
         names, combine = FROM_STATISTICS[metric]
-        found |= dict(zip(names, 100 * combine(statistics @ weights.T), strict=True))
+        values_of |= dict(zip(names, 100 * combine(statistics @ weights.T), strict=True))
     for name, values in scores.per_pair.items():
-        if name not in found:
+        if name not in values_of:
             # a drawn corpus has as many pairs, and more or fewer records
             records = weights.sum(1) if scores.records_of else scores.records
-            found[name] = weights @ values / records
-    return {name: found[name] for name in scores.values}
+            values_of[name] = weights @ values / records
+    return {name: values_of[name] for name in scores.values}
 
 
 def _concatenated(blocks: Iterator[dict[str, Floats]]) -> dict[str, Floats]:

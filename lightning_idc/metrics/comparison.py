@@ -46,9 +46,9 @@ def compare_captions(
         differences = compare(other, scored, samples)
     except IDCError as error:  # the scores at hand are not lost with it
         return {}, {"against": str(error)}
-    found: dict[str, Any] = {"against": {name: difference.as_dict() for name, difference in differences.items()}}
+    result: dict[str, Any] = {"against": {name: difference.as_dict() for name, difference in differences.items()}}
     unread = {} if resources.judge is None else {"against_unread": len(expected) - other.pairs}
-    return {**found, "against_pairs": other.pairs, **unread}, {}
+    return {**result, "against_pairs": other.pairs, **unread}, {}
 
 
 def _on_common_pairs(first: Scores, second: Scores, references: Mapping[str, Sequence[str]]) -> tuple[Scores, Scores]:
@@ -64,8 +64,8 @@ def _on_common_pairs(first: Scores, second: Scores, references: Mapping[str, Seq
 
 def _restricted(scores: Scores, pairs: AbstractSet[str], references: Mapping[str, Sequence[str]]) -> Scores:
     """Scores of some of the pairs, each of them a mean over pairs."""
-    kept = [id in pairs for id in scores.ids]
+    mask = [id in pairs for id in scores.ids]
     ids = [id for id in scores.ids if id in pairs]
-    per_pair = {name: of_pairs[kept] for name, of_pairs in scores.per_pair.items()}
+    per_pair = {name: of_pairs[mask] for name, of_pairs in scores.per_pair.items()}
     values = {name: float(of_pairs.mean()) for name, of_pairs in per_pair.items()}
     return replace(scores, values=values, per_pair=per_pair, ids=ids, references=sum(len(references[id]) for id in ids))

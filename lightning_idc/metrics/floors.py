@@ -39,20 +39,20 @@ def constant_caption(references: Sequence[Sequence[str]], seed: int = 0) -> str:
         >>> constant_caption([["a cube moved"], ["a cube moved"], ["the sphere is gone"]])
         'a cube moved'
     """
-    known = [list(of_pair) for of_pair in references if len(of_pair)]
-    if not known:
+    texts = [list(of_pair) for of_pair in references if len(of_pair)]
+    if not texts:
         raise DataError("there are no training references to choose a constant caption from; give at least one")
     generator = np.random.default_rng(seed)
-    places = np.sort(generator.permutation(len(known))[:MOST_PAIRS])
+    indices = np.sort(generator.permutation(len(texts))[:MOST_PAIRS])
     counts: dict[str, int] = {}
-    for of_pair in known:
+    for of_pair in texts:
         for text in of_pair:
             counts[text] = counts.get(text, 0) + 1
     ranked = sorted(counts, key=lambda text: (-counts[text], text))
     others = ranked[MOST_CANDIDATES // 2 :]
     drawn = generator.permutation(len(others))[: MOST_CANDIDATES // 2]
-    candidates = [*ranked[: MOST_CANDIDATES // 2], *(others[place] for place in drawn)]
-    expected = References({str(place): known[place] for place in places})
+    candidates = [*ranked[: MOST_CANDIDATES // 2], *(others[index] for index in drawn)]
+    expected = References({str(index): texts[index] for index in indices})
     scores = [_mean_score(dict.fromkeys(expected.ids, text), expected) for text in candidates]
     # of equal scores the one that is said most
     return candidates[int(np.argmax(scores))]
@@ -77,7 +77,7 @@ def dealt(captions: Mapping[str, str], seed: int = 0) -> dict[str, str]:
     ids = list(captions)
     order = np.random.default_rng(seed).permutation(len(ids))
     to = dict(zip(order.tolist(), np.roll(order, 1).tolist(), strict=True))
-    return {id: captions[ids[to[place]]] for place, id in enumerate(ids)}
+    return {id: captions[ids[to[index]]] for index, id in enumerate(ids)}
 
 
 def blind_scores(
@@ -97,15 +97,15 @@ def blind_scores(
     blind = {"claims nothing": dict.fromkeys(captions, NOTHING)}
     if len(captions) > 1:
         blind["captions of other pairs"] = dealt(captions)
-    found, reasons = {}, {}
-    for name, said in blind.items():
+    of_floors, reasons = {}, {}
+    for name, blind_captions in blind.items():
         try:
-            parts = evaluate(protocol, said, truths, None, resources)
+            parts = evaluate(protocol, blind_captions, truths, None, resources)
         except IDCError as error:  # the captioner's own scores are not lost with it
             reasons[f"floor, {name}"] = str(error)
             continue
-        found[name] = {part: dict(scores.values) for part, scores in parts.items()}
-    return found, reasons
+        of_floors[name] = {part: dict(scores.values) for part, scores in parts.items()}
+    return of_floors, reasons
 
 
 def reading(difference: Difference | None, floors: Iterable[Difference] = ()) -> str:

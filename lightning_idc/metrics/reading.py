@@ -36,7 +36,7 @@ class Predictions:
 
 
 def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
-    """Captions of a COCO result list, a map from id to text, this library's predictions.json, or any of them as JSONL.
+    """Captions of a COCO result list, a map from id to text, this library's predictions.jsonl, or any of them as JSONL.
 
     Args:
         path: of the file.
@@ -68,7 +68,7 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
     """References of COCO annotations, a map from id to texts, or records with an id and texts, also as JSONL.
 
     Known are the files of CLEVR-Change (as captions and reformatted), Spot-the-Diff, Image-Editing-Request, LEVIR-CC,
-    and this library's predictions.json. A pair may come in several records; what that means is the protocol's matter.
+    and this library's predictions.jsonl. A pair may come in several records; what that means is the protocol's matter.
 
     Args:
         path: of the file; ``.gz`` is unpacked.

@@ -24,6 +24,8 @@ from lightning_idc.metrics.protocols import Protocol
 from lightning_idc.utils.errors import DataError
 
 SCHEMA = "lightning_idc.result/1"
+PREDICTIONS, METRICS = "predictions.jsonl", "metrics.json"
+"""Files that a test leaves: its captions, one record per pair, and their result."""
 IMPLEMENTATIONS = {
     "BLEU": "lightning_idc, equal to pycocoevalcap 1.2 given the same tokens",
     "METEOR": "METEOR 1.5, -l en -norm, with the tables of pycocoevalcap 1.2",
@@ -49,6 +51,7 @@ class Origin:
         checkpoint: that was tested.
         selection: split on which the model was chosen; None where unknown.
         files: SHA-256 of the files that were read, by name.
+        weights: digest of those that were tested; None where unknown.
     """
 
     model: str | None = None
@@ -59,6 +62,7 @@ class Origin:
     checkpoint: str | None = None
     selection: str | None = None
     files: Mapping[str, str] = field(default_factory=dict)
+    weights: str | None = None
 
 
 def make_result(
@@ -82,12 +86,12 @@ def make_result(
         sentences: known to say nothing changed, besides the references of pairs that are labelled so.
     """
     headline = next(iter(parts))
-    known = {truth.id: truth for truth in truths if truth.id in captions}
+    scored = {truth.id: truth for truth in truths if truth.id in captions}
     sentences = [*sentences, *(text for truth in truths if truth.change_type == NO_CHANGE for text in truth.references)]
-    varied = diversity([captions[id] for id in known], sentences)
+    varied = diversity([captions[id] for id in scored], sentences)
     records = [
         {"caption": captions[id], "references": list(truth.references), "change_type": truth.change_type}
-        for id, truth in known.items()
+        for id, truth in scored.items()
     ]
     judged = confusion(records, sentences)
     return {
@@ -121,6 +125,7 @@ def make_result(
         "decoding": None if origin.decoding is None else dict(origin.decoding),
         "seed": origin.seed,
         "checkpoint": origin.checkpoint,
+        "weights": origin.weights,
         "selection": origin.selection,
         "tokenizer": protocol.tokens,
         "metrics": _implementations(protocol, parts),
@@ -154,7 +159,7 @@ def part_of(result: Mapping[str, Any], metric: str) -> str | None:
     """The part of a result whose score counts for a metric: the headline, or the first one that has it.
 
     Args:
-        result: as of ``result.json``.
+        result: as of ``metrics.json``.
         metric: as its scores name it.
 
     Returns:
@@ -206,13 +211,13 @@ def software() -> dict[str, str]:
     """Versions of what computed the scores."""
     from lightning_idc import __version__
 
-    found = {"lightning_idc": __version__, "python": platform.python_version()}
+    versions = {"lightning_idc": __version__, "python": platform.python_version()}
     for package in ("numpy", "pycocoevalcap", "torch"):
         try:
-            found[package] = metadata.version(package)
+            versions[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def _is_sound(value: dict[str, Any]) -> bool:

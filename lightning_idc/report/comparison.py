@@ -85,24 +85,24 @@ def rows_of(
     expected = References({id: texts for id, texts in references.items() if len(texts)})
     rows: list[Row] = []
     before: tuple[str, Scores, Captioned] | None = None
-    for name, said in captioned.items():
-        captions = {id: text for id, text in said.captions.items() if references.get(id)}
+    for name, captioner in captioned.items():
+        captions = {id: text for id, text in captioner.captions.items() if references.get(id)}
         scores = _scored(captions, expected)
         blind = {DEALT: dealt(captions)}
         if constant is not None:
             blind[CONSTANT] = dict.fromkeys(captions, constant)
-        if said.unchanged:
-            blind[UNCHANGED] = {id: said.unchanged[id] for id in captions}
+        if captioner.unchanged:
+            blind[UNCHANGED] = {id: captioner.unchanged[id] for id in captions}
         floors = {floor: _scored(blind[floor], expected) for floor in FLOORS if floor in blind}
         over = {floor: compare(of_floor, scores)[METRIC] for floor, of_floor in floors.items()}
-        gains = {} if before is None else compare(before[1], scores) | facts_over(before[2].facts, said.facts)
+        gains = {} if before is None else compare(before[1], scores) | facts_over(before[2].facts, captioner.facts)
         rows.append(
             Row(
                 name,
                 scores.values[METRIC],
                 float(np.mean([len(caption.split()) for caption in captions.values()])),
                 len(set(captions.values())),
-                {fact: 100 * float(values.mean()) for fact, (_, values) in _judged(said.facts).items()},
+                {fact: 100 * float(values.mean()) for fact, (_, values) in _judged(captioner.facts).items()},
                 {floor: of_floor.values[METRIC] for floor, of_floor in floors.items()},
                 over,
                 None if before is None else before[0],
@@ -111,7 +111,7 @@ def rows_of(
                 scores,
             )
         )
-        before = name, scores, said
+        before = name, scores, captioner
     return rows
 
 
@@ -123,15 +123,15 @@ def facts_over(first: Facts, second: Facts) -> dict[str, Difference]:
         second: of the other.
     """
     one, other = _judged(first), _judged(second)
-    found: dict[str, Difference] = {}
+    differences: dict[str, Difference] = {}
     for fact in one:
         if fact in other and one[fact][0] == other[fact][0] and len(one[fact][0]) > 1:
             here, there = (
                 Scores({fact: 100 * float(values.mean())}, {fact: 100 * values}, ids, 0)
                 for ids, values in (one[fact], other[fact])
             )
-            found |= compare(here, there)
-    return found
+            differences |= compare(here, there)
+    return differences
 
 
 def differences_table(rows: Sequence[Row]) -> str:
@@ -165,8 +165,8 @@ def facts_table(rows: Sequence[Row]) -> str:
     cells = []
     for row in rows:
         gains = {fact: f" {interval(row.over_before[fact])}" for fact in facts if fact in row.over_before}
-        known = [f"{row.facts[fact]:.1f}{gains.get(fact, '')}" if fact in row.facts else "-" for fact in facts]
-        cells.append([row.name, *known])
+        texts = [f"{row.facts[fact]:.1f}{gains.get(fact, '')}" if fact in row.facts else "-" for fact in facts]
+        cells.append([row.name, *texts])
     return Table(["facts right, %", *facts], cells).markdown()
 
 
@@ -181,9 +181,9 @@ def _scored(captions: Mapping[str, str], expected: References) -> Scores:
 
 def _judged(facts: Facts) -> dict[str, tuple[list[str], np.ndarray[Any, np.dtype[np.float64]]]]:
     """Pairs to which a fact applies, and 1 where it is right, by fact."""
-    found: dict[str, tuple[list[str], Any]] = {}
-    for name in dict.fromkeys(name for known in facts.values() for name in known):
-        judged = {id: known[name] for id, known in sorted(facts.items()) if known.get(name) is not None}
+    by_fact: dict[str, tuple[list[str], Any]] = {}
+    for name in dict.fromkeys(name for of_pair in facts.values() for name in of_pair):
+        judged = {id: of_pair[name] for id, of_pair in sorted(facts.items()) if of_pair.get(name) is not None}
         if judged:
-            found[name] = list(judged), np.array([float(bool(value)) for value in judged.values()])
-    return found
+            by_fact[name] = list(judged), np.array([float(bool(value)) for value in judged.values()])
+    return by_fact

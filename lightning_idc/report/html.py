@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,8 @@ from lightning_idc.utils.outputs import Output
 
 METRICS = ("CIDEr-D", "METEOR", "ROUGE-L")
 """What is shown for each pair, the first in bold: sentence BLEU says little."""
-PER_FILE = 5000
-"""Most pairs of one file; a browser opens so many within seconds."""
+MOST_PAIRS = 5000
+"""Greatest number of pairs on a page; a browser opens so many within seconds."""
 
 
 @dataclass
@@ -58,19 +58,11 @@ def pictures_of(target: Path) -> Path:
     return target.with_name(f"{target.stem}_pictures")
 
 
-def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
-    own = [pictures_of(target).name]
-    return Output(target.parent, target.name, overwrite, inputs, own, option)
-
-
-def check_report(
-    target: Path, pairs: int, overwrite: bool = False, inputs: Iterable[str | Path] = (), option: str = ""
-) -> None:
+def check_report(target: Path, overwrite: bool = False, inputs: Iterable[str | Path] = (), option: str = "") -> None:
     """Refuse a report that :func:`write_report` would refuse, before the work whose result it is to show.
 
     Args:
         target: the file.
-        pairs: number of entries.
         overwrite: whether files of others may be replaced.
         inputs: files and folders that are read.
         option: that names the report, for the message.
@@ -78,8 +70,7 @@ def check_report(
     Raises:
         ConfigError: a file of the report would take the place of another one, or of an input.
     """
-    parts = range(1, max(1, math.ceil(pairs / PER_FILE)) + 1)
-    _output(target.expanduser(), overwrite, inputs, option).check(*(_part_name(target, part) for part in parts))
+    _output(target.expanduser(), overwrite, inputs, option).check(target.name)
 
 
 def write_report(
@@ -92,30 +83,25 @@ def write_report(
     subtitle: str = "",
     thumbnail: int = 192,
     full_size: bool = False,
-    per_file: int = PER_FILE,
     found_boxes: bool = False,
     overwrite: bool = False,
     inputs: Sequence[str | Path] = (),
-) -> list[Path]:
+) -> None:
     """Write a report, one entry after another, so that no more than one pair of images is in memory.
 
     Args:
-        target: the file; pairs beyond ``per_file`` stand in ``report_2.html`` and so on beside it.
+        target: the file.
         title: heading.
-        entries: drawn in this order.
+        entries: drawn in this order, up to `MOST_PAIRS` of them.
         summary: table of scores.
         about: how it was made: captioner, data, decoding, versions.
         confusion: change against no change.
         subtitle: below the heading.
         thumbnail: greatest height and width of the pictures on the page, pixels.
         full_size: write pictures that are greater into the folder of :func:`pictures_of`, too.
-        per_file: most pairs of one file.
         found_boxes: boxes are those that the captioner found, and no ground truth.
         overwrite: whether files of others may be replaced.
         inputs: files and folders that are read.
-
-    Returns:
-        the files.
 
     Raises:
         ConfigError: a file of the report would take the place of another one, or of an input.
@@ -123,46 +109,27 @@ def write_report(
     target = target.expanduser()
     tables = [
         *([] if summary is None else [as_table(summary)]),
-        *([] if confusion is None else [_confusion(confusion)]),
+        *([] if confusion is None else [_confusion_table(confusion)]),
     ]
-    rest, files = iter(entries), []
     output = _output(target, overwrite, inputs)
     with output as draft:
         writer = _Writer(thumbnail, draft / output.own[0] if full_size else None, "found" if found_boxes else "truth")
-        for part in itertools.count(1):
-            first = list(itertools.islice(rest, 1))
-            if part > 1 and not first:
-                break
-            # whether there is a further part is known when this one is written
-            chunk = _Chunk(itertools.chain(first, rest), per_file)
-            files.append(target.with_name(_part_name(target, part)))
-            write_page(
-                draft / files[-1].name,
-                "report.html",
-                title,
-                subtitle,
-                scripts=("common.js", "report.js"),
-                pairs=map(writer.payload, chunk),
-                rest=lambda chunk=chunk, part=part: writer.rest(target, part, chunk.further),  # type: ignore[misc]
-                tables=tables,
-                about=about or {},
-                found_boxes=found_boxes,
-            )
-            rest = chunk.entries
-    return files
+        write_page(
+            draft / target.name,
+            "report.html",
+            title,
+            subtitle,
+            scripts=("common.js", "report.js"),
+            pairs=map(writer.payload, itertools.islice(entries, MOST_PAIRS)),
+            rest=writer.rest,
+            tables=tables,
+            about=about or {},
+            found_boxes=found_boxes,
+        )
 
 
-class _Chunk:
-    """Up to ``size`` of some entries; ``further`` tells whether there are more, which ``entries`` then gives."""
-
-    def __init__(self, entries: Iterator[Entry], size: int) -> None:
-        self.entries, self.size, self.further = entries, size, False
-
-    def __iter__(self) -> Iterator[Entry]:
-        yield from itertools.islice(self.entries, self.size)
-        following = next(self.entries, None)
-        if following is not None:
-            self.further, self.entries = True, itertools.chain([following], self.entries)
+def _output(target: Path, overwrite: bool, inputs: Iterable[str | Path], option: str = "") -> Output:
+    return Output(target.parent, target.name, overwrite, inputs, [pictures_of(target).name], option)
 
 
 @dataclass
@@ -182,17 +149,13 @@ class _Writer:
     metrics: dict[str, None] = field(default_factory=dict)
     facts: dict[str, None] = field(default_factory=dict)
 
-    def rest(self, known: Path, part: int, further: bool) -> dict[str, Any]:
+    def rest(self) -> dict[str, Any]:
         """What the scripts have to know besides the pairs."""
         return {
             "metrics": [name for name in METRICS if name in self.metrics],
             "facts": list(self.facts),
             "box": self.box,
-            "part": {
-                "number": part,
-                "previous": None if part == 1 else quote(_part_name(known, part - 1)),
-                "next": quote(_part_name(known, part + 1)) if further else None,
-            },
+            "most": MOST_PAIRS,
         }
 
     def payload(self, entry: Entry) -> dict[str, Any]:
@@ -200,7 +163,7 @@ class _Writer:
         self.count += 1
         self.metrics.update(dict.fromkeys(name for name in METRICS if name in entry.scores))
         self.facts.update(dict.fromkeys(entry.facts))
-        found: dict[str, Any] = {
+        payload: dict[str, Any] = {
             "id": entry.id,
             "type": entry.change_type,
             "caption": entry.caption,
@@ -213,13 +176,13 @@ class _Writer:
         }
         if entry.images is not None:
             height, width = entry.images[0].shape[1:]
-            found["size"] = [width, height]
-            found["images"] = [data_uri(image, self.thumbnail) for image in entry.images]
+            payload["size"] = [width, height]
+            payload["images"] = [data_uri(image, self.thumbnail) for image in entry.images]
             if self.pictures is not None and max(width, height) > max(self.thumbnail, FEWEST_PIXELS):
-                found["files"] = self._full_size(self.pictures, entry.images)
+                payload["files"] = self._full_size(self.pictures, entry.images)
             if entry.boxes is not None:
-                found["boxes"] = [_shares(entry.boxes[:, side], width, height) for side in (0, 1)]
-        return found
+                payload["boxes"] = [_shares(entry.boxes[:, side], width, height) for side in (0, 1)]
+        return payload
 
     def _full_size(self, folder: Path, images: tuple[Tensor, Tensor]) -> list[str]:
         folder.mkdir(parents=True, exist_ok=True)
@@ -228,10 +191,6 @@ class _Writer:
         for image, name in zip(images, names, strict=True):
             as_picture(image).save(folder / name, quality=92, subsampling=0)
         return [f"{quote(folder.name)}/{name}" for name in names]
-
-
-def _part_name(known: Path, part: int) -> str:
-    return known.name if part == 1 else f"{known.stem}_{part}{known.suffix}"
 
 
 def _shares(boxes: Tensor, width: int, height: int) -> list[list[float]]:
@@ -244,9 +203,9 @@ def _shares(boxes: Tensor, width: int, height: int) -> list[list[float]]:
     ]
 
 
-def _confusion(found: Confusion) -> Table:
+def _confusion_table(confusion: Confusion) -> Table:
     rows = [
-        ["unchanged", str(found.same_same), str(found.same_changed)],
-        ["changed", str(found.changed_same), str(found.changed_changed)],
+        ["unchanged", str(confusion.same_same), str(confusion.same_changed)],
+        ["changed", str(confusion.changed_same), str(confusion.changed_changed)],
     ]
     return Table(["truth", 'said "no change"', "said a change"], rows, "change against no change")

@@ -14,9 +14,9 @@ from lightning_idc.metrics.bootstrap import compare, p_text
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.protocols import PROTOCOLS, Protocol, evaluate, protocol_named
 from lightning_idc.metrics.reading import read_predictions
-from lightning_idc.metrics.results import digest, fingerprint, part_of
+from lightning_idc.metrics.results import METRICS, PREDICTIONS, digest, fingerprint, part_of
 from lightning_idc.report.pages import write_page
-from lightning_idc.report.result_rows import RESULT, Row, named, rows_of
+from lightning_idc.report.result_rows import Row, named, rows_of
 from lightning_idc.report.summary import HEADLINE
 from lightning_idc.report.table import Table
 from lightning_idc.utils.errors import DataError, IDCError
@@ -24,7 +24,6 @@ from lightning_idc.utils.text import markdown, plain
 
 # metrics whose score of a corpus is the mean of the scores of its pairs, so that seeds can be averaged pair by pair
 _TESTED = ("CIDEr-D", "ROUGE-L")
-_SAID = "predictions.json"
 
 
 @dataclass(frozen=True)
@@ -61,9 +60,9 @@ def boards(results: Mapping[Path, dict[str, Any]], folder: Path, samples: int = 
 def _board(members: Mapping[Path, dict[str, Any]], folder: Path, samples: int) -> Board:
     rows, notes = rows_of(members, folder)
     protocol = _protocol(members, folder)
-    named = {metric for result in members.values() for scores in result["scores"].values() for metric in scores}
-    shown = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in named]
-    ranked = [metric for metric in protocol.ranked if metric in named]
+    computed = {metric for result in members.values() for scores in result["scores"].values() for metric in scores}
+    shown = [metric for metric in dict.fromkeys((*HEADLINE, *protocol.metrics)) if metric in computed]
+    ranked = [metric for metric in protocol.ranked if metric in computed]
     rows.sort(key=lambda row: (*(_place(row.values(metric)) for metric in ranked), row.name))
     tested, p = _significance(rows, samples) if samples else (None, {})
     seeds = any(len(row.results) > 1 for row in rows)
@@ -138,11 +137,11 @@ def _selection(row: Row) -> str:
 
 def _repeated(rows: Sequence[Row]) -> list[str]:
     """Rows that say the same word for word: most often one captioner that was tested twice."""
-    said: dict[str, list[str]] = {}
+    rows_of_captions: dict[str, list[str]] = {}
     for row in rows:
         for captions in row.captions:
-            said.setdefault(captions, []).append(row.name)
-    return [f"the same captions: {', '.join(names)}" for names in said.values() if len(names) > 1]
+            rows_of_captions.setdefault(captions, []).append(row.name)
+    return [f"the same captions: {', '.join(names)}" for names in rows_of_captions.values() if len(names) > 1]
 
 
 def _cell(row: Row, metric: str) -> str:
@@ -163,25 +162,25 @@ def _significance(rows: Sequence[Row], samples: int) -> tuple[str | None, dict[P
     if ranked is None or len(rows) < 2:
         return None, {}
     best = _pair_scores(rows[0], ranked)
-    found = {}
+    p_of_rows = {}
     if best is None or best.pairs < 2:
         return None, {}
     for row in rows[1:]:
         scores = _pair_scores(row, ranked)
         if scores is not None:
-            found[row.files[0]] = p_text(compare(best, scores, samples)[ranked].p)
-    return ranked, found
+            p_of_rows[row.files[0]] = p_text(compare(best, scores, samples)[ranked].p)
+    return ranked, p_of_rows
 
 
 def _pair_scores(row: Row, metric: str) -> Scores | None:
     """Scores of each pair by id, a mean over seeds; None where captions or references are not those of the results."""
     every = []
     for path, result in zip(row.files, row.results, strict=True):
-        said = path.with_name(_SAID)
-        if path.name != RESULT or not said.is_file():
+        captions_file = path.with_name(PREDICTIONS)
+        if path.name != METRICS or not captions_file.is_file():
             return None
         try:
-            predictions = read_predictions(said)
+            predictions = read_predictions(captions_file)
             # files of one data may list its pairs in different orders
             truths = sorted(predictions.truths, key=lambda truth: truth.id)
             captions = {truth.id: predictions.captions[truth.id] for truth in truths}
@@ -200,27 +199,29 @@ def _pair_scores(row: Row, metric: str) -> Scores | None:
     return replace(every[0], values={metric: float(mean.mean())}, per_pair={metric: mean}, statistics={})
 
 
-def as_markdown(found: Iterable[Board]) -> str:
+def as_markdown(boards: Iterable[Board]) -> str:
     """The boards as Markdown."""
     lines = ["# Leaderboard", ""]
-    for board in found:
+    for board in boards:
         title = Table([board.title], []).markdown().splitlines()[0][2:-2]
         lines += [f"## {title}", "", markdown(board.note), "", board.table.markdown(), ""]
         lines += [*(f"- {markdown(note)}" for note in board.table.notes), *[""] * bool(board.table.notes)]
     return "\n".join(lines)
 
 
-def as_latex(found: Iterable[Board]) -> str:
+def as_latex(boards: Iterable[Board]) -> str:
     """The boards as LaTeX tables for the package booktabs, without the columns that say where results are from."""
     parts = []
-    for board in found:
-        kept = len(board.table.columns) - 3
-        table = replace(board.table, columns=board.table.columns[:kept], rows=[row[:kept] for row in board.table.rows])
+    for board in boards:
+        shown = len(board.table.columns) - 3
+        table = replace(
+            board.table, columns=board.table.columns[:shown], rows=[row[:shown] for row in board.table.rows]
+        )
         about = [board.title, board.note, *board.table.notes]
         parts.append("\n".join([*(f"% {plain(line)}" for line in about), table.latex(), ""]))
     return "\n".join(parts)
 
 
-def write_html(target: Path, found: Sequence[Board]) -> None:
+def write_html(target: Path, boards: Sequence[Board]) -> None:
     """Write the boards as one page that needs nothing else."""
-    write_page(target, "leaderboard.html", "Leaderboard", boards=found)
+    write_page(target, "leaderboard.html", "Leaderboard", boards=boards)

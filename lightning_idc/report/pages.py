@@ -83,10 +83,10 @@ def write_page(
 
 def _words(pairs: Iterable[Mapping[str, Any]], aside: IO[str]) -> Iterator[dict[str, Any]]:
     """Pairs without their pictures, which are laid aside."""
-    for place, pair in enumerate(pairs):
+    for index, pair in enumerate(pairs):
         images = pair.get("images") or ()
         if images:
-            aside.write(f"{place} {_inline_json(images)}\n")
+            aside.write(f"{index} {_inline_json(images)}\n")
         yield {**{key: value for key, value in pair.items() if key != "images"}, "pictures": len(images)}
 
 
@@ -96,8 +96,8 @@ def _pictures(aside: IO[str]) -> Iterator[tuple[str, str]]:
 
     aside.seek(0)
     for line in aside:
-        place, _, text = line.rstrip("\n").partition(" ")
-        yield place, Markup(text)
+        index, _, text = line.rstrip("\n").partition(" ")
+        yield index, Markup(text)
 
 
 def as_picture(image: Tensor) -> Image:
@@ -138,9 +138,11 @@ def _environment() -> Environment:
     from jinja2 import Environment, PackageLoader, StrictUndefined
 
     loader = PackageLoader("lightning_idc.report")
-    found = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    found.filters |= {"plain": plain, "digest": _digest, "inline_json": _inline_json}
-    return found
+    environment = Environment(
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+    environment.filters |= {"plain": plain, "digest": _digest, "inline_json": _inline_json}
+    return environment
 
 
 def _inline_json(value: Any) -> str:

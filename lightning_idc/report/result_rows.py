@@ -10,12 +10,12 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.metrics.results import SCHEMA, part_of, read_result
+from lightning_idc.metrics.results import METRICS, SCHEMA, part_of, read_result
 from lightning_idc.utils.errors import DataError
 from lightning_idc.utils.files import fingerprint
 
 _FIRST_BYTES = 4096
-_RECORD, RESULT = "run.json", "result.json"
+_RECORD = "run.json"
 _SEED = re.compile(r"seed[_-]?\d+")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d[_T]\d\d-\d\d.*")
 
@@ -36,8 +36,8 @@ class Row:
 
     def values(self, metric: str) -> list[float]:
         """The scores of the part that a metric is of, one per seed that has it."""
-        found = [result["scores"].get(part_of(result, metric), {}).get(metric) for result in self.results]
-        return [value for value in found if value is not None]
+        values = [result["scores"].get(part_of(result, metric), {}).get(metric) for result in self.results]
+        return [value for value in values if value is not None]
 
     @property
     def model(self) -> str:
@@ -58,13 +58,13 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
         raise DataError(f"there is no folder {folder}")
     every = (path for path in sorted(folder.rglob("*.json")) if not path.is_dir())
     files = (path for path in every if path.parent == folder or _may_be_result(path))
-    found = {path: result for path in files if (result := read_result(path)) is not None}
-    if not found:
+    results = {path: result for path in files if (result := read_result(path)) is not None}
+    if not results:
         raise DataError(
             f"{folder} holds no results, nor do the folders below it; `lightning-idc score ... --out FILE` and "
-            "ShowResults (result.json) write them"
+            "ShowResults (metrics.json) write them"
         )
-    return found
+    return results
 
 
 def of_data(results: Mapping[Path, dict[str, Any]], fingerprints: Sequence[str]) -> dict[Path, dict[str, Any]]:
@@ -90,7 +90,7 @@ def _may_be_result(path: Path) -> bool:
     Raises:
         DataError: the file cannot be opened, so nobody knows.
     """
-    if path.name == RESULT:
+    if path.name == METRICS:
         return True
     try:
         with path.open("rb") as file:

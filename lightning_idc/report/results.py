@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from lightning_idc.metrics.bootstrap import bootstrap
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import Confusion, confusion
 from lightning_idc.metrics.difference_list import LEXICAL, Recorded
@@ -57,9 +58,9 @@ class Results:
         """Overlap of the two views by id, where the data knows it."""
         if self.data is None:
             return {}
-        source, said = self.data.pairs_of(self.split), {record["id"] for record in self.records}
-        known = {id: source.meta(index).get("iou") for index, id in enumerate(source.ids) if id in said}
-        return {id: iou for id, iou in known.items() if iou is not None}
+        source, ids = self.data.pairs_of(self.split), {record["id"] for record in self.records}
+        overlaps = {id: source.meta(index).get("iou") for index, id in enumerate(source.ids) if id in ids}
+        return {id: iou for id, iou in overlaps.items() if iou is not None}
 
     @cached_property
     def of_pairs(self) -> dict[str, dict[str, float]]:
@@ -68,8 +69,8 @@ class Results:
             return {}
         metrics = {name: self.scores.per_pair[name] for name in PER_PAIR if name in self.scores.per_pair}
         return {
-            id: {name: round(float(values[place]), 3) for name, values in metrics.items()}
-            for place, id in enumerate(self.scores.ids)
+            id: {name: round(float(values[index]), 3) for name, values in metrics.items()}
+            for index, id in enumerate(self.scores.ids)
         }
 
     @cached_property
@@ -100,7 +101,9 @@ class Results:
         return [record for record in self.records if record["references"] or record["change_type"] in silent]
 
     def result(self, protocol: Protocol, origin: Origin) -> dict[str, Any]:
-        """The evaluation under a protocol as plain values; lists of differences are judged by equal words.
+        """The evaluation under a protocol as plain values, with 95 % intervals of the headline.
+
+        Lists of differences are judged by equal words.
 
         Args:
             protocol: that counts; the scores at hand are taken where they are its own.
@@ -123,7 +126,9 @@ class Results:
             parts = {"all": self.scores}
         else:
             parts = evaluate(protocol, captions, truths, None, resources)
-        result = make_result(protocol, parts, captions, truths, origin, sentences=self.sentences)
+        headline = next(iter(parts.values()))
+        intervals = bootstrap(headline) if headline.pairs > 1 else None
+        result = make_result(protocol, parts, captions, truths, origin, intervals, self.sentences)
         if listed is not None:
             result["judge"] = listed.as_dict()
             floors, reasons = blind_scores(protocol, captions, truths, resources)
@@ -140,7 +145,7 @@ class Results:
         cards = []
         for record, sample in zip(records, self._samples(records), strict=False):
             facts = self.facts.get(record["id"], {})
-            known = [facts[name] for name in main_facts if facts.get(name) is not None]
+            judged = [facts[name] for name in main_facts if facts.get(name) is not None]
             scores = self.of_pairs.get(record["id"], {})
             cards.append(
                 Card(
@@ -149,7 +154,7 @@ class Results:
                     ", ".join(filter(None, [record["id"], record["change_type"]])),
                     record["caption"],
                     next(iter(record["references"]), ""),
-                    all(known) if known else None,
+                    all(judged) if judged else None,
                     f"CIDEr-D {scores['CIDEr-D']:.0f}" if "CIDEr-D" in scores else "",
                     sample.boxes,
                 )
@@ -177,9 +182,9 @@ class Results:
     def _samples(self, records: Sequence[dict[str, Any]]) -> Iterator[Any]:
         if self.data is not None:
             source = self.data.pairs_of(self.split)
-            place = {id: index for index, id in enumerate(source.ids)}
+            index_of = {id: index for index, id in enumerate(source.ids)}
             for record in records:
-                yield source.load(place[record["id"]])
+                yield source.load(index_of[record["id"]])
 
 
 def spread(records: Sequence[dict[str, Any]], count: int) -> list[dict[str, Any]]:

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 INK, GRAY, GOOD, BAD, PAPER = (28, 28, 30), (112, 112, 118), (24, 128, 56), (190, 40, 30), (255, 255, 255)
 FRAME, MARK = (214, 214, 220), (255, 122, 0)
 MARGIN, GAP, LINE, SIGN = 20, 6, 20, 16
-MOST_LINES = 12
+MAX_LINES = 12
 SIZES = (160, 260)
-"""Least and greatest height of a picture when none is asked for."""
+"""Smallest and greatest height of a picture by itself."""
 
 
 @dataclass
@@ -49,16 +49,13 @@ class Card:
     boxes: Tensor | None = None
 
 
-def contact_sheet(
-    cards: Sequence[Card], columns: int = 3, image_height: int | None = None, difference: bool = False
-) -> Image:
+def contact_sheet(cards: Sequence[Card], columns: int = 3, image_height: int | None = None) -> Image:
     """Draw cards in rows; small images are enlarged to a legible size, and none is distorted.
 
     Args:
         cards: at least one.
         columns: cards side by side.
         image_height: pixels; None for the pictures' own, within 160 and 260.
-        difference: draw a third picture, twice the absolute difference.
     """
     from PIL import Image, ImageDraw, ImageFont
 
@@ -66,52 +63,41 @@ def contact_sheet(
     sizes = [tuple(card.before.shape[1:]) for card in cards]
     height = image_height or min(max(max(size[0] for size in sizes), SIZES[0]), SIZES[1])
     width = min(max(round(height * size[1] / size[0]) for size in sizes), 2 * height)
-    pictures = 3 if difference else 2
-    card_width = max(pictures * width + (pictures - 1) * GAP, 220)
-    texts = [
-        (_wrap(card.caption or "(nothing)", font, card_width - SIGN), _wrap(card.reference, font, card_width - SIGN))
-        for card in cards
-    ]
+    card_width = max(2 * width + GAP, 220)
+    texts = [_lines(card, font, card_width - SIGN) for card in cards]
     columns = min(columns, len(cards))
     rows = [range(start, min(start + columns, len(cards))) for start in range(0, len(cards), columns)]
-    heights = [height + 26 + LINE * max(sum(map(len, texts[i])) for i in row) for row in rows]
-    sheet = Image.new(
-        "RGB",
-        (columns * card_width + (columns + 1) * MARGIN, sum(heights) + (len(rows) + 1) * MARGIN + 12),
-        PAPER,
-    )
+    heights = [height + 26 + LINE * max(len(texts[index]) for index in row) for row in rows]
+    size = columns * card_width + (columns + 1) * MARGIN, sum(heights) + (len(rows) + 1) * MARGIN + 12
+    sheet = Image.new("RGB", size, PAPER)
     draw = ImageDraw.Draw(sheet)
+    boxed = any(card.boxes is not None and len(card.boxes) for card in cards)
     top = MARGIN + 12
     for row, row_height in zip(rows, heights, strict=True):
         for column, index in enumerate(row):
             card, left = cards[index], MARGIN + column * (card_width + MARGIN)
-            if index < columns:
-                boxed = any(card.boxes is not None and len(card.boxes) for card in cards)
-                after = "after (boxes: truth)" if boxed else "after"
-                for place, name in enumerate(("before", after, "difference x2")[:pictures]):
-                    draw.text((left + place * (width + GAP), top - 19), name, GRAY, small)
-            for place, image in enumerate(_pictures(card, height, width, difference)):
-                sheet.paste(image, (left + place * (width + GAP), top))
+            for side, image in enumerate((card.before, card.after)):
+                x = left + side * (width + GAP)
+                sheet.paste(_picture(image, height, width, card.boxes, side), (x, top))
+                if index < columns:
+                    name = "before" if side == 0 else "after (boxes: truth)" if boxed else "after"
+                    draw.text((x, top - 19), name, GRAY, small)
             y = top + height + 5
             free = card_width - small.getlength(card.score) - 10
             draw.text((left, y), _shortened(plain(card.title), small, free), GRAY, small)
             draw.text((left + card_width, y), card.score, GRAY, small, anchor="ra")
-            y += LINE
-            ink = INK if card.right is None else GOOD if card.right else BAD
-            _sign(draw, (left, y), card.right)
-            for lines, color in zip(texts[index], (ink, GRAY), strict=True):
-                for words in lines:
-                    draw.text((left + SIGN, y), words, color, font)
-                    y += LINE
+            _sign(draw, (left, y + LINE), card.right)
+            for number, (line, color) in enumerate(texts[index], 1):
+                draw.text((left + SIGN, y + number * LINE), line, color, font)
         top += row_height + MARGIN
     return sheet
 
 
-def _pictures(card: Card, height: int, width: int, difference: bool) -> list[Image]:
-    sides = [card.before, card.after]
-    if difference:
-        sides.append(((card.after.short() - card.before.short()).abs() * 2).clamp(max=255).byte())
-    return [_picture(image, height, width, card.boxes, side) for side, image in enumerate(sides)]
+def _lines(card: Card, font: FreeTypeFont | ImageFont, width: float) -> list[tuple[str, tuple[int, int, int]]]:
+    """Lines of caption and reference with their colours."""
+    ink = INK if card.right is None else GOOD if card.right else BAD
+    texts = (card.caption or "(nothing)", ink), (card.reference, GRAY)
+    return [(line, color) for text, color in texts for line in _wrap(text, font, width)]
 
 
 def _picture(image: Tensor, height: int, width: int, boxes: Tensor | None, side: int) -> Image:
@@ -129,7 +115,7 @@ def _picture(image: Tensor, height: int, width: int, boxes: Tensor | None, side:
     frame.paste(Image.fromarray(image.permute(1, 2, 0).contiguous().numpy()).resize(size, how), (left, top))
     draw = ImageDraw.Draw(frame)
     draw.rectangle((left, top, left + size[0] - 1, top + size[1] - 1), outline=FRAME)
-    for box in [] if boxes is None or side > 1 else boxes[:, side].tolist():
+    for box in [] if boxes is None else boxes[:, side].tolist():
         if all(map(math.isfinite, box)):
             x1, y1, x2, y2 = (value * scale for value in box)
             draw.rectangle((left + min(x1, x2), top + min(y1, y2), left + max(x1, x2), top + max(y1, y2)), outline=MARK)
@@ -147,26 +133,20 @@ def _sign(draw: ImageDraw, at: tuple[int, int], right: bool | None) -> None:
 
 
 def _wrap(sentence: str, font: FreeTypeFont | ImageFont, width: float) -> list[str]:
-    """At most twelve lines of at most ``width`` pixels; a single longer word is cut into pieces."""
+    """At most twelve lines of at most ``width`` pixels; a longer word is cut into pieces."""
     lines: list[str] = []
-    current = ""
     words = plain(sentence[:2000]).split()
-    while words and len(lines) <= MOST_LINES:
+    while words and len(lines) <= MAX_LINES:
         word = words.pop(0)
-        longer = f"{current} {word}".strip()
-        if font.getlength(longer) <= width:
-            current = longer
-        elif current:
-            lines.append(current)
-            current = ""
-            words.insert(0, word)
-        else:
-            cut = next((n for n in range(len(word), 1, -1) if font.getlength(word[:n]) <= width), 1)
-            lines.append(word[:cut])
-            words.insert(0, word[cut:])
-    lines += [current] if current else []
-    if len(lines) > MOST_LINES:
-        lines = [*lines[: MOST_LINES - 1], _shortened(lines[MOST_LINES - 1] + " ...", font, width)]
+        if lines and font.getlength(f"{lines[-1]} {word}") <= width:
+            lines[-1] += f" {word}"
+            continue
+        fitting = next((n for n in range(len(word), 1, -1) if font.getlength(word[:n]) <= width), 1)
+        lines.append(word[:fitting])
+        if fitting < len(word):
+            words.insert(0, word[fitting:])
+    if len(lines) > MAX_LINES:
+        lines = [*lines[: MAX_LINES - 1], _shortened(lines[MAX_LINES - 1] + " ...", font, width)]
     return lines
 
 

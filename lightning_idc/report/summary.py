@@ -52,6 +52,11 @@ class Summary:
         """Columns for where room is short: of the BLEUs only the last."""
         return [column for column in self.columns if column not in METRICS or column in HEADLINE]
 
+    @property
+    def total(self) -> str:
+        """Numbers of pairs and references, in words."""
+        return f"{self.counts['all']} pairs, {self.references} references"
+
     def as_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
         return {
@@ -81,23 +86,23 @@ def summarise(
         facts: per pair what its caption gets right; None where a fact does not apply.
         ious: overlap of the two views of a pair, where it is known.
     """
-    place = {id: index for index, id in enumerate(scores.ids)}
+    index_of = {id: index for index, id in enumerate(scores.ids)}
     groups: dict[str, list[str]] = {"all": list(scores.ids)}
     for record in sorted(predictions, key=lambda r: str(r["change_type"])):
-        if record["change_type"] is not None and record["id"] in place:
+        if record["change_type"] is not None and record["id"] in index_of:
             # a type may be called "all", too
             kind = str(record["change_type"])
             groups.setdefault("all (type)" if kind == "all" else kind, []).append(record["id"])
     if len(groups.get(CHANGE, ())) == len(scores.ids):
         del groups[CHANGE]  # it would say again what the row of all pairs says
-    changed = [r["id"] for r in predictions if r["change_type"] != NO_CHANGE and r["id"] in place]
+    changed = [r["id"] for r in predictions if r["change_type"] != NO_CHANGE and r["id"] in index_of]
     known_ious = {id: ious[id] for id in changed if ious and id in ious}
     groups |= {name: ids for name, ids in quarters(known_ious).items() if name not in groups}
-    names = list(dict.fromkeys(name for known in facts.values() for name in known))
+    names = list(dict.fromkeys(name for judgements in facts.values() for name in judgements))
     rows: dict[str, dict[str, float]] = {}
     judged: dict[str, dict[str, int]] = {}
     for group, ids in groups.items():
-        where = [place[id] for id in ids]
+        where = [index_of[id] for id in ids]
         row, counts = {}, {}
         for column in METRICS:
             if group == "all" and column in scores.values:
@@ -105,10 +110,10 @@ def summarise(
             elif column in scores.per_pair and not column.startswith("BLEU"):
                 row[column] = float(np.mean(scores.per_pair[column][where]))
         for name in names:
-            known = [facts[id][name] for id in ids if facts.get(id, {}).get(name) is not None]
-            if known:
-                row[name] = 100 * float(np.mean([bool(value) for value in known]))
-                counts[name] = len(known)
+            judgements = [facts[id][name] for id in ids if facts.get(id, {}).get(name) is not None]
+            if judgements:
+                row[name] = 100 * float(np.mean([bool(value) for value in judgements]))
+                counts[name] = len(judgements)
         rows[group], judged[group] = row, counts
     counted = {group: len(ids) for group, ids in groups.items()}
     return Summary(rows, counted, scores.references, dict(scores.missing), judged)
@@ -126,7 +131,7 @@ def as_table(summary: Summary, columns: Sequence[str] | None = None, title: str 
         [group, str(summary.counts[group]), *(f"{row[column]:.1f}" if column in row else "-" for column in columns)]
         for group, row in summary.rows.items()
     ]
-    title = f"{_total(summary)}, scores x100" if title is None else title
+    title = f"{summary.total}, scores x100" if title is None else title
     strong = {number for number, group in enumerate(summary.rows) if group == "all"}
     return Table(["change", "pairs", *columns], rows, title, remarks(summary), strong=strong)
 
@@ -139,9 +144,9 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
         width: characters per line.
     """
     by_size = sorted(summary.rows, key=lambda group: -summary.counts[group])
-    kept = {"all", *by_size[: MOST_ROWS + 1]}
+    shown = {"all", *by_size[: MOST_ROWS + 1]}
     table = as_table(summary, summary.shown, title)
-    rows = [row for row in table.rows if row[0] in kept]
+    rows = [row for row in table.rows if row[0] in shown]
     notes = list(table.notes)
     if len(rows) < len(table.rows):
         notes.insert(0, f"and {len(table.rows) - len(rows)} rarer types, which the scores as JSON hold")
@@ -150,25 +155,11 @@ def as_rich(summary: Summary, title: str, width: int = 80) -> RenderableType:
     )
 
 
-def as_markdown(summary: Summary) -> str:
-    """The summary as a Markdown table with everything in it."""
-    lines = [
-        as_table(summary).markdown(),
-        "",
-        " ".join([f"{_total(summary)}, scores x100.", *(f"{r}." for r in remarks(summary))]),
-    ]
-    return "\n".join([*lines, ""])
-
-
 def remarks(summary: Summary) -> list[str]:
     """What a reader of the table has to know: metrics that are missing, facts that apply to some pairs only."""
-    found = [f"{metric}: {reason}" for metric, reason in summary.notes.items()]
+    sentences = [f"{metric}: {reason}" for metric, reason in summary.notes.items()]
     judged = summary.judged.get("all", {})
     partial = [f"{name} {count}" for name, count in judged.items() if count < summary.counts["all"]]
     if partial:
-        found.append(f"pairs to which a fact applies: {plain(', '.join(partial))}")
-    return found
-
-
-def _total(summary: Summary) -> str:
-    return f"{summary.counts['all']} pairs, {summary.references} references"
+        sentences.append(f"pairs to which a fact applies: {plain(', '.join(partial))}")
+    return sentences

@@ -66,7 +66,7 @@ def check_outputs(
             check_file(option, file, inputs, overwrite)
             _make_folder(option, file)
     if page is not None:
-        check_report(page, pairs, overwrite, inputs, "--report")
+        check_report(page, overwrite, inputs, "--report")
         _make_folder("--report", page)
     return out
 

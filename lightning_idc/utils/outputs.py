@@ -310,9 +310,13 @@ def save(target: Path, write: Callable[[Path], Any], overwrite: bool = False) ->
 
 def save_json(target: Path, value: Any, overwrite: bool = False) -> bool:
     """Write plain values as :func:`save` does; numbers that JSON does not know become null."""
+    return saved(target, lambda: write_file(target, json_text(value), overwrite))
+
+
+def json_text(value: Any) -> str:
+    """Plain values as JSON; numbers that it does not know become null, halves of surrogates question marks."""
     text = json.dumps(finite(value), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
-    # halves of surrogates cannot be written in UTF-8
-    return saved(target, lambda: write_file(target, text.encode("utf-8", "replace"), overwrite))
+    return text.encode("utf-8", "replace").decode()
 
 
 def saved(target: Path, write: Callable[[], Any]) -> bool:

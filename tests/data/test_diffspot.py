@@ -111,7 +111,7 @@ def result_of(folder: Path, root: Path, difficulty: Difficulty = "all") -> dict[
     model = fit([], folder, TinyCaptioner(), max_steps=1)
     trainer = Trainer(callbacks=[shown], default_root_dir=folder, **QUIET)
     trainer.test(model, DiffSpot(root, difficulty, image_size=8), verbose=False)
-    found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+    found: dict[str, Any] = json.loads((folder / "metrics.json").read_text())
     return found
 
 
@@ -123,7 +123,7 @@ def test_a_difference_list_counts_unchanged_pairs_as_the_verb_score_does(
     assert {name: part["pairs"] for name, part in found["counts"].items()} == {"changed": 2, "unchanged": 1}
     assert found["predictions"]["count"] == 3
     capsys.readouterr()
-    given = ["score", str(tmp_path / "predictions.json"), "--protocol", "difference-list"]
+    given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "difference-list"]
     assert main([*given, "--json"]) == 0
     scored = json.loads(capsys.readouterr().out)
     for name in ("scores", "counts", "protocol", "judge", "floors", "predictions", "change_no_change"):

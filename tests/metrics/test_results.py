@@ -61,8 +61,8 @@ def test_references_of_unchanged_pairs_say_that_nothing_changed(
         }
         for n, (text, kind) in enumerate(zip(said, types, strict=True))
     ]
-    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
-    assert main(["score", str(tmp_path / "predictions.json"), *FAST, "--json"]) == 0
+    (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "records.json"), *FAST, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["diversity"]["no_change"] == pytest.approx(2 / 3, abs=1e-4)
     judged = {"same_same": 1, "same_changed": 0, "changed_same": 1, "changed_changed": 1}
@@ -211,8 +211,8 @@ def test_the_fingerprint_of_a_difference_list_covers_unchanged_pairs(
             {"id": id, "caption": "no change", "references": texts, "change_type": "no_change"}
             for id, texts in unchanged.items()
         ]
-        (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
-        assert main(["score", str(tmp_path / "predictions.json"), "--protocol", "difference-list", "--json"]) == 0
+        (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
+        assert main(["score", str(tmp_path / "records.json"), "--protocol", "difference-list", "--json"]) == 0
         return str(json.loads(capsys.readouterr().out)["data"]["fingerprint"])
 
     found = [fingerprint(), fingerprint(b=[]), fingerprint(b=[], c=[]), fingerprint(b=["a dog left"])]
@@ -229,8 +229,8 @@ def test_a_list_of_differences_says_of_which_pairs_there_are_none(
         **dict.fromkeys(("recall", "precision", "F1"), "not computed: no pair is changed"),
     }
     for records, metrics in (([changed], ["specificity"]), ([same], ["recall", "precision", "F1"])):
-        (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
-        assert main(["score", str(tmp_path / "predictions.json"), "--protocol", "difference-list", "--json"]) == 0
+        (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
+        assert main(["score", str(tmp_path / "records.json"), "--protocol", "difference-list", "--json"]) == 0
         reasons = json.loads(capsys.readouterr().out)["not_computed"]
         assert {name: reasons[name] for name in metrics} == {name: lacking[name] for name in metrics}
 
@@ -274,8 +274,8 @@ def test_real_validation_references_are_not_called_test(
 
 def test_a_split_that_the_references_are_not_of_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"id": "a", "caption": "x", "references": ["a cube moved"], "split": "val"}]
-    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
-    assert main(["score", str(tmp_path / "predictions.json"), "--split", "test"]) == 1
+    (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "records.json"), "--split", "test"]) == 1
     assert "--split is test, but the references say that they are of val" in capsys.readouterr().err
 
 
@@ -310,8 +310,8 @@ def test_score_refuses_by_name(
 
 def test_references_may_stand_beside_the_captions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     records = [{"id": id, "caption": text, "references": REFERENCES[id]} for id, text in CAPTIONS.items()]
-    (tmp_path / "predictions.json").write_text(json.dumps(records), encoding="utf-8")
-    assert main(["score", str(tmp_path / "predictions.json"), *FAST, "--json"]) == 0
+    (tmp_path / "records.json").write_text(json.dumps(records), encoding="utf-8")
+    assert main(["score", str(tmp_path / "records.json"), *FAST, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["counts"]["all"]["pairs"] == 3
     arguments = files(tmp_path)
     assert main([*arguments[:2], *FAST]) == 1

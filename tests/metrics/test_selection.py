@@ -11,8 +11,10 @@ from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from lightning_idc.callbacks.results import selected_on
 from lightning_idc.callbacks.selection import ValidationSelection
-from lightning_idc.callbacks.show_results import ShowResults, selected_on
+from lightning_idc.callbacks.show_results import ShowResults
+from lightning_idc.callbacks.write_predictions import weights_digest
 from lightning_idc.data.source import PairSource
 from lightning_idc.metrics.results import read_result
 from lightning_idc.utils.errors import ConfigError
@@ -58,12 +60,13 @@ def test_a_test_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[
     model = fit([], tmp_path, TinyCaptioner(), max_steps=2)
     trainer = Trainer(callbacks=[ShowResults(examples=0, report_pairs=0)], default_root_dir=tmp_path, **QUIET)
     trainer.test(model, TinyPairs(), verbose=False)
-    result = read_result(tmp_path / "result.json")
+    result = read_result(tmp_path / "metrics.json")
     assert result is not None
-    scores = json.loads((tmp_path / "scores.json").read_text())
-    assert result["scores"]["all"] == pytest.approx(
-        {name: value for name, value in scores["rows"]["all"].items() if name in result["scores"]["all"]}, abs=1e-5
-    )
+    whole = result["summary"]["rows"]["all"]
+    scores = result["scores"]["all"]
+    assert scores == pytest.approx({name: value for name, value in whole.items() if name in scores}, abs=1e-5)
+    low, high = result["intervals"]["CIDEr-D"]
+    assert low <= scores["CIDEr-D"] <= high and result["weights"] == weights_digest(model)
     assert result["counts"]["all"] == {"pairs": 7, "references": 21}
     assert (result["model"], result["data"]["name"], result["data"]["split"]) == ("TinyCaptioner", "TinyPairs", "test")
     assert result["decoding"]["num_beams"] == 1 and result["selection"] is None
@@ -71,7 +74,7 @@ def test_a_test_writes_its_result(tmp_path: Path, capsys: pytest.CaptureFixture[
     from lightning_idc.cli import main
 
     capsys.readouterr()
-    assert main(["score", str(tmp_path / "predictions.json"), "--json"]) == 0
+    assert main(["score", str(tmp_path / "predictions.jsonl"), "--json"]) == 0
     again = json.loads(capsys.readouterr().out)
     assert again["scores"]["all"] == pytest.approx(result["scores"]["all"], abs=1e-6)
     assert again["data"]["fingerprint"] == result["data"]["fingerprint"]
@@ -83,7 +86,8 @@ def test_a_protocol_that_does_not_fit_costs_no_test(tmp_path: Path, capsys: pyte
     model = fit([], tmp_path, TinyCaptioner(), max_steps=1)
     callback = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/no-change")
     Trainer(callbacks=[callback], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs(), verbose=False)
-    assert "no result.json: no pair is unchanged" in capsys.readouterr().out
-    assert (tmp_path / "scores.json").is_file() and not (tmp_path / "result.json").exists()
+    assert "no scores under clevr-change/no-change in metrics.json: no pair is unchanged" in capsys.readouterr().out
+    assert list(json.loads((tmp_path / "metrics.json").read_text())) == ["summary"]
+    assert read_result(tmp_path / "metrics.json") is None, "a leaderboard passes over it"
     with pytest.raises(ConfigError, match="there is no protocol"):
         ShowResults(protocol="none")

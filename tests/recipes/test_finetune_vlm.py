@@ -68,8 +68,8 @@ def test_each_hardware_tunes_and_tests_a_tiny_model(hardware: str, here: Path, m
     assert alone == (hardware == "gpu_24gb"), "in 4 bits LoRA is all that trains; elsewhere the tower does, too"
     assert {value.dtype for value in kept.values()} == {torch.float32}
     assert all(value.abs().max() > 0 for name, value in kept.items() if "lora_B" in name)
-    scores = json.loads((out / "test" / "scores.json").read_text(encoding="utf-8"))
-    assert scores["pairs"]["all"] > 0
+    metrics = json.loads((out / "test" / "metrics.json").read_text(encoding="utf-8"))
+    assert metrics["summary"]["pairs"]["all"] > 0
     again: Any = load_captioner(out / record["best"])
     assert list(again.adapters) == ["lora"]
 

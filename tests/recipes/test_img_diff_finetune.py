@@ -113,8 +113,8 @@ def test_the_mixture_is_tuned_on_with_boxes_drawn_and_its_questions_asked(
         assert image[0, 12, 24] > 180 and image[1:, 12, 24].max() < 90, "the red box is in the picture"
     counts = {}
     for name in ("img_diff", "spot_the_diff", "image_editing_request"):
-        scores = json.loads((here / "run" / f"test_{name}" / "scores.json").read_text(encoding="utf-8"))
-        counts[name] = scores["pairs"]["all"]
+        metrics = json.loads((here / "run" / f"test_{name}" / "metrics.json").read_text(encoding="utf-8"))
+        counts[name] = metrics["summary"]["pairs"]["all"]
     expected = len(ImgDiff("data/img_diff").pairs_of("test"))
     assert counts == {"img_diff": expected, "spot_the_diff": 1, "image_editing_request": 1} and expected > 0
 

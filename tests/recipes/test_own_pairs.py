@@ -31,7 +31,7 @@ def run(folder: Path, *arguments: str) -> str:
 
 
 def result(stage: Path) -> dict[str, Any]:
-    return json.loads((stage / "result.json").read_text(encoding="utf-8"))
+    return json.loads((stage / "metrics.json").read_text(encoding="utf-8"))
 
 
 @pytest.mark.dist
@@ -48,8 +48,9 @@ def test_a_seed_of_own_pairs_and_going_on_with_a_second(tmp_path: Path) -> None:
     row = next(line for line in printed.splitlines() if "±" in line)
     assert "mean ± standard deviation over seeds" in printed and row
     board = (tmp_path / "out" / "leaderboard.md").read_text(encoding="utf-8")
-    assert "N/test/result.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
-    records = json.loads((tmp_path / "out" / "seed_1" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    assert "N/test/metrics.json |" in board and (tmp_path / "out" / "leaderboard.tex").is_file()
+    lines = (tmp_path / "out" / "seed_1" / "test" / "predictions.jsonl").read_text(encoding="utf-8").splitlines()
+    records = [json.loads(line) for line in lines]
     assert len(records) == first["counts"]["all"]["pairs"] > 1
     assert all(0 <= record["change_score"] <= 1 for record in records), "the data says which sentences mean no change"
     assert (tmp_path / "out" / "seed_1" / "test" / "report.html").stat().st_size > 10_000

@@ -55,7 +55,7 @@ def made(folder: Path, dataset: str) -> dict[str, Any]:
 
 
 def check_scores(out: Path, stage: str = "test") -> None:
-    scores = json.loads((out / stage / "scores.json").read_text())
+    scores = json.loads((out / stage / "metrics.json").read_text())["summary"]
     assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
 
 

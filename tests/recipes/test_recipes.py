@@ -111,9 +111,9 @@ def test_it_runs_at_its_smoke_size(
             assert (tmp_path / "out" / record["best"]).is_file()
         if stage.run == "test":
             assert any(metric.startswith("test/") for metric in record["metrics"])
-            scores = json.loads((tmp_path / "out" / stage.name / "scores.json").read_text(encoding="utf-8"))
-            assert scores["pairs"]["all"] > 0 and 0 <= scores["rows"]["all"]["CIDEr-D"] <= 1000
-            result = json.loads((tmp_path / "out" / stage.name / "result.json").read_text(encoding="utf-8"))
-            assert result["counts"]["all"]["pairs"] == scores["pairs"]["all"] and result["protocol"]["hash"]
-            assert (tmp_path / "out" / stage.name / "contact_sheet.png").stat().st_size > 1000
+            metrics = json.loads((tmp_path / "out" / stage.name / "metrics.json").read_text(encoding="utf-8"))
+            summary = metrics["summary"]
+            assert summary["pairs"]["all"] > 0 and 0 <= summary["rows"]["all"]["CIDEr-D"] <= 1000
+            assert metrics["counts"]["all"]["pairs"] == summary["pairs"]["all"] and metrics["protocol"]["hash"]
+            assert (tmp_path / "out" / stage.name / "report.html").stat().st_size > 10_000
     assert not list(tmp_path.rglob("*.partial")), "something half-written was left behind"

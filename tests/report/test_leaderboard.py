@@ -11,21 +11,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-import yaml
 from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
+from lightning_idc.callbacks.write_predictions import line_of
 from lightning_idc.cli import main
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.grouping import ReferenceRecord
 from lightning_idc.metrics.protocols import evaluate, protocol_named
-from lightning_idc.metrics.results import Origin, make_result
-from lightning_idc.report.hub_results import entries, tasks_of
-from lightning_idc.utils.errors import DataError
+from lightning_idc.metrics.results import METRICS, PREDICTIONS, Origin, make_result
+from lightning_idc.report.hub_results import hub_entries
 from lightning_idc.utils.outputs import save_json
 
 WORDS = ["red", "blue", "cube", "ball", "moved", "gone", "left", "right", "small", "large"]
-METRICS = ["BLEU", "ROUGE-L", "CIDEr-D"]
+COMPUTED = ["BLEU", "ROUGE-L", "CIDEr-D"]
 
 
 def truths(world: int = 0, pairs: int = 40) -> list[ReferenceRecord]:
@@ -44,17 +43,25 @@ def said(of: list[ReferenceRecord], wrong: float, seed: int) -> dict[str, str]:
     }
 
 
+def write_records(folder: Path, records: list[dict[str, Any]]) -> None:
+    (folder / PREDICTIONS).write_text("".join(map(line_of, records)), encoding="utf-8")
+
+
+def read_records(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / PREDICTIONS).read_text(encoding="utf-8").splitlines()]
+
+
 def write_run(
     run: Path, seed: int, captions: Mapping[str, str], of: list[ReferenceRecord], keys: Mapping[str, Any] | None = None
 ) -> Scores:
     """What a run of a recipe with ShowResults leaves of its test stage."""
     protocol = protocol_named("coco")
-    parts = evaluate(protocol, captions, of, METRICS)
+    parts = evaluate(protocol, captions, of, COMPUTED)
     result = make_result(protocol, parts, captions, of, Origin("Net", "Pairs", "test", {"num_beams": 1}, seed))
     (run / "test").mkdir(parents=True)
-    save_json(run / "test" / "result.json", result)
+    save_json(run / "test" / METRICS, result)
     records = [{"id": t.id, "caption": captions[t.id], "references": list(t.references)} for t in of]
-    save_json(run / "test" / "predictions.json", records)
+    write_records(run / "test", records)
     overrides = {"seed_everything": seed, **(keys or {})}
     save_json(run / "run.json", {"recipe": "r.yaml", "digest": "1", "overrides": overrides})
     return parts["all"]
@@ -96,11 +103,11 @@ def test_seeds_are_one_row_with_mean_deviation_and_p(tmp_path: Path, capsys: pyt
     assert p < 0.05 and row[5] == f"{p:.3f}"
     single = next(row for row in cells if row[4] == "1")
     assert "±" not in single[3] and float(single[5]) < 0.05
-    assert "- the same captions: a/2026-01-0N/test/result.json, b/2026-01-01" in board
+    assert "- the same captions: a/2026-01-0N/test/metrics.json, b/2026-01-01" in board
     latex = out.with_suffix(".tex").read_text(encoding="utf-8")
     body = [line for line in latex.splitlines() if not line.startswith("%")]
-    assert r"$\pm$" in latex and any(line.startswith(r"Net & ") for line in body)
-    assert not any("result.json" in line for line in body), "a paper has no use for the names of files"
+    assert "±" in latex and any(line.startswith(r"Net & ") for line in body)
+    assert not any("metrics.json" in line for line in body), "a paper has no use for the names of files"
     assert "<table>" in out.with_suffix(".html").read_text(encoding="utf-8")
     assert main(["leaderboard", str(runs), "--format", "latex", "--samples", "0"]) == 0
     printed = capsys.readouterr().out
@@ -120,13 +127,13 @@ def test_what_is_no_result_is_not_read_and_what_is_damaged_is_named(
     capsys.readouterr()
     assert main(["leaderboard", str(tmp_path / "runs")]) == 0
     printed = capsys.readouterr().out
-    assert "b/2026-01-01_10-00-00/test/result.json: run again with the same seed, the later one counts" in printed
+    assert "b/2026-01-01_10-00-00/test/metrics.json: run again with the same seed, the later one counts" in printed
     (tmp_path / "runs" / "a" / "run.json").write_text("{}", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path / "runs")]) == 1
     assert "a/run.json cannot be read" in capsys.readouterr().err
-    (tmp_path / "runs" / "b" / "result.json").write_text("", encoding="utf-8")
+    (tmp_path / "runs" / "b" / "metrics.json").write_text("", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path / "runs")]) == 1
-    assert "result.json cannot be read as JSON" in capsys.readouterr().err
+    assert "metrics.json cannot be read as JSON" in capsys.readouterr().err
 
 
 def test_what_cannot_be_opened_is_named_and_a_folder_is_no_file(
@@ -144,7 +151,7 @@ def test_what_cannot_be_opened_is_named_and_a_folder_is_no_file(
     assert f"{link} cannot be read" in capsys.readouterr().err
     link.unlink()
     write_run(tmp_path / "b", 1, said(of, 0.3, 1), of)
-    damaged = tmp_path / "b" / "test" / "result.json"
+    damaged = tmp_path / "b" / "test" / "metrics.json"
     damaged.write_text("{", encoding="utf-8")
     assert main(["leaderboard", str(tmp_path)]) == 1
     assert f"{damaged} cannot be read" in capsys.readouterr().err, "every run has a file of this name"
@@ -159,8 +166,7 @@ def test_the_order_of_captions_changes_no_p(tmp_path: Path, capsys: pytest.Captu
     printed = capsys.readouterr().out
     assert "p (CIDEr-D)" in printed and "<0.001" not in printed
     for place in ("b/seed_2", "a/seed_1", "b/seed_1"):
-        file = tmp_path / place / "test" / "predictions.json"
-        save_json(file, json.loads(file.read_text(encoding="utf-8"))[::-1])
+        write_records(tmp_path / place / "test", read_records(tmp_path / place / "test")[::-1])
         assert main(["leaderboard", str(tmp_path)]) == 0
         assert capsys.readouterr().out == printed, place
 
@@ -171,10 +177,10 @@ def test_captions_beside_other_references_have_no_p(tmp_path: Path, capsys: pyte
         write_run(tmp_path / name, 1, said(of, wrong, 1), of, {"wrong": wrong})
     assert main(["leaderboard", str(tmp_path)]) == 0
     assert " p (CIDEr-D) " in capsys.readouterr().out
-    records = json.loads((tmp_path / "b" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    records = read_records(tmp_path / "b" / "test")
     for record in records:
         record["references"] = [record["caption"]]
-    save_json(tmp_path / "b" / "test" / "predictions.json", records)
+    write_records(tmp_path / "b" / "test", records)
     assert main(["leaderboard", str(tmp_path)]) == 0
     assert " p (CIDEr-D) " not in capsys.readouterr().out
 
@@ -182,53 +188,37 @@ def test_captions_beside_other_references_have_no_p(tmp_path: Path, capsys: pyte
 def test_results_are_not_written_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = truths()
     write_run(tmp_path, 1, said(of, 0.2, 1), of)
-    result = tmp_path / "test" / "result.json"
+    result = tmp_path / "test" / "metrics.json"
     kept = result.read_text(encoding="utf-8")
     assert main(["leaderboard", str(tmp_path), "--out", str(result)]) == 1
     assert "is what is read, and would be lost" in capsys.readouterr().err
     assert result.read_text(encoding="utf-8") == kept
-    file = tmp_path / "notes.txt"
-    file.write_text("mine", encoding="utf-8")
-    assert main(["leaderboard", str(tmp_path), "--hub", "us/pairs", "--out", str(file)]) == 1
-    assert "notes.txt' cannot be written" in capsys.readouterr().err
 
 
 def test_captions_that_were_changed_have_no_p(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of = truths()
     for name, wrong in (("a", 0.1), ("b", 0.5)):
         write_run(tmp_path / name, 1, said(of, wrong, 1), of, {"wrong": wrong})
-    records = json.loads((tmp_path / "b" / "test" / "predictions.json").read_text(encoding="utf-8"))
+    records = read_records(tmp_path / "b" / "test")
     records[0]["caption"] += " red"
-    save_json(tmp_path / "b" / "test" / "predictions.json", records)
+    write_records(tmp_path / "b" / "test", records)
     assert main(["leaderboard", str(tmp_path)]) == 0
     assert " p (CIDEr-D) " not in capsys.readouterr().out
 
 
-def test_the_hub_gets_a_file_for_the_benchmark_and_one_for_each_model(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_entries_of_the_hub_have_its_own_form(tmp_path: Path) -> None:
     of = truths()
-    for seed in (1, 2):
-        write_run(tmp_path / "runs" / f"net-{seed}", seed, said(of, 0.2 * seed, seed), of)
-    hub = ["--hub", "people/pairs", "--out", str(tmp_path / "hub")]
-    assert main(["leaderboard", str(tmp_path / "runs"), *hub]) == 0
-    written = sorted(path.relative_to(tmp_path / "hub").as_posix() for path in (tmp_path / "hub").rglob("*.yaml"))
-    assert written == [".eval_results/net-1-test-result.yaml", ".eval_results/net-2-test-result.yaml", "eval.yaml"]
-    benchmark = yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())
-    found = yaml.safe_load((tmp_path / "hub" / written[0]).read_text())
-    result = json.loads((tmp_path / "runs" / "net-1" / "test" / "result.json").read_text())
-    scores = result["scores"]["all"]
-    assert {entry["dataset"]["task_id"] for entry in found} == {task["id"] for task in benchmark["tasks"]}
-    assert [entry["value"] for entry in found] == list(scores.values())
+    write_run(tmp_path, 1, said(of, 0.2, 1), of)
+    result = json.loads((tmp_path / "test" / METRICS).read_text())
+    entries = hub_entries(result, "people/pairs")
+    assert [entry["value"] for entry in entries] == list(result["scores"]["all"].values())
     # the hub's own writer is the oracle of the form
     theirs = [
         EvalResultEntry("people/pairs", entry["dataset"]["task_id"], entry["value"], notes=entry["notes"])
-        for entry in found
+        for entry in entries
     ]
-    assert found == eval_result_entries_to_yaml(theirs)
-    assert result["protocol"]["hash"] in found[0]["notes"] and "seed 1" in found[0]["notes"]
-    assert main(["leaderboard", str(tmp_path / "runs"), "--hub", "pairs"]) == 1
-    assert "OWNER/NAME" in capsys.readouterr().err
+    assert entries == eval_result_entries_to_yaml(theirs)
+    assert result["protocol"]["hash"] in entries[0]["notes"] and "seed 1" in entries[0]["notes"]
 
 
 TOLD = {"a": ["a man came"], "b": ["the lamp went out"], "c": ["no difference"], "d": ["nothing has changed"]}
@@ -279,17 +269,14 @@ def test_a_result_of_an_unknown_protocol_is_named(tmp_path: Path, capsys: pytest
     assert "bad.json is scored under 'differences'" in capsys.readouterr().err
 
 
-def test_the_hub_gets_every_part(tmp_path: Path) -> None:
+def test_entries_of_the_hub_are_of_every_part(tmp_path: Path) -> None:
     score_told(tmp_path, "--protocol", "difference-list", "--split", "test")
-    hub = ["--hub", "people/pairs", "--out", str(tmp_path / "hub")]
-    assert main(["leaderboard", str(tmp_path / "results"), *hub]) == 0
-    found = yaml.safe_load((tmp_path / "hub" / ".eval_results" / "always.yaml").read_text())
-    values = {entry["dataset"]["task_id"]: entry["value"] for entry in found}
-    names = ("recall", "precision", "f1", "specificity")
-    assert values == dict(zip([f"difference_list_{name}" for name in names], [100, 100, 100, 0], strict=True))
-    assert "2 pairs (unchanged)" in found[-1]["notes"] and "(" not in found[0]["notes"]
-    benchmark = yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())
-    assert {task["id"] for task in benchmark["tasks"]} == set(values)
+    result = json.loads((tmp_path / "results" / "always.json").read_text(encoding="utf-8"))
+    entries = hub_entries(result, "people/pairs")
+    names = [f"difference_list_{name}" for name in ("recall", "precision", "f1", "specificity")]
+    values = {entry["dataset"]["task_id"]: entry["value"] for entry in entries}
+    assert values == dict(zip(names, [100, 100, 100, 0], strict=True))
+    assert "2 pairs (unchanged)" in entries[-1]["notes"] and "(" not in entries[0]["notes"]
 
 
 def test_a_metric_of_several_parts_is_named_by_the_part_on_the_hub(tmp_path: Path) -> None:
@@ -303,17 +290,10 @@ def test_a_metric_of_several_parts_is_named_by_the_part_on_the_hub(tmp_path: Pat
     out = ["--out", str(tmp_path / "results" / "r.json")]
     assert main(["score", str(tmp_path / "said.json"), "--references", str(tmp_path / "told.json"), *asked, *out]) == 0
     result = json.loads((tmp_path / "results" / "r.json").read_text(encoding="utf-8"))
-    tasks = {entry["dataset"]["task_id"]: entry["notes"] for entry in entries(result, "people/pairs")}
+    tasks = {entry["dataset"]["task_id"]: entry["notes"] for entry in hub_entries(result, "people/pairs")}
     assert list(tasks) == [f"clevr_change_total_{part}rouge_l" for part in ("", "change_", "no_change_")]
     assert "4 pairs," in tasks["clevr_change_total_rouge_l"]
     assert "2 pairs (no change)," in tasks["clevr_change_total_no_change_rouge_l"]
-
-
-def test_parts_that_the_hub_cannot_tell_apart_are_refused() -> None:
-    protocol, scores = {"name": "clevr-change/by-type"}, {"ROUGE-L": 1.0}
-    result = {"protocol": protocol, "headline": "change", "scores": dict.fromkeys(("change", "add", "Add"), scores)}
-    with pytest.raises(DataError, match="'clevr_change_by_type_add_rouge_l'; rename the types"):
-        tasks_of(result)
 
 
 def score_moved(folder: Path, name: str, references: Mapping[str, list[str]], *more: str) -> None:
@@ -324,76 +304,23 @@ def score_moved(folder: Path, name: str, references: Mapping[str, list[str]], *m
     assert main(["score", str(folder / "said.json"), *asked, "--out", str(folder / "results" / f"{name}.json")]) == 0
 
 
-def test_the_hub_gets_one_data_and_one_split_per_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    levir = {"a": ["a house was built"], "b": ["a road appeared"]}
-    score_moved(tmp_path, "levir", levir, "--split", "test")
+def test_results_of_some_data_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    score_moved(tmp_path, "levir", {"a": ["a house was built"], "b": ["a road appeared"]}, "--split", "test")
     score_moved(tmp_path, "spot", {"x": ["a man left"], "y": ["a car came"]}, "--split", "val")
-    hub = ["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
+    result = json.loads((tmp_path / "results" / "levir.json").read_text(encoding="utf-8"))
     capsys.readouterr()
-    assert main(hub) == 1
-    message = " ".join(capsys.readouterr().err.split())
-    assert "levir.json (split test)" in message and "spot.json (split val)" in message and "--data" in message
-    assert not (tmp_path / "hub").exists(), "nothing is written by halves"
-    prints = {
-        name: json.loads((tmp_path / "results" / f"{name}.json").read_text(encoding="utf-8"))["data"]["fingerprint"]
-        for name in ("levir", "spot")
-    }
-    assert all(digits in message for digits in prints.values())
-    assert main([*hub, "--data", prints["spot"]]) == 0
-    assert [task["split"] for task in yaml.safe_load((tmp_path / "hub" / "eval.yaml").read_text())["tasks"]] == ["val"]
-    found = yaml.safe_load((tmp_path / "hub" / ".eval_results" / "spot.yaml").read_text())
-    assert "split val" in found[0]["notes"] and not (tmp_path / "hub" / ".eval_results" / "levir.yaml").exists()
-    capsys.readouterr()
-    assert main(["leaderboard", str(tmp_path / "results"), "--data", prints["levir"]]) == 0
-    assert "spot.json" not in capsys.readouterr().out
-    assert main([*hub, "--data", "0123"]) == 1
+    assert main(["leaderboard", str(tmp_path / "results"), "--data", result["data"]["fingerprint"]]) == 0
+    printed = capsys.readouterr().out
+    assert "levir.json" in printed and "spot.json" not in printed
+    assert main(["leaderboard", str(tmp_path / "results"), "--data", "0123"]) == 1
     assert "no result is of the data 0123" in capsys.readouterr().err
-    score_moved(tmp_path, "spot", levir, "--split", "val")
-    assert main(hub) == 1
-    assert "on the same references name several splits" in capsys.readouterr().err
-
-
-def test_the_hub_gets_one_hash_per_task(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """CIDEr-D with word weights of another corpus is another number of the same protocol and data."""
-    moved = {"a": ["a house was built"], "b": ["a road appeared"]}
-    score_moved(tmp_path, "own", moved, "--split", "test")
-    (tmp_path / "corpus.json").write_text(json.dumps({"z": ["a tree fell"]}), encoding="utf-8")
-    score_moved(tmp_path, "foreign", moved, "--split", "test", "--frequencies", str(tmp_path / "corpus.json"))
-    assert main(["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path)]) == 1
-    assert "results of 'coco' do not compare" in capsys.readouterr().err
-
-
-def test_the_hub_is_told_no_split_that_nobody_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    moved = {"a": ["a house was built"], "b": ["a road appeared"]}
-    score_moved(tmp_path, "one", moved)
-    hub = ["leaderboard", str(tmp_path / "results"), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
-    assert main(hub) == 1
-    assert "score again with --split" in capsys.readouterr().err
-    score_moved(tmp_path, "two", moved, "--split", "val")
-    assert main(hub) == 0, "the same references are of the same split"
-    notes = [
-        yaml.safe_load((tmp_path / "hub" / ".eval_results" / f"{name}.yaml").read_text())[0]["notes"]
-        for name in ("one", "two")
-    ]
-    assert "split unknown" in notes[0] and "split val" in notes[1]
-
-
-def test_results_that_the_hub_would_name_alike_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    of, runs = truths(), tmp_path / "runs"
-    write_run(runs / "namc" / "small-seed_1", 1, said(of, 0.2, 1), of)
-    write_run(runs / "namc-small" / "seed_1", 1, said(of, 0.5, 1), of)
-    hub = ["leaderboard", str(runs), "--hub", "people/pairs", "--out", str(tmp_path / "hub")]
-    assert main(hub) == 1
-    error = capsys.readouterr().err
-    assert "namc/small-seed_1/test/result.json" in error and "namc-small/seed_1/test/result.json" in error
-    assert not (tmp_path / "hub").exists()
 
 
 def test_what_a_result_says_is_text_in_markdown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     of, runs = truths(), tmp_path / "runs"
     for name in ("a", "<b>b"):
         write_run(runs / name, 1, said(of, 0.2, 1), of, {"model.width": len(name)})
-        path = runs / name / "test" / "result.json"
+        path = runs / name / "test" / "metrics.json"
         value = json.loads(path.read_text())
         value["protocol"]["hash"] = "0\x1b[2J\n# <img src=x>"
         save_json(path, value)

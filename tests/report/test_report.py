@@ -5,13 +5,14 @@ from __future__ import annotations
 import io
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from helpers.tiny import TinyCaptioner, TinyPairs
 from helpers.training import QUIET, fit
 from lightning.pytorch import Trainer
-from PIL import Image, ImageFont
+from PIL import ImageFont
 from rich.console import Console
 
 from lightning_idc.callbacks.show_results import ShowResults
@@ -22,12 +23,19 @@ from lightning_idc.report.results import spread
 from lightning_idc.report.sheet import Card, _wrap, contact_sheet
 from lightning_idc.report.summary import as_rich, summarise
 from lightning_idc.report.table import Table
+from lightning_idc.utils.errors import ConfigError
+from lightning_idc.utils.manifest import MANIFEST
+from lightning_idc.utils.outputs import write_file
 
 RECORDS = [
     {"id": "a", "caption": "the red cube moved", "references": ["the red cube moved"], "change_type": "move"},
     {"id": "b", "caption": "nothing", "references": ["the blue ball is gone"], "change_type": "drop"},
     {"id": "c", "caption": "the red cube moved", "references": ["the red cube turned green"], "change_type": "color"},
 ]
+
+
+def records_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def summary():  # type: ignore[no-untyped-def]
@@ -81,16 +89,16 @@ def test_overlaps_of_the_data_reach_predictions_and_protocols(tmp_path: Path) ->
     model = fit([], tmp_path, TinyCaptioner(), max_steps=1)
     shown = ShowResults(examples=0, report_pairs=0, protocol="clevr-change/by-iou")
     Trainer(callbacks=[shown], default_root_dir=tmp_path, **QUIET).test(model, Overlapping(), verbose=False)
-    predictions = json.loads((tmp_path / "predictions.json").read_text())
+    predictions = records_of(tmp_path / "predictions.jsonl")
     assert [record["iou"] for record in predictions] == [n / 10 for n in range(7)]
-    result = json.loads((tmp_path / "result.json").read_text())
+    result = json.loads((tmp_path / "metrics.json").read_text())
     assert {name: part["pairs"] for name, part in result["counts"].items()} == {
         "change": 7,
         "hardest quarter": 1,
         "easiest quarter": 1,
     }
-    assert json.loads((tmp_path / "scores.json").read_text())["pairs"]["hardest quarter"] == 1
-    given = ["score", str(tmp_path / "predictions.json"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
+    assert result["summary"]["pairs"]["hardest quarter"] == 1
+    given = ["score", str(tmp_path / "predictions.jsonl"), "--protocol", "clevr-change/by-iou", "--metrics", "BLEU"]
     assert main(given) == 0, "the file alone is enough to score it so again"
 
 
@@ -131,17 +139,27 @@ def test_examples_take_turns_between_types() -> None:
 def test_the_callback_writes_what_it_shows(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = fit([], tmp_path, TinyCaptioner(), max_steps=2)
     Trainer(callbacks=[ShowResults(examples=3)], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs())
-    predictions = json.loads((tmp_path / "predictions.json").read_text())
+    assert {path.name for path in tmp_path.iterdir() if path.is_file() and path.name != MANIFEST} == {
+        "predictions.jsonl", "metrics.json", "report.html",
+    }  # fmt: skip
+    predictions = records_of(tmp_path / "predictions.jsonl")
     assert [record["id"] for record in predictions] == [f"{500 + n}" for n in range(7)]
-    assert json.loads((tmp_path / "scores.json").read_text())["pairs"]["all"] == 7
-    with Image.open(tmp_path / "contact_sheet.png") as sheet:
-        assert sheet.width > 500
+    metrics = json.loads((tmp_path / "metrics.json").read_text())
+    assert metrics["summary"]["pairs"]["all"] == metrics["counts"]["all"]["pairs"] == 7
     printed = capsys.readouterr().out
     assert "7 pairs, 21 references" in printed
     assert printed.count("truth") == 3
     assert "Test metric" not in printed, "Lightning's own table of the same scores"
     assert "also measured: loss" in printed and "BLEU-1" not in printed.split("also measured")[1].splitlines()[0]
     assert not list(tmp_path.glob("*.partial"))
+
+
+def test_the_file_of_a_prediction_is_not_replaced_by_a_test(tmp_path: Path) -> None:
+    write_file(tmp_path / "predictions.jsonl", "of hours")  # as WritePredictions does
+    trainer = Trainer(callbacks=[ShowResults()], default_root_dir=tmp_path, **QUIET)
+    with pytest.raises(ConfigError, match=r"ShowResults: .*predictions\.jsonl' exists"):
+        trainer.test(TinyCaptioner(), TinyPairs())
+    assert (tmp_path / "predictions.jsonl").read_text() == "of hours"
 
 
 def test_cells_are_text_in_every_form() -> None:
@@ -152,7 +170,8 @@ def test_cells_are_text_in_every_form() -> None:
     assert not set("*`") & set(markdown) and "](" not in markdown, "emphasis, code and links of a caption"
     assert len({len(line) for line in markdown.splitlines()}) == 1
     latex = table.latex()
-    assert r"5 \% \& \# \$ \{h\} \textasciitilde{} \textasciicircum{} \textbackslash{} $\pm$" in latex
+    assert r"5 \% \& \# \$ \{h\} \textasciitilde \space \textasciicircum \space \textbackslash \space ±" in latex
+    assert r"\textless{}script\textgreater{}alert" in latex and r"a\textbar{}b" in latex
     assert latex.splitlines()[0] == r"\begin{tabular}{lr}" and "\u202e" not in latex + markdown
     console = Console(width=60, record=True, file=io.StringIO())
     wide = Table(["model", *(f"metric {n}" for n in range(9))], [["[bold]x[/]", *"123456789"]], "t")

@@ -198,21 +198,25 @@ def test_rules_of_accessibility(browser: Any, report: Path, tmp_path: Path) -> N
         tab.close()
 
 
-def test_more_pairs_than_a_file_holds(browser: Any, tmp_path: Path) -> None:
+def test_more_pairs_than_a_page_holds(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lightning_idc.report.html.MOST_PAIRS", 3)
     few = [Entry(f"p{n}", "a", ["a"]) for n in range(7)]
-    files = write_report(tmp_path / "r.html", "A report", iter(few), per_file=3)
-    assert [file.name for file in files[1:]] == ["r_2.html", "r_3.html"]
     tab = browser.new_page()
+    write_report(tmp_path / "r.html", "A report", iter(few))
     tab.goto((tmp_path / "r.html").as_uri())
-    seen = []
-    for _ in range(3):
-        seen += tab.locator("article .id").all_inner_texts()
-        following = tab.get_by_text("further pairs")
-        if following.count():
-            following.click()
-    assert seen == [f"p{n}" for n in range(7)] and tab.get_by_text("earlier pairs").count() == 1
-    assert len(write_report(tmp_path / "one.html", "A report", iter(few), per_file=7)) == 1
+    assert tab.locator("article .id").all_inner_texts() == ["p0", "p1", "p2"]
+    assert "the first 3 pairs" in tab.inner_text("#most")
+    write_report(tmp_path / "r.html", "A report", iter(few[:2]))
+    tab.reload()
+    assert tab.inner_text("#most") == ""
     tab.close()
+
+
+def test_the_contact_sheet_is_a_grid(page: Any) -> None:
+    page.select_option("#view", "sheet")
+    first, second = (page.locator("article").nth(n).bounding_box() for n in (0, 1))
+    assert first["y"] == second["y"] and first["x"] < second["x"], "pairs stand side by side"
+    assert "view=sheet" in page.url
 
 
 @pytest.mark.slow

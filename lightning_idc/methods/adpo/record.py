@@ -1,4 +1,4 @@
-"""NegativeRecord: what a run compared last, pair by pair, for `lightning-idc case-study` (ADPO Figure 5)."""
+"""NegativeRecord: what a run compared last, pair by pair, for benchmarks/studies/negatives.py (ADPO Figure 5)."""
 
 from __future__ import annotations
 

@@ -40,6 +40,7 @@ function show(page) {
   state.page = Math.min(Math.max(page, 0), last);
   const from = state.page * PER_PAGE;
   const shown = state.found.slice(from, from + PER_PAGE);
+  $("pairs").dataset.view = $("view")?.value ?? "";
   $("pairs").replaceChildren(...shown.map(article));
   if (!shown.length) $("pairs").append(make("p", "nothing", data.pairs.length ? "No pair is like this." : "There are no pairs."));
   $("place").textContent = shown.length ? `${from + 1} to ${from + shown.length} of ${state.found.length}` : "0";

@@ -1,5 +1,5 @@
 const { pairs, metrics, facts } = data;
-const FEW_REFERENCES = 3;
+const fewReferences = () => ($("view").value === "sheet" ? 1 : 3);
 
 // ---- words that caption and reference share ------------------------------------------------------------
 
@@ -72,7 +72,7 @@ function figure(pair, kind) {
   return element;
 }
 
-const VIEWS = { two: ["before", "after"], three: ["before", "after", "difference"], blink: ["blink"] };
+const VIEWS = { two: ["before", "after"], three: ["before", "after", "difference"], blink: ["blink"], sheet: ["before", "after"] };
 
 function article(pair) {
   const element = make("article");
@@ -116,8 +116,8 @@ function references(pair) {
     item.append(...marked(text, grams));
     list.append(item);
   });
-  add(pair.references.slice(0, FEW_REFERENCES));
-  const rest = pair.references.slice(FEW_REFERENCES);
+  add(pair.references.slice(0, fewReferences()));
+  const rest = pair.references.slice(fewReferences());
   if (rest.length) {
     const more = make("button", "more", `${rest.length} more`);
     more.type = "button";
@@ -153,12 +153,7 @@ function fill() {
   option($("order"), "sure 1", "least sure first");
   option($("order"), "sure -1", "surest first");
   $("boxes-label").hidden = !pairs.some((pair) => pair.boxes.some((side) => side.length));
-  const { number, previous, next } = data.part;
-  $("parts").hidden = !previous && !next;
-  const link = (file, text) => { const a = make("a", "", text); a.href = file; return a; };
-  if (previous) $("parts").append(link(previous, "‹ earlier pairs"));
-  $("parts").append(make("span", "quiet", `part ${number}; order, filters and CSV are of this part`));
-  if (next) $("parts").append(link(next, "further pairs ›"));
+  if (pairs.length === data.most) $("most").textContent = `This page holds the first ${data.most} pairs; order, filters and CSV are of these.`;
 }
 
 function found() {

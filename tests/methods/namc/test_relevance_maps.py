@@ -1,8 +1,7 @@
-"""Relevance maps: what they say is what the encoder found, and they are drawn, logged and written by the command."""
+"""Relevance maps: what they say is what the encoder found, and they are drawn and logged."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +12,11 @@ from helpers.training import QUIET
 from lightning.pytorch import Trainer
 from torch.nn import functional as F
 
-from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.implicit_change import compose
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.log_relevance import LogRelevance
 from lightning_idc.methods.namc.noise_masking import NoiseMasking
-from lightning_idc.methods.namc.relevance import RelevancePretraining
 from lightning_idc.methods.namc.relevance_maps import Judged, judge, normalised, relevance_map
 from lightning_idc.models.pair_transformer.module import PairTransformer
 from lightning_idc.nn.vocabulary import Vocabulary
@@ -70,33 +67,6 @@ def test_the_most_relevant_patch_is_the_bluest(images: torch.Tensor) -> None:
     assert (y // 20, x // 20) == (1, 6)
     below = sheet[180:]
     assert (np.abs(below - np.array([190, 40, 30])).sum(-1) == 0).any(), "planted noise is underlined"
-
-
-@pytest.mark.slow
-def test_the_command_writes_a_map(
-    encoder: SmallDualEncoder, images: torch.Tensor, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from PIL import Image
-
-    data = SyntheticDescriptions(
-        train_pairs=8, val_pairs=4, render_size=16, image_size=64, batch_size=8, cache_dir=tmp_path, progress=False
-    )
-    trainer = Trainer(max_epochs=1, limit_val_batches=0, enable_checkpointing=False, **QUIET)
-    trainer.fit(RelevancePretraining(width=16, heads=2), data)
-    trainer.save_checkpoint(tmp_path / "relevance.ckpt")
-    for side, image in zip(("before", "after"), images, strict=True):
-        Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{side}.png")
-    files = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
-    arguments = ["relevance", *files, CAPTION, "--model", str(tmp_path / "relevance.ckpt")]
-    capsys.readouterr()
-    assert main([*arguments, "--out", str(tmp_path / "map.png")]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    told = [json.loads(line) for line in lines[:2]]
-    assert [t["side"] for t in told] == ["before", "after"] and told[0]["words"] == ["a", "small", "red", "cube"]
-    assert all(len(t["relevance"]) == len(t["words"]) for t in told)
-    assert Image.open(tmp_path / "map.png").width > 400
-    assert main([*arguments, "--out", str(tmp_path / "map.png" / "folder.png")]) == 1
-    assert "cannot be written" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -1,0 +1,96 @@
+"""What an evaluation under a Trainer left behind: captions, scores, and how they were made."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from lightning.pytorch import Trainer
+
+from lightning_idc.callbacks.write_predictions import weights_digest
+from lightning_idc.data.datamodule import PairDataModule, Split
+from lightning_idc.metrics.results import Origin
+from lightning_idc.report.results import Results
+
+
+def results_of(
+    trainer: Trainer, captioner: Any, split: Split, records: Sequence[dict[str, Any]] | None = None
+) -> Results:
+    """What the last evaluation of a captioner left behind.
+
+    Args:
+        trainer: whose data module knows facts and pictures, if it is a `PairDataModule`.
+        captioner: a `PairCaptioner`.
+        split: that was evaluated.
+        records: captions of a prediction, which are not scored; those of the captioner when None.
+    """
+    data = getattr(trainer, "datamodule", None)  # absent where loaders were given
+    return Results(
+        captioner.predictions if records is None else records,
+        captioner.scores if records is None else None,
+        data if isinstance(data, PairDataModule) else None,
+        split,
+        captioner.hparams.get("no_change_captions") or [],
+    )
+
+
+def origin_of(trainer: Trainer, results: Results) -> Origin:
+    """Where the captions of an evaluation come from."""
+    captioner: Any = trainer.lightning_module
+    checkpoint = Path(trainer.ckpt_path) if trainer.ckpt_path else None
+    seed = os.environ.get("PL_GLOBAL_SEED")
+    return Origin(
+        type(captioner).__name__,
+        None if results.data is None else type(results.data).__name__,
+        results.split,
+        {key: captioner.hparams[key] for key in ("num_beams", "max_length") if key in captioner.hparams},
+        None if seed is None else int(seed),
+        None if checkpoint is None else checkpoint.name,
+        None if checkpoint is None else selected_on(checkpoint),
+        weights=weights_digest(captioner),
+    )
+
+
+def about(trainer: Trainer, results: Results) -> dict[str, str]:
+    """How results were made, for a reader who was not there."""
+    import lightning
+
+    from lightning_idc import __version__
+
+    captioner: Any = trainer.lightning_module
+    size = sum(parameter.numel() for parameter in captioner.parameters())
+    beams = captioner.hparams.get("num_beams", 1)
+    facts = {
+        "captioner": f"{type(captioner).__name__}, {size / 1e6:.2f} M parameters",
+        "checkpoint": str(trainer.ckpt_path or "none; the weights in memory"),
+        "decoding": "greedy" if beams == 1 else f"beam search, {beams} beams",
+        "longest caption": f"{captioner.hparams.get('max_length')} tokens",
+        "scores": "PTB tokens in lower case without punctuation; CIDEr-D is what pycocoevalcap calls CIDEr; all x100",
+        "versions": f"lightning_idc {__version__}, lightning {lightning.__version__}, torch {torch.__version__}, "
+        f"Python {platform.python_version()}",
+    }
+    if results.data is not None:
+        facts["data"] = f"{type(results.data).__name__}, {results.split} split"
+        facts["image size"] = str(results.data.image_size or "as in the data")
+    if results.confusion is not None:
+        facts["no change"] = "a caption says so in a sentence that the data use for unchanged pairs, or in other words"
+    return facts
+
+
+def selected_on(checkpoint: Path) -> str | None:
+    """Split on whose values a checkpoint was chosen; None where it was not chosen, or that is unknown."""
+    if not checkpoint.is_file() or checkpoint.stem.startswith("last"):
+        return None
+    try:
+        # weights that nobody reads stay on the disk
+        saved = torch.load(checkpoint, map_location="cpu", weights_only=True, mmap=True)
+    except RuntimeError:  # an old format, which cannot be mapped
+        return None
+    for name, state in saved.get("callbacks", {}).items():
+        if name.startswith("ModelCheckpoint") and isinstance(state.get("monitor"), str):
+            return str(state["monitor"]).split("/")[0]
+    return None
