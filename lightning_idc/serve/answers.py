@@ -80,22 +80,14 @@ class Answer:
         return json.dumps(finite({**self.as_dict(), **more}), ensure_ascii=False)
 
 
-def answer_pairs(
-    captioner: PairCaptioner, samples: Sequence[PairSample], where: bool = True, prompt: str | None = None
-) -> list[Answer]:
+def answer_pairs(captioner: PairCaptioner, samples: Sequence[PairSample], where: bool = True) -> list[Answer]:
     """Answers about pairs of one batch.
 
     Args:
         captioner: that answers.
         samples: pairs as the captioner's ``input_spec.read`` prepares them.
         where: also look for the place of each change; costs up to 128 further looks at each pair.
-        prompt: question about each pair; the captioner's when None.
-
-    Raises:
-        ConfigError: there is a prompt, and the captioner reads none.
     """
-    if prompt is not None:
-        samples = captioner.with_prompt(samples, prompt)
     captions = captioner.describe_all(samples)
     return [_answer(captioner, sample, caption, where) for sample, caption in zip(samples, captions, strict=True)]
 

@@ -215,8 +215,8 @@ def _records(
 ) -> Iterator[dict[str, Any]]:
     """One record per pair of a batch, in its order."""
     samples = [sample for _, sample in batch if isinstance(sample, PairSample)]
-    groups = _of_one_size(samples)
-    answers = {answer.id: answer for group in groups for answer in answer_pairs(captioner, group, where, prompt)}
+    groups = _of_one_size(samples if prompt is None else captioner.with_prompt(samples, prompt))
+    answers = {answer.id: answer for group in groups for answer in answer_pairs(captioner, group, where)}
     for pair, sample in batch:
         if isinstance(sample, PairSample):
             answer = answers[pair.id]

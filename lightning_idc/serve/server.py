@@ -102,8 +102,9 @@ class PairAPI(litserve.LitAPI):
         captioner = self.captioner
         assert captioner is not None
         # a chat client always sends words, also to a captioner that reads none
-        prompt = (prompt or None) if captioner.takes_prompt else None
-        return [finite(answer.as_dict()) for answer in answer_pairs(captioner, samples, where, prompt)]
+        if prompt and captioner.takes_prompt:
+            samples = captioner.with_prompt(samples, prompt)
+        return [finite(answer.as_dict()) for answer in answer_pairs(captioner, samples, where)]
 
 
 def make_server(
