@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cache
-from inspect import unwrap
+from inspect import get_annotations, unwrap
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Union, get_args, get_origin
 
@@ -136,14 +136,14 @@ def check_fields(instance: Any) -> None:
 @cache
 def _argument_hints(function: Callable[..., Any]) -> Hints:
     inner: Any = unwrap(function)
-    return _checked_hints(inner.__annotations__, inner.__globals__)
+    return _checked_hints(get_annotations(inner), inner.__globals__)
 
 
 @cache
 def _field_hints(kind: type) -> Hints:
     hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        hints.update(_checked_hints(vars(base).get("__annotations__", {}), vars(sys.modules[base.__module__])))
+        hints.update(_checked_hints(get_annotations(base), vars(sys.modules[base.__module__])))
     return tuple(hints.items())
 
 
