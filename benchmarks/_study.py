@@ -28,8 +28,8 @@ from _reading import over_seeds, reading_of, spread
 from lightning_idc.callbacks.compare_results import captions_of
 from lightning_idc.callbacks.unchanged_control import UnchangedControl
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.store import fingerprint_of
 from lightning_idc.data.core.datamodule import PairDataModule
+from lightning_idc.data.store.manifest import fingerprint_of
 from lightning_idc.files import save_json
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import Scores

@@ -12,8 +12,8 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_idc.core.renamed import renamed_arguments
-from lightning_idc.core.types import PairError
-from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.data.store.features import FeatureCache, FeatureStore, folder_of
+from lightning_idc.errors import ConfigError
 from lightning_idc.files import default_cache_dir
 
 
@@ -52,7 +52,7 @@ class CacheFeatures(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if isinstance(trainer.strategy, FSDPStrategy | ModelParallelStrategy):
-            raise PairError("CacheFeatures needs whole weights on every process; use DDP, or leave it out")
+            raise ConfigError("CacheFeatures needs whole weights on every process; use DDP, or leave it out")
         self._fitting = stage == "fit"
 
     # the weights of a checkpoint are there only when these are called
@@ -88,7 +88,7 @@ class CacheFeatures(Callback):
         if not self._called:
             assert self._wrapped is not None
             inner = [f"{self.module}.{name}" for name, _ in self._wrapped.named_children()]
-            raise PairError(
+            raise ConfigError(
                 f"a batch went by without a call of {self.module!r}, so nothing of it can be kept; name the part that "
                 f"is called with images, such as {', '.join(inner[:3]) or 'net.backbone'}"
             )
@@ -103,14 +103,14 @@ class CacheFeatures(Callback):
             module = captioner.get_submodule(self.module)
         except AttributeError:
             names = [name for name, _ in captioner.named_children()]
-            raise PairError(
+            raise ConfigError(
                 f"CacheFeatures finds no module {self.module!r} in {type(captioner).__name__}, which has "
                 f"{', '.join(names)}; name its image encoder with `module`"
             ) from None
         self._check_frozen(module)
         inner = [part for part in module.modules() if part is not module]
         if any(part._forward_hooks or part._forward_pre_hooks for part in inner):
-            raise PairError(
+            raise ConfigError(
                 f"an adapter or an add-on reads or changes layers within {self.module!r}, which no longer run once "
                 "their result is kept; leave it or CacheFeatures out"
             )
@@ -129,7 +129,7 @@ class CacheFeatures(Callback):
 
     def _check_frozen(self, module: nn.Module) -> None:
         if self._fitting and any(parameter.requires_grad for parameter in module.parameters()):
-            raise PairError(
+            raise ConfigError(
                 f"CacheFeatures keeps what {self.module!r} makes of images, but it is trained; freeze it "
                 "(freeze_backbone: true), or leave CacheFeatures out"
             )
@@ -139,14 +139,14 @@ class CacheFeatures(Callback):
         self._check_frozen(self._wrapped)
         self._called = True
         if self._wrapped.training:
-            raise PairError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
+            raise ConfigError(f"{self.module!r} is in training mode, so its features change; keep it in eval mode")
         if others or options:
-            raise PairError(f"{self.module!r} is given more than images, so its features cannot be kept by image")
+            raise ConfigError(f"{self.module!r} is given more than images, so its features cannot be kept by image")
         features = self.cache(images.detach())
         if not self._told and self.cache.seconds:
             encode, read = (1 / self.cache.seconds[name] for name in ("encode", "read"))
-            way = "reading" if self.cache.used else "computing"
-            rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {way} them")
+            choice = "reading" if self.cache.used else "computing"
+            rank_zero_info(f"CacheFeatures: {read:,.0f} images/s from the disk, {encode:,.0f} computed; {choice} them")
             self._told = True
         # what follows expects the kind of numbers that the module computes with
         kind = next((p.dtype for p in self._wrapped.parameters() if p.is_floating_point()), features.dtype)

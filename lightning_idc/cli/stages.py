@@ -114,7 +114,7 @@ class Run:
                     return status
                 result = self._finished(stage, key)
                 if result is None:  # the share of one task of an array
-                    print(f"when the others are there, complete them with\n  {resume} --engine complete", flush=True)
+                    print(f"the other tasks make the rest; when they are done, go on with\n  {resume}", flush=True)
                     return 0
                 print(f"== {stage.name} took {_spent(started)}", flush=True)
             if stage.run == "fit":

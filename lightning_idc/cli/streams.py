@@ -56,7 +56,7 @@ def run(given: list[str]) -> int:
     from lightning_idc.cli.processes import RESULT, end_with_parent
     from lightning_idc.cli.training import PairCLI
     from lightning_idc.synthesis.pipeline import Records
-    from lightning_idc.synthesis.ray_launcher import RayPool, launch_stream
+    from lightning_idc.synthesis.ray import RayPool
 
     if RESULT in os.environ:
         end_with_parent()
@@ -68,7 +68,8 @@ def run(given: list[str]) -> int:
         if not isinstance(data, Records) or not isinstance(data.launcher, RayPool):
             raise ConfigError(f"{file} makes no records with Ray; expected Records with the launcher RayPool")
         steps.append((cli.model, data.job, data.launcher))
-    launch_stream(steps)
+    for model, job, launcher in steps:
+        launcher.launch(model, job)
     for file in files:
         atomic_write(file.with_name(OUTCOME), json.dumps({"best": "", "metrics": {}}))
     return 0

@@ -3,10 +3,9 @@ from lightning_idc.synthesis.duplicates import Deduplicate as Deduplicate
 from lightning_idc.synthesis.duplicates import ImageHashes as ImageHashes
 from lightning_idc.synthesis.juicer import JsonLines as JsonLines
 from lightning_idc.synthesis.launchers import ArrayTask as ArrayTask
-from lightning_idc.synthesis.launchers import Complete as Complete
 from lightning_idc.synthesis.launchers import InProcess as InProcess
 from lightning_idc.synthesis.pipeline import Records as Records
-from lightning_idc.synthesis.ray_launcher import RayPool as RayPool
+from lightning_idc.synthesis.ray import RayPool as RayPool
 from lightning_idc.synthesis.release import ReleasePairs as ReleasePairs
 from lightning_idc.synthesis.slots.chat import ChatModel as ChatModel
 from lightning_idc.synthesis.slots.chat import ChatVisionModel as ChatVisionModel

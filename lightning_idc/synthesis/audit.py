@@ -11,9 +11,8 @@ from typing import Any
 from torch import Tensor
 
 from lightning_idc.core.renamed import renamed_arguments
-from lightning_idc.core.shards import StoreError
 from lightning_idc.core.text import plain
-from lightning_idc.errors import DataError
+from lightning_idc.errors import DataError, StoreError
 from lightning_idc.files import save
 from lightning_idc.report.audit import AuditArea, AuditEntry, write_audit
 from lightning_idc.synthesis.progress import rate
@@ -123,13 +122,12 @@ class Audit(PipelineStage):
 
 def _times(store: RecordStore) -> dict[str, str]:
     """Work and rate of each stage, the last one first."""
-    found: dict[str, str] = {}
+    times: dict[str, str] = {}
     step: RecordStore | None = store
     while step is not None:
-        stage = step.manifest["identity"]["stage"].rpartition(".")[2]
-        found[f"{stage} ({step.folder.parent.name})"] = rate(step.folder)
+        times[f"{step.stage} ({step.folder.parent.name})"] = rate(step.folder)
         step = step.parent
-    return found
+    return times
 
 
 def _fair_shares(counts: dict[str, int], max_pairs: int) -> dict[str, int]:

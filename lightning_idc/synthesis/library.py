@@ -13,7 +13,7 @@ from torch import Tensor
 
 from lightning_idc.core.image_files import open_image
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 
 _SIDE = 112
 
@@ -54,10 +54,10 @@ def library_identity(library: str | Path | None) -> str:
     """What tells a library from others: its names and bytes, wherever the folder lies."""
     if library is None:
         return RENDERED
-    found = hashlib.sha256()
+    state = hashlib.sha256()
     for path in sorted(Path(library).expanduser().glob("*.png")):
-        found.update(f"{path.name}:".encode() + path.read_bytes())
-    return found.hexdigest()[:16]
+        state.update(f"{path.name}:".encode() + path.read_bytes())
+    return state.hexdigest()[:16]
 
 
 @cache
@@ -76,7 +76,7 @@ def rendered_things() -> tuple[Cutout, ...]:
                     Scene((SceneObject(shape, "large", color, material, 0.0, 0.0, 0.5),), camera, DEFAULT_LIGHTS)
                 )
     pictures, seen = render(scenes, _SIDE, _SIDE)
-    return tuple(_cut(name, picture, here == 0) for name, picture, here in zip(names, pictures, seen, strict=True))
+    return tuple(_cut(name, picture, index == 0) for name, picture, index in zip(names, pictures, seen, strict=True))
 
 
 def _cut(name: str, picture: np.ndarray, inside: np.ndarray) -> Cutout:
@@ -91,16 +91,16 @@ def cutouts_from(folder: str | Path) -> tuple[Cutout, ...]:
     """Cut-outs of a folder of PNG files with transparency, named after the files (``coffee_cup.png``).
 
     Raises:
-        PairError: there are fewer than two, or one has no transparent pixel.
+        DataError: there are fewer than two, or one has no transparent pixel.
     """
-    found = []
+    things = []
     for path in sorted(Path(folder).expanduser().glob("*.png")):
         with open_image(path, str(path)) as image:
             pixels = np.array(image.convert("RGBA"))
         inside = pixels[..., 3] > 127
         if inside.all() or not inside.any():
-            raise PairError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
-        found.append(_cut(path.stem.replace("_", " "), pixels[..., :3].transpose(2, 0, 1), inside))
-    if len(found) < 2:
-        raise PairError(f"{folder} holds {len(found)} cut-outs; expected PNG files with transparency, at least two")
-    return tuple(found)
+            raise DataError(f"{path} has no transparent surroundings; expected a cut-out with an alpha channel")
+        things.append(_cut(path.stem.replace("_", " "), pixels[..., :3].transpose(2, 0, 1), inside))
+    if len(things) < 2:
+        raise DataError(f"{folder} holds {len(things)} cut-outs; expected PNG files with transparency, at least two")
+    return tuple(things)

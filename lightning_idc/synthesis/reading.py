@@ -6,8 +6,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
-from lightning_idc.core.shards import StoreError
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import IDCError, StoreError
 from lightning_idc.synthesis.records import UNREADABLE, Record
 
 _AHEAD = 2
@@ -56,6 +55,6 @@ def decoded(record: Record, images: Sequence[str]) -> Record:
                 record.image(name)
         except StoreError:
             raise  # of an earlier stage: its shard is made again, and no record is lost
-        except PairError as error:
+        except IDCError as error:
             record.drop(UNREADABLE, str(error))
     return record

@@ -8,7 +8,6 @@ import json
 from pathlib import Path
 from typing import Any, Literal
 
-from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, DataError, check_choice
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.stages import PipelineStage
@@ -43,7 +42,7 @@ class ReleasePairs(PipelineStage):
     ) -> None:
         super().__init__(seed)
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+            raise ConfigError(f"shares is {tuple(shares)}; expected three numbers that sum to 1, for train, val, test")
         check_choice("together", together, ("file", "id"))
         self.folder, self.caption, self.shares, self.together = Path(folder).expanduser(), caption, shares, together
 

@@ -7,11 +7,10 @@ from functools import cached_property
 from pathlib import Path
 
 from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError
 from lightning_idc.files import file_digest, fingerprint
 from lightning_idc.synthesis.records import Record, encode_png
-from lightning_idc.synthesis.store import AppendableSource
 
 _IMAGES = {".png", ".jpg", ".jpeg", ".bmp", ".gif", ".webp", ".tif", ".tiff", ".ppm", ".pgm"}
 
@@ -26,19 +25,20 @@ class ImageFolder:
             and so on.
 
     Raises:
-        PairError: there is no such folder, or no image in it.
+        ConfigError: copies is below 1.
+        DatasetNotFoundError: there is no such folder, or no image in it.
     """
 
     def __init__(self, root: str, pattern: str = "*", copies: int = 1) -> None:
         self.root = Path(root).expanduser()
         if not self.root.is_dir():
-            raise PairError(f"there is no folder {root!r}; name one with images")
-        found = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
-        self.names = sorted(path.relative_to(self.root).as_posix() for path in found)
+            raise DatasetNotFoundError(f"there is no folder {root!r}; name one with images")
+        files = (path for path in self.root.rglob(pattern) if path.suffix.lower() in _IMAGES and path.is_file())
+        self.names = sorted(path.relative_to(self.root).as_posix() for path in files)
         if not self.names:
-            raise PairError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
+            raise DatasetNotFoundError(f"{root} holds no images that match {pattern!r} ({', '.join(sorted(_IMAGES))})")
         if copies < 1:
-            raise PairError(f"copies is {copies}; expected at least 1")
+            raise ConfigError(f"copies is {copies}; expected at least 1")
         self.copies = copies
 
     @cached_property
@@ -91,14 +91,15 @@ class Pairs:
         return Record(pair.id, facts, images=images)
 
 
-class Sentences(AppendableSource):
-    """Captions, one record each with the fact ``caption``; more may be appended later.
+class Sentences:
+    """Captions, one record each with the fact ``caption``.
 
     Args:
         texts: the captions, or the path of a text file with one per line, local or a URL of fsspec.
 
     Raises:
-        PairError: there is no such file, or nothing in it.
+        DatasetNotFoundError: there is no such file.
+        DataError: there is nothing in it.
     """
 
     def __init__(self, texts: str | Sequence[str]) -> None:
@@ -109,17 +110,14 @@ class Sentences(AppendableSource):
                 with fsspec.open(texts, encoding="utf-8-sig", mode="r") as file:
                     texts = file.read().split("\n")  # str.splitlines would cut captions at U+2028
             except (OSError, ValueError, ImportError) as error:
-                raise PairError(f"the captions {texts!r} cannot be read ({error}); expected a text file") from error
+                raise DatasetNotFoundError(f"{texts!r} cannot be read ({error}); expected a text file") from error
         self.texts = [text.strip() for text in texts if text.strip()]
         if not self.texts:
-            raise PairError("there is no caption; expected one per line")
+            raise DataError("there is no caption; expected one per line")
 
     @property
     def fingerprint(self) -> str:
         return fingerprint(self.texts)
-
-    def prefix_fingerprint(self, records: int) -> str:
-        return fingerprint(self.texts[:records])
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -141,7 +139,7 @@ class SamplePhotos(ImageFolder):
         copies: see `ImageFolder`.
 
     Raises:
-        PairError: neither package is installed.
+        DatasetNotFoundError: neither package is installed.
     """
 
     def __init__(self, copies: int = 1) -> None:
@@ -149,13 +147,15 @@ class SamplePhotos(ImageFolder):
 
         self._paths: dict[str, Path] = {}
         for package, files in _SAMPLES.items():
-            found = find_spec(package)  # its folder is enough: importing it costs seconds
-            for place in (found.submodule_search_locations or [])[:1] if found is not None else []:
-                paths = [Path(place) / file for file in files]
+            spec = find_spec(package)  # its folder is enough: importing it costs seconds
+            for folder in (spec.submodule_search_locations or [])[:1] if spec is not None else []:
+                paths = [Path(folder) / file for file in files]
                 self._paths.update({path.name: path for path in paths if path.is_file()})
         self.names, self.copies = sorted(self._paths), copies
         if not self.names:
-            raise PairError("there are no sample photographs; install scikit-image, or name a folder with ImageFolder")
+            raise DatasetNotFoundError(
+                "there are no sample photographs; install scikit-image, or name a folder with ImageFolder"
+            )
 
     def path(self, name: str) -> Path:
         return self._paths[name]

@@ -11,7 +11,7 @@ import struct
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,20 +24,23 @@ from test_hostile_models import Calls, harmless, pickles, place  # noqa: F401
 from lightning_idc.cli.configuration import gather, parse_value, read_yaml
 from lightning_idc.cli.recipe import load
 from lightning_idc.core.images import read_image
-from lightning_idc.core.store import MANIFEST, Store, write_manifest
 from lightning_idc.core.text import markdown, plain, printable
 from lightning_idc.core.vocabulary import BertVocabulary
 from lightning_idc.data import FolderPairs, HuggingFaceTable, PreferencePairs
 from lightning_idc.data.io.prepare import unpack
+from lightning_idc.data.store.building import complete
+from lightning_idc.data.store.manifest import FORMAT, MANIFEST, Manifest, fingerprint_of, read_manifest
+from lightning_idc.data.store.reader import Store, shards_in
+from lightning_idc.files import digest
 from lightning_idc.methods.procap.official.convert import _word_numbers
 from lightning_idc.metrics.reading import read_predictions, read_truths, read_vocabulary
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 from lightning_idc.report.html import Entry, write_report
 from lightning_idc.serve.formats import write_junit, write_reg
 from lightning_idc.serve.opening import ModelOptions
+from lightning_idc.synthesis import store as store_module
 from lightning_idc.synthesis.records import Record
-from lightning_idc.synthesis.shards import write_shard
-from lightning_idc.synthesis.store import RecordStore
+from lightning_idc.synthesis.store import RecordStore, write_records
 
 TRACE = "PWNED"
 SYSTEM = pickle.dumps(Calls(__import__("os").system, f"touch {TRACE}"))
@@ -215,37 +218,39 @@ def test_tables_bring_no_code_and_no_other_files(name: str, root: Path) -> None:
 # ---- stores ----------------------------------------------------------------------------------------------
 
 
-def record_store(root: Path, **extra: Any) -> Path:
-    (root / "store").mkdir()
-    write_manifest(root / "store", {"seed": 0}, 1, **{"source": None, "complete": True, **extra})
-    return root / "store"
-
-
-def object_array(root: Path) -> Path:
-    store = record_store(root)
-    record = Record("r", {})
-    record.arrays["x"] = np.zeros(len(SYSTEM))
-    buffer = io.BytesIO()
-    np.lib.format.write_array_header_1_0(buffer, {"descr": "|O", "fortran_order": False, "shape": (1,)})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("lightning_idc.synthesis.shards._pack", lambda values: buffer.getvalue() + SYSTEM)
-        write_shard(store, 0, [record])
+def record_store(root: Path, records: Sequence[Record], **notes: Any) -> Path:
+    """A store of records, as a hostile author may write it."""
+    store, identity = root / "store", {"stage": "s", "source": "x"}
+    store.mkdir()
+    write_records(store, fingerprint_of(identity), 0, records)
+    complete(store, identity, shards_in(store, Manifest(identity)), source=None, **notes)
     return store
 
 
+def object_array(root: Path) -> Path:
+    record = Record("r", {})
+    record.arrays["x"] = np.zeros(len(SYSTEM))
+    row = {"name": "x", "dtype": "|O", "shape": [1], "data": SYSTEM}
+    with pytest.MonkeyPatch.context() as patch:
+        plain = store_module._row
+        patch.setattr(store_module, "_row", lambda record: {**plain(record), "arrays": [row]})
+        return record_store(root, [record])
+
+
 def pickled_shard(root: Path) -> Path:
-    store = record_store(root)
-    write_shard(store, 0, [Record("r", {})])
-    (store / "shard-00000.arrow").write_bytes(SYSTEM)
+    store = record_store(root, [Record("r", {})])
+    (shard,) = store.glob("*.arrow")
+    shard.write_bytes(SYSTEM)
     return store
 
 
 def of_a_parent(source: str) -> Callable[[Path], Path]:
     def write(root: Path) -> Path:
-        store = record_store(root, source=source)
         record = Record("r", {})
         record.origin = 0
-        write_shard(store, 0, [record])
+        store = record_store(root, [record])
+        manifest = read_manifest(store)
+        Manifest(manifest.identity, manifest.shards, {"source": source}).write(store)
         return store
 
     return write
@@ -265,19 +270,16 @@ def test_stores_run_nothing_and_stay_in_their_folder(name: str, root: Path) -> N
     store = STORES[name](root)
 
     def read() -> None:
-        found = RecordStore(store)
-        found.check()
-        for record in found:
+        for record in RecordStore(store):
             record.encoded("early")
 
     harmless(root, read)
 
 
-@pytest.mark.parametrize("shards", [-1, 10**12, "../secrets/s", [1], 1.5])
+@pytest.mark.parametrize("shards", [-1, 10**12, "../secrets/s", [1], 1.5, {"../secrets/s.arrow": 1}, {"x": "y"}])
 def test_manifests_of_lies(shards: Any, root: Path) -> None:
-    write_manifest(root, {}, 1)
-    found = json.loads((root / MANIFEST).read_text())
-    (root / MANIFEST).write_text(json.dumps({**found, "shards": shards}))
+    content = {"format": FORMAT, "identity": {}, "notes": {}, "shards": shards}
+    (root / MANIFEST).write_text(json.dumps({**content, "checksum": digest(json.dumps(content, sort_keys=True))}))
     harmless(root, lambda: Store(root))
 
 

@@ -78,8 +78,8 @@ def folder(tmp_path: Path) -> Path:
     frames = interpolate(pair, 7, CrossFade())
     procedures = ProcedureFolder(tmp_path)
     procedures.check_settings({"frames": 7})
-    procedures.add("a", ["pair"], pair, frames, COSINES[None])
-    procedures.add("b", ["plain"], pair, frames, None)
+    procedures.add(["pair"], pair, frames, COSINES[None])
+    procedures.add(["plain"], pair, frames, None)
     return tmp_path
 
 

@@ -31,8 +31,8 @@ from lightning_idc.methods.namc.descriptions import (
     instruction,
 )
 from lightning_idc.synthesis.library import rendered_things
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype
 from lightning_idc.synthesis.sources import Pairs, SamplePhotos

@@ -18,7 +18,7 @@ from PIL import Image
 
 from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.methods.img_diff.captions import PromptedEdits
-from lightning_idc.synthesis.pipeline import run
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.slots import endpoint as module
 from lightning_idc.synthesis.slots.base import CutOff
 from lightning_idc.synthesis.slots.endpoint import Endpoint, EndpointText, EndpointVision

@@ -34,9 +34,9 @@ from lightning_idc.methods.img_diff.release import Release
 from lightning_idc.methods.img_diff.removal import EraseObjects, ReleaseRemoval, RemovedObjects
 from lightning_idc.methods.img_diff.sentences import DifferenceCaptions, RegionCaptions
 from lightning_idc.synthesis.drawing import draw_box, side_by_side
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.release import ReleasePairs, file_name
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, Segmenter, VisionLanguageModel
 from lightning_idc.synthesis.slots.base import Region as Found
 from lightning_idc.synthesis.slots.pretrained import BlipMatcher

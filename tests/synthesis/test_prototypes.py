@@ -14,8 +14,8 @@ from lightning_idc.methods.img_diff.areas import DifferenceAreas, PairSimilarity
 from lightning_idc.methods.img_diff.edits import PasteEdits
 from lightning_idc.methods.namc.descriptions import Descriptions
 from lightning_idc.synthesis.library import library_identity
-from lightning_idc.synthesis.pipeline import run
 from lightning_idc.synthesis.records import Record
+from lightning_idc.synthesis.run import run
 from lightning_idc.synthesis.slots.base import VisionLanguageModel
 from lightning_idc.synthesis.slots.chat import PromptedCaptioner
 from lightning_idc.synthesis.slots.prototypes import NearestPrototype

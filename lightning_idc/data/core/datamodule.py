@@ -18,7 +18,7 @@ from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Tr
 from lightning_idc.data.core.sampling import PairSampler
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.record_table import distinct
-from lightning_idc.data.io.shards import decoded_once
+from lightning_idc.data.store.decoded import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
 from lightning_idc.errors import check_number
 from lightning_idc.metrics.no_change import NO_CHANGE

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.images import Interpolation, resize
-from lightning_idc.core.types import PairError
-from lightning_idc.data.io.feature_store import FeatureCache, FeatureStore, folder_of
+from lightning_idc.data.store.features import FeatureCache, FeatureStore, folder_of
+from lightning_idc.errors import ConfigError
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
 
 
@@ -67,7 +67,7 @@ class CachedEncoder(nn.Module):
         always: use the disk without timing it.
 
     Raises:
-        PairError: the preparation is unknown.
+        ConfigError: the preparation is unknown.
     """
 
     def __init__(
@@ -81,12 +81,12 @@ class CachedEncoder(nn.Module):
     ) -> None:
         super().__init__()
         if preprocessing not in PREPROCESSING:
-            raise PairError(f"preprocessing is {preprocessing!r}; expected one of {', '.join(PREPROCESSING)}")
+            raise ConfigError(f"preprocessing is {preprocessing!r}; expected one of {', '.join(PREPROCESSING)}")
         self.encoder = encoder.eval().requires_grad_(False)
         self.prepare = PREPROCESSING[preprocessing]
-        self.kind = np.dtype(np.float16 if half else np.float32)
-        kept = folder_of(Path(folder), encoder, name or type(encoder).__name__, preprocessing, self.kind.name)
-        self.cache = FeatureCache(self._encode, FeatureStore(kept, self.kind), always)
+        self.dtype = np.dtype(np.float16 if half else np.float32)
+        kept = folder_of(Path(folder), encoder, name or type(encoder).__name__, preprocessing, self.dtype.name)
+        self.cache = FeatureCache(self._encode, FeatureStore(kept, self.dtype), always)
 
     @property
     def store(self) -> FeatureStore:

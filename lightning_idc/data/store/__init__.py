@@ -1,0 +1,1 @@
+"""One store for everything that is kept on disk: Arrow shards with checksums, memory-mapped, and one manifest."""
