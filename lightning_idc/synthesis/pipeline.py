@@ -9,8 +9,10 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 
 from lightning_idc.core.distributed import get_rank_world_size
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.launchers import Launcher
 from lightning_idc.synthesis.run import Job
+from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource
 
 
@@ -34,8 +36,10 @@ class Records(LightningDataModule):
 
     def prepare_data(self) -> None:
         """See `Job.begin`."""
-        assert self.trainer is not None
-        self.job.begin(self.trainer.lightning_module)  # type: ignore[arg-type]
+        stage = self.trainer.lightning_module if self.trainer is not None else None
+        if not isinstance(stage, BasePipelineStage):
+            raise ConfigError(f"Records are made by a stage of a pipeline; found {type(stage).__name__}")
+        self.job.begin(stage)
 
     def predict_dataloader(self) -> _Numbers:
         """Numbers of the missing shards, and one step without work for a process that has none."""

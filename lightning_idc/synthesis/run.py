@@ -20,9 +20,9 @@ from filelock import FileLock, Timeout
 
 from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, ShardName, fingerprint_of, numbered, read_manifest
-from lightning_idc.data.store.reader import shards_in
+from lightning_idc.data.store.reader import check_sizes, shard_of, shards_in
 from lightning_idc.data.store.shards import Shard
-from lightning_idc.errors import ConfigError, DataError, check_choice, check_number
+from lightning_idc.errors import ConfigError, DataError, StoreError, check_choice, check_number
 from lightning_idc.synthesis.isolation import IsolatedStage
 from lightning_idc.synthesis.progress import Progress, log_shard, rate
 from lightning_idc.synthesis.provenance import record_provenance, stored_provenance
@@ -115,7 +115,7 @@ class Job:
     @property
     def completed(self) -> bool:
         """Whether the target was finished."""
-        return read_manifest(self.target, "records", REMEDY).shards is not None
+        return self._manifest().shards is not None
 
     def run(
         self, stage: BasePipelineStage, *, task: int = 0, tasks: int = 1, device: str | torch.device = "cpu"
@@ -274,7 +274,7 @@ class Job:
         return {"source": None if self.source_folder is None else os.path.relpath(self.source_folder, self.target)}
 
     def _check_identity(self, identity: dict[str, Any]) -> None:
-        earlier = read_manifest(self.target, "records", REMEDY).identity
+        earlier = self._manifest().identity
         changed = [name for name in identity if earlier.get(name) != identity[name]]
         if changed == ["shard_size"]:
             raise ConfigError(
@@ -288,18 +288,26 @@ class Job:
                 "now; name another target, or remove that folder to begin anew"
             )
 
+    def _manifest(self) -> Manifest:
+        return read_manifest(self.target, "records", REMEDY)
+
     def _present(self) -> list[Shard]:
-        return shards_in(self.target, read_manifest(self.target, "records", REMEDY), REMEDY)
+        return shards_in(self.target, self._manifest(), REMEDY)
 
     def _remove_damaged(self) -> None:
-        """Remove shards whose sizes are not those that the manifest lists, so that they are made again."""
-        removed = []
+        """Remove the parts of which a shard is missing or has another size than listed, so that they are made again."""
+        manifest, damaged = self._manifest(), []
+        for name in manifest.shards or ():
+            try:
+                check_sizes([shard_of(self.target, manifest, name)])
+            except StoreError:
+                damaged.append(name)
+        parts = {name.part for name in damaged}
         for shard in self._present():
-            if shard.bytes is not None and shard.path.stat().st_size != shard.bytes:
+            if shard.name.part in parts:
                 shard.path.unlink()
-                removed.append(shard.path.name)
-        if removed:
-            print(f"{self.target}: damaged, made again: {', '.join(removed)}", flush=True)
+        if damaged:
+            print(f"{self.target}: damaged, made again: {', '.join(map(str, damaged))}", flush=True)
 
     def _record(self, index: int) -> Record:
         # the images of an earlier stage are looked up in its store and not written again

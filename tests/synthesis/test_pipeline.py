@@ -131,7 +131,8 @@ def test_a_shard_that_was_cut_is_named_and_made_again(tmp_path: Path, capsys: py
     with pytest.raises(StoreError, match=rf"{cut.name} has 0 bytes, expected"):
         RecordStore(tmp_path / "a")
     run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
-    assert f"damaged, made again: {cut.name}" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "damaged, made again: " in told and cut.name in told and lost.name in told
     assert digests(tmp_path / "a") == intact
     cut.unlink()
     with pytest.raises(StoreError, match=rf"{cut.name} is missing"):
@@ -149,7 +150,6 @@ def test_a_stage_does_not_read_from_a_corrupt_shard_of_an_earlier_one(tmp_path: 
         with pytest.raises(StoreError, match=damaged):
             run(stage, str(tmp_path / source), tmp_path / f"{source}c", shard_size=6)
         shard(tmp_path / "a", 2, table).unlink()
-        shard(tmp_path / "a", 2).unlink(missing_ok=True) if table == "images" else None
         run(Shade(), Numbers(30), tmp_path / "a", shard_size=6)
     run(MapStage(number_plus), str(tmp_path / "a"), tmp_path / "ac2", shard_size=6)
     assert digests(tmp_path / "ac2") == intact
