@@ -16,8 +16,8 @@ from lightning_idc.synthesis.stages import BasePipelineStage
 from lightning_idc.synthesis.store import RecordSource
 
 
-class Records(LightningDataModule):
-    """Records of a source on their way into a store: the data module of a stage.
+class Records(Job, LightningDataModule):
+    """A job as the data module of its stage: records of a source on their way into a store.
 
     Args:
         source: a finished store or its folder, or another source of records.
@@ -27,24 +27,29 @@ class Records(LightningDataModule):
     """
 
     def __init__(
-        self, source: str | RecordSource, target: str | Path, launcher: Launcher | None = None, **options: Any
+        self, source: str | Path | RecordSource, target: str | Path, launcher: Launcher | None = None, **options: Any
     ) -> None:
-        super().__init__()
+        LightningDataModule.__init__(self)
+        super().__init__(source, target, **options)
         self.launcher = launcher
         self.prepare_data_per_node = False  # the target is one folder for all nodes
-        self.job = Job(source, target, **options)
+
+    @property
+    def job(self) -> Job:
+        """The job, for launchers."""
+        return self
 
     def prepare_data(self) -> None:
         """See `Job.begin`."""
         stage = self.trainer.lightning_module if self.trainer is not None else None
         if not isinstance(stage, BasePipelineStage):
             raise ConfigError(f"Records are made by a stage of a pipeline; found {type(stage).__name__}")
-        self.job.begin(stage)
+        self.begin(stage)
 
     def predict_dataloader(self) -> _Numbers:
         """Numbers of the missing shards, and one step without work for a process that has none."""
         rank, world = get_rank_world_size()
-        return _Numbers([*self.job.pending()[rank::world], -1])
+        return _Numbers([*self.pending()[rank::world], -1])
 
 
 class _Numbers:

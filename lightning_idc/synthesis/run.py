@@ -98,13 +98,15 @@ class Job:
             raise DataError(f"the source of {self.target} has no records")
         return self._source
 
-    def __len__(self) -> int:
+    @property
+    def records(self) -> int:
+        """Number of records of the source that are used."""
         return len(self.source) if self.limit is None else min(self.limit, len(self.source))
 
     @property
     def shards(self) -> int:
         """Number of shards that the target will have."""
-        return -(-len(self) // self.shard_size)
+        return -(-self.records // self.shard_size)
 
     def pending(self) -> list[int]:
         """Shards that are not there."""
@@ -208,7 +210,7 @@ class Job:
     def _make(self, stage: BasePipelineStage, number: int) -> None:
         start = time.monotonic()
         work = IsolatedStage(stage, self._record, self._seal, self.batch_size)
-        positions = range(number * self.shard_size, min((number + 1) * self.shard_size, len(self)))
+        positions = range(number * self.shard_size, min((number + 1) * self.shard_size, self.records))
         records: list[Record] = []
         with torch.inference_mode():
             for indices, batch in read_ahead(
@@ -265,7 +267,7 @@ class Job:
             "stage": f"{type(stage).__module__}.{type(stage).__qualname__}",
             "settings": json.loads(json.dumps({**stage.settings(), "seed": stage.seed, "images": images})),
             "source": self.source.fingerprint,
-            "records": len(self),
+            "records": self.records,
             "shard_size": self.shard_size,
         }
 
