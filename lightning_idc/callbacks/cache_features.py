@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
 from lightning_idc.core.renamed import renamed_arguments
-from lightning_idc.data.store.features import FeatureCache, FeatureStore, folder_of
+from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import default_cache_dir
 

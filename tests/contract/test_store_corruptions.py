@@ -25,7 +25,7 @@ from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.store import shards
 from lightning_idc.data.store.building import complete
 from lightning_idc.data.store.decoded import DecodedSource, decode
-from lightning_idc.data.store.features import FeatureCache, FeatureStore
+from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, fingerprint_of
 from lightning_idc.data.store.reader import Store, faults, shards_in
 from lightning_idc.data.synthetic import SyntheticSource

@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor, nn
 
-from lightning_idc.data.store.cached_encoder import PREPROCESSING, CachedEncoder
-from lightning_idc.data.store.features import FeatureStore, image_digest, weights_digest
+from lightning_idc.data.store.feature_store import FeatureStore, image_digest, weights_digest
+from lightning_idc.data.store.features import PREPROCESSING, CachedEncoder
 from lightning_idc.errors import IDCError, StoreError
 
 

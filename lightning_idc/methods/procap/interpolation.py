@@ -12,7 +12,7 @@ from torch import Tensor
 from lightning_idc.core.types import PairError, PairSample
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource
-from lightning_idc.data.store.features import weights_digest
+from lightning_idc.data.store.feature_store import weights_digest
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap.flow import DISMidpoint, Midpoint
 from lightning_idc.methods.procap.keyframes import OWN, RANDOM
