@@ -14,7 +14,7 @@ from lightning.pytorch.callbacks import Callback
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
 from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.data.io import feature_store
+from lightning_idc.data.store import feature_store
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import SmallCNN
 
