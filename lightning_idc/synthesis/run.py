@@ -195,12 +195,14 @@ class Job:
         except Timeout:
             return False
         try:
-            part = f"-{numbered(number)}-"
-            names = [name for name in os.listdir(self.target) if part in name and ShardName.parse(name)]
-            if any(name.startswith(RECORDS) for name in names):
+            part = numbered(number)
+            # most names are told apart without parsing them
+            names = [ShardName.parse(name) for name in os.listdir(self.target) if f"-{part}-" in name]
+            shards = [name for name in names if name is not None and name.part == part]
+            if any(name.table == RECORDS for name in shards):
                 return False
-            for name in names:  # images of a process that was killed before it wrote their records
-                (self.target / name).unlink()
+            for name in shards:  # images of a process that was killed before it wrote their records
+                (self.target / str(name)).unlink()
             self._make(stage, number)
         finally:
             lock.release()

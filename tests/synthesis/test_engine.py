@@ -22,6 +22,7 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.cli.run import _with_engine
+from lightning_idc.data.store.manifest import ShardName
 from lightning_idc.errors import ConfigError, DataError, StoreError
 from lightning_idc.synthesis.launchers import ArrayTask
 from lightning_idc.synthesis.progress import PROGRESS, rate
@@ -55,6 +56,13 @@ def test_a_shard_is_made_once_whoever_asks(tmp_path: Path) -> None:
     assert shards_of(tmp_path / "a") == {3} and 3 not in job.pending()
     run(Shade(), Numbers(40), tmp_path / "a", **SIZES)
     assert digests(tmp_path / "a") == digests(tmp_path / "whole")
+
+
+def test_a_shard_of_as_many_rows_as_another_ones_number_is_not_taken_for_it(tmp_path: Path) -> None:
+    job, stage = begun(tmp_path / "a")
+    other = ShardName("records", "00003", 0, "0" * 16)
+    (tmp_path / "a" / str(other).replace("-0-", "-00001-")).touch()
+    assert 1 in job.pending() and job.make(stage, 1)
 
 
 def test_images_of_a_killed_attempt_are_not_those_of_the_next(tmp_path: Path) -> None:

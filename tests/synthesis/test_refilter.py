@@ -176,6 +176,20 @@ def test_parquet_has_typed_columns_and_pictures(scored: RecordStore, tmp_path: P
     )
 
 
+def test_a_flipped_bit_of_a_parquet_file_is_found_by_a_reader_that_verifies(
+    scored: RecordStore, tmp_path: Path
+) -> None:
+    import pyarrow.parquet as pq
+
+    path = Path(export_records(scored, str(tmp_path / "out"))[0])
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4  # within a picture
+    path.write_bytes(content)
+    pq.read_table(path)
+    with pytest.raises(OSError, match="CRC checksum verification failed"):
+        pq.read_table(path, page_checksum_verification=True)
+
+
 def test_webdataset_has_a_picture_of_each_side_and_the_facts(scored: RecordStore) -> None:
     import fsspec
 
