@@ -92,7 +92,7 @@ class BasePipelineStage(LightningModule, ABC):
 
     def _job(self) -> Any:
         """`run.Job` of the data module."""
-        data = getattr(self.trainer, "datamodule", None)
+        data: Any = getattr(self.trainer, "datamodule", None)
         if not hasattr(data, "job"):
             raise ConfigError(f"{self.name} is a stage of a pipeline; predict with it on a Records data module")
         return data.job
