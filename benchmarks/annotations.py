@@ -22,7 +22,7 @@ from typing import Any
 
 from _harness import report
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import IDCError
 from lightning_idc.metrics.captions import FAST, score_captions
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.reading import read_truths
@@ -65,7 +65,7 @@ def compare(path: Path, most: int, meteor: Any) -> dict[str, Any] | None:
     """Largest differences of one file; None where it is no file of references."""
     try:
         truths = grouped(read_truths(path))["all"]
-    except PairError:
+    except IDCError:
         return None
     # line breaks and their kin move pycocoevalcap's captions to other pairs, so both see the same blanks
     expected = {t.id: [" ".join(text.split()) for text in t.references] for t in truths[:most] if t.references}

@@ -34,7 +34,7 @@ import numpy as np
 from _harness import report
 from metrics import corpus
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import IDCError
 from lightning_idc.metrics.grouping import grouped
 from lightning_idc.metrics.meteor import BACKENDS, Backend, MeteorScores, java, meteor_scores
 from lightning_idc.metrics.meteor.resources import pycocoevalcap_folder
@@ -83,7 +83,7 @@ def pairs_of(folder: Path) -> Iterator[list[list[str]]]:
     for path in sorted(folder.rglob("*.json*")):
         try:
             truths = grouped(read_truths(path))["all"]
-        except PairError:
+        except IDCError:
             continue
         texts = [[ptb_tokenize(text) for text in truth.references] for truth in truths]
         words = [len(tokens) for of_pair in texts for tokens in of_pair]

@@ -181,7 +181,7 @@ def lines(results: Path) -> list[list[str]]:
 
 
 def worlds_of(path: Path) -> Mapping[str, Any]:
-    """Studies of a file by world; none where it is of another shape, as are those of the first edition."""
+    """Studies of a file by world; none where it is of another shape."""
     found = json.loads(path.read_text(encoding="utf-8")).get("worlds", {})
     if not isinstance(found, dict):
         return {}

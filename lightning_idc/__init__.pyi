@@ -7,7 +7,7 @@ from lightning_idc.core.types import PairBatch as PairBatch
 from lightning_idc.core.types import PairFeatures as PairFeatures
 from lightning_idc.core.types import PairSample as PairSample
 from lightning_idc.data.core.datamodule import PairDataModule as PairDataModule
-from lightning_idc.errors import PairError as PairError
+from lightning_idc.errors import IDCError as IDCError
 from lightning_idc.serve.opening import load as load
 from lightning_idc.serve.opening import sample_pair as sample_pair
 

@@ -162,7 +162,7 @@ def test_links_between_files_lead_somewhere() -> None:
 
 
 def test_files_that_pages_name_are_there() -> None:
-    """Paths, and the first column of tables of files; what was renamed says CHANGELOG."""
+    """Paths, and the first column of tables of files."""
     for source, text in written().items():
         homes = (ROOT, (ROOT / source).parent, ROOT / "lightning_idc")
         cells = re.findall(r"^\| (`[\w/.]+\.py`(?:, `[\w/.]+\.py`)*) \|", text, re.MULTILINE)

@@ -81,7 +81,7 @@ def test_readings_are_those_that_the_studies_kept() -> None:
     "content", [None, {"scores": {"none": {}}}, {"worlds": [{"name": "x"}]}, {"worlds": {"vague": 1}}]
 )
 def test_a_row_whose_study_is_not_there_says_so(tmp_path: Path, content: dict[str, Any] | None) -> None:
-    """Files that are absent, or of the shape of the first edition."""
+    """Files that are absent, or of another shape."""
     for one in COMPARISONS if content is not None else ():
         (tmp_path / f"{one.file}.json").write_text(json.dumps(content), encoding="utf-8")
     rows = lines(tmp_path)

@@ -11,13 +11,11 @@ from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
 from torch import Tensor, nn
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.data.store.feature_store import FeatureCache, FeatureStore, folder_of
 from lightning_idc.errors import ConfigError
 from lightning_idc.files import default_cache_dir
 
 
-@renamed_arguments
 class CacheFeatures(Callback):
     """Keeps what a frozen module of a captioner makes of each image, and uses it where reading is faster.
 

@@ -11,9 +11,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import rank_zero_warn
 
 from lightning_idc.callbacks.unchanged_control import CONTROL
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.files import save, save_json
 from lightning_idc.metrics.floors import constant_caption
 from lightning_idc.report.comparison import Captioned, Row, differences_table, facts_table, rows_of
@@ -86,7 +86,7 @@ def constant_of(trainer: Trainer) -> str | None:
     data = getattr(trainer, "datamodule", None)  # absent where loaders were given
     try:
         return constant_caption(captions_of(data.pairs_of("train")) if isinstance(data, PairDataModule) else [])
-    except PairError as error:  # the test itself needs no training split
+    except IDCError as error:  # the test itself needs no training split
         rank_zero_warn(f"no constant caption stands in the comparison: {error}")
         return None
 
@@ -100,11 +100,11 @@ def metrics_of(folder: Path) -> dict[str, float]:
     """Metrics that a stage of a recipe left behind.
 
     Raises:
-        PairError: the stage has not finished.
+        ConfigError: the stage has not finished.
     """
     record = folder / "stage.json"
     if not record.is_file():
-        raise PairError(f"there is no finished stage in {str(folder)!r} to compare with; run it first")
+        raise ConfigError(f"there is no finished stage in {str(folder)!r} to compare with; run it first")
     return json.loads(record.read_text(encoding="utf-8"))["metrics"]
 
 

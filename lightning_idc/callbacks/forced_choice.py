@@ -10,7 +10,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.captions import pad_captions
 from lightning_idc.core.distributed import all_gather_dict
-from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.core.types import PairBatch
+from lightning_idc.errors import ConfigError
 
 WORDINGS = 5
 """Templates of every kind of change."""
@@ -28,7 +29,7 @@ class ForcedChoice(Callback):
 
     def __init__(self, rivals: int = 4) -> None:
         if rivals < 1:
-            raise PairError(f"ForcedChoice is to compare with {rivals} counterfactuals; give it at least one")
+            raise ConfigError(f"ForcedChoice is to compare with {rivals} counterfactuals; give it at least one")
         self.rivals = rivals
         self._found: dict[str, tuple[int, int]] = {}
 
@@ -37,7 +38,7 @@ class ForcedChoice(Callback):
 
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(data, SyntheticPairs) or not isinstance(pl_module, PairCaptioner):
-            raise PairError(
+            raise ConfigError(
                 "ForcedChoice asks a PairCaptioner about SyntheticPairs, whose truth is known; leave it out"
             )
         self.data = data

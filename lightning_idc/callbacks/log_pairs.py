@@ -12,7 +12,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger, MLFlowLogger, TensorBoa
 
 from lightning_idc.callbacks.show_results import results_of
 from lightning_idc.core.captioner import PairCaptioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.files import save
 from lightning_idc.report.results import Results, spread
 from lightning_idc.report.sheet import contact_sheet
@@ -39,14 +39,14 @@ class LogPairs(Callback):
         self, pairs: int = 6, main_facts: Sequence[str] = ("type", "attributes"), difference: bool = False
     ) -> None:
         if pairs < 1:
-            raise PairError(f"LogPairs is to draw {pairs} pairs; give it at least one, or leave it out")
+            raise ConfigError(f"LogPairs is to draw {pairs} pairs; give it at least one, or leave it out")
         self.pairs = pairs
         self.main_facts = main_facts
         self.difference = difference
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise PairError(f"LogPairs shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"LogPairs shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:

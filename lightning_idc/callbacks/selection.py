@@ -7,8 +7,8 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.metrics.protocols import protocol_named
 
 
@@ -33,7 +33,7 @@ class ValidationSelection(Callback):
         watched = [chooser.monitor for chooser in choosers if chooser.monitor]
         tested = [name for name in watched if name.startswith("test")]
         if tested:
-            raise PairError(
+            raise ConfigError(
                 f"{tested[0]} is watched to choose the model, but a model chosen on the test split is not tested by "
                 f"it; watch a value of the validation split, such as val/CIDEr-D. {_LEGACY}"
             )
@@ -41,7 +41,7 @@ class ValidationSelection(Callback):
         if watched and isinstance(data, PairDataModule):
             shared, pairs = _shared(data)
             if 2 * shared > pairs:
-                raise PairError(
+                raise ConfigError(
                     f"{shared} of {pairs} validation pairs are pairs of the test split, and {watched[0]} is watched to "
                     f"choose the model; give a validation split of its own. {_LEGACY}"
                 )
@@ -63,6 +63,6 @@ def _facts(data: PairDataModule, split: Split) -> set[Any]:
     """Ids with captions; ids alone may be numbers that every split begins anew."""
     try:
         source = data.pairs_of(split)
-    except PairError:  # without such a split there is nothing to share
+    except IDCError:  # without such a split there is nothing to share
         return set()
     return {(id, *texts) for index, id in enumerate(source.ids) if (texts := source.captions(index))}

@@ -16,8 +16,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object
 from lightning_idc.core.text import plain
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.files import save, save_json
 from lightning_idc.metrics.protocols import protocol_named
 from lightning_idc.metrics.results import Origin
@@ -63,7 +63,7 @@ class ShowResults(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, PairCaptioner):
-            raise PairError(f"ShowResults shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"ShowResults shows what a PairCaptioner says; this is a {type(pl_module).__name__}")
         # its own table of the same scores would follow
         trainer.test_loop.verbose = trainer.validate_loop.verbose = False
 
@@ -137,7 +137,7 @@ class ShowResults(Callback):
         )
         try:
             save_json(target, results.result(self.protocol, origin))
-        except PairError as error:
+        except IDCError as error:
             say(f"no {target.name}: {error}")
 
     def _table(self, name: str, results: Results) -> None:

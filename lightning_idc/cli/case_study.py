@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from lightning_idc.core.text import printable
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 
 FILE = "negatives.json"
 
@@ -42,17 +42,17 @@ def case_study(folder: Path, rows: int, seed: int = 0) -> str:
         seed: of which pairs.
 
     Raises:
-        PairError: no stage of the run kept its negatives, a file of them is damaged, or no pair was met by all.
+        DataError: no stage of the run kept its negatives, a file of them is damaged, or no pair was met by all.
     """
     files = sorted(folder.glob(f"*/{FILE}"), key=lambda path: (path.stat().st_mtime_ns, path))
     if not files:
-        raise PairError(
+        raise DataError(
             f"no stage of {str(folder)!r} has a {FILE}; stages with PreferenceOptimization write one when they finish"
         )
     met = {path.parent.name: _read(path) for path in files}
     common = sorted(set.intersection(*(set(pairs) for pairs in met.values())))
     if not common:
-        raise PairError(f"no pair was met by all of {', '.join(met)}; train them on the same data")
+        raise DataError(f"no pair was met by all of {', '.join(met)}; train them on the same data")
     chosen = sorted(common, key=lambda id: zlib.crc32(f"{seed}/{id}".encode()))[:rows]
     width = max(len("positive"), *(len(stage) for stage in met))
     lines = []
@@ -84,7 +84,7 @@ def _read(path: Path) -> dict[str, Any]:
     except (ValueError, AttributeError, TypeError, KeyError, RecursionError):
         sound = False
     if not sound:
-        raise PairError(
+        raise DataError(
             f"{path} is damaged; expected positive, negative and margin by pair, as a stage writes them: run it again"
         )
     return found

@@ -16,7 +16,7 @@ from lightning_idc.errors import ConfigError
 KEY = "data"
 READING = ("value_range", "bands", "page", "fill_nan", "interpolation")
 """Arguments of a data module that say how files are read; those of the training fit other files as well."""
-WRITTEN = ("cache_dir", "cache_images", "decode_once")
+WRITTEN = ("cache_dir", "cache_images")
 """Arguments of a data module that name folders to write in; of a file of somebody else, below the current one only."""
 _PLAIN = (str, int, float, bool, type(None))
 

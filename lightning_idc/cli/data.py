@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lightning_idc.core.text import printable
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning_idc.data.core.datamodule import PairDataModule
@@ -92,7 +92,7 @@ def _prepare(name: str, arguments: list[str]) -> int:
     archive = given.pop("archive", None)
     data = _build(name, "prepare", given)
     if not isinstance(data, Benchmark):
-        raise PairError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
+        raise ConfigError(f"{name} is not a benchmark with files to fetch; see `lightning-idc data check {name}`")
     left = prepare(data, [Path(str(archive)).expanduser()] if archive is not None else [], _say)
     if not left:
         print(f"all files are there; now: lightning-idc data check {name} --root {data.root}")
@@ -108,7 +108,7 @@ def _count(name: str, arguments: list[str]) -> int:
     given = parse_overrides(arguments)
     split = given.pop("split", None)
     if split is not None and split not in SPLITS:
-        raise PairError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
+        raise ConfigError(f"there is no split {split!r}; expected one of {', '.join(SPLITS)}")
     data = _build(name, "count", given)
     data.prepare_data()
     captions: dict[str, list[Sequence[str]]] = {}
@@ -147,15 +147,15 @@ def _build(name: str, verb: str, given: dict[str, Any]) -> PairDataModule:
     from lightning_idc.data.core.datamodule import PairDataModule
 
     if name not in MODULES and "." not in name and not is_public(name):
-        raise PairError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
+        raise ConfigError(f"no data module is called {name!r}; {nearest(name, MODULES)}")
     kind = class_of(MODULES.get(name, name))
     if not inspect.isclass(kind) or not issubclass(kind, PairDataModule):
-        raise PairError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
+        raise ConfigError(f"{name} is not a PairDataModule, so there is nothing to {verb}")
     check_names(given, kind, f"data {verb} {name}")
     parameters = inspect.signature(kind).parameters.values()
     missing = [
         p.name for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD and p.name not in given
     ]
     if missing:
-        raise PairError(f"data {verb} {name} needs --{missing[0]} VALUE")
+        raise ConfigError(f"data {verb} {name} needs --{missing[0]} VALUE")
     return kind(**given)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from lightning_idc.cli import typed
@@ -16,8 +15,7 @@ from lightning_idc.serve.opening import ModelOptions
 
 def run(given: list[str]) -> int:
     """The verb `describe`."""
-    # --checkpoint was the name of the first edition
-    return typed.call("describe", describe, [re.sub("^--checkpoint(?=$|=)", "--model", name) for name in given[1:]])
+    return typed.call("describe", describe, given[1:])
 
 
 def describe(

@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 # method -> function(path of the official checkpoint, **options) -> module with save_pretrained
 CONVERTERS = {
@@ -19,7 +19,7 @@ CONVERTERS = {
 _HELP = f"""usage: lightning-idc import METHOD CHECKPOINT OUT [--key value ...]
 
 Converts a checkpoint of a method's official code. OUT is a file that ends in .ckpt, to train from or to test, or a
-folder as save_pretrained writes it; `lightning-idc describe --checkpoint OUT` takes both.
+folder as save_pretrained writes it; `lightning-idc describe --model OUT` takes both.
 
 METHOD is one of {", ".join(CONVERTERS)}; keys are what its file does not tell, for example --intra_layers 9,
 --vocabulary clevr_word2idx.json, which procap needs, or --procedures FOLDER, which procap_stage1 needs. vqgan is the
@@ -40,22 +40,22 @@ def run(given: list[str]) -> int:
 
     method, source, target = rest[0], Path(rest[1]), Path(rest[2])
     if method not in CONVERTERS:
-        raise PairError(f"no converter for {method!r}; {nearest(method, CONVERTERS)}")
+        raise ConfigError(f"no converter for {method!r}; {nearest(method, CONVERTERS)}")
     if target.exists():
-        raise PairError(f"{str(target)!r} exists; name another file or folder")
+        raise ConfigError(f"{str(target)!r} exists; name another file or folder")
     convert = class_of(CONVERTERS[method])
     options = parse_overrides(rest[3:])
     check_names(options, convert, f"import {method}")
     needed = [p.name for p in inspect.signature(convert).parameters.values() if p.default is p.empty][1:]
     if absent := [name for name in needed if name not in options]:
-        raise PairError(f"import {method} needs --{absent[0]} VALUE; `lightning-idc import --help`")
+        raise ConfigError(f"import {method} needs --{absent[0]} VALUE; `lightning-idc import --help`")
     module = convert(source, **options)
     if target.suffix == ".ckpt":
         _save(module, target)
     elif isinstance(module, PairModule):
         module.save_pretrained(target)
     else:
-        raise PairError(f"a {type(module).__name__} is kept as a file that ends in .ckpt; OUT is {str(target)!r}")
+        raise ConfigError(f"a {type(module).__name__} is kept as a file that ends in .ckpt; OUT is {str(target)!r}")
     count = sum(parameter.numel() for parameter in module.parameters())
     print(f"{type(module).__name__} with {count / 1e6:.1f} M parameters: {target}")
     return 0

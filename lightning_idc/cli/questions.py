@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 _ABOUT = """Questions about pairs of images, two about each, or about single ones, with answers to choose from.
 
-  questions ask QUESTIONS --checkpoint FILE --out answers.jsonl     (or --model ID, a model as it is published)
+  questions ask QUESTIONS --model MODEL --out answers.jsonl
   questions score ANSWERS
 
+MODEL is a checkpoint of a VLMCaptioner, or the folder or hub id of a vision-language model as it is published.
 QUESTIONS is a CSV or JSONL with the columns pair, question, answer, before, after (images below --root), or MMVP's
 Questions.csv beside its folder "MMVP Images", or a Parquet file of SpatialEval (vqa or vtqa). MMVP asks about single
 pictures: --single does; without it the model sees both of the pair and is told which one is meant. ANSWERS is what
@@ -40,13 +41,12 @@ def run(given: list[str]) -> int:
     add("--letters", default="ab", help="that may be chosen (default: ab)")
     add("--out", help="ask: answers, one a line; score: the result as JSON")
     add("--json", action="store_true", help="score: print the result as JSON")
-    add("--checkpoint", help="ask: of a VLMCaptioner")
-    add("--model", help="ask: folder or hub id of a vision-language model")
-    add("--revision", help="ask: branch, tag or commit of --model")
+    add("--model", help="ask: checkpoint of a VLMCaptioner, or folder or hub id of a vision-language model")
+    add("--revision", help="ask: branch, tag or commit of a hub id")
     add("--dtype", default="auto", help="ask: of the weights (default: the files' on a GPU, float32 otherwise)")
     add("--device", default="auto", help="ask: for example cuda:1 (default: a GPU if there is one)")
-    add("--quantize", help="ask: bits of the weights of --model: 4bit, 8bit, int4 or int8")
-    add("--attn", help="ask: implementation of attention of --model, for example flash_attention_2")
+    add("--quantize", help="ask: bits of the weights of a published model: 4bit, 8bit, int4 or int8")
+    add("--attn", help="ask: implementation of attention of a published model, for example flash_attention_2")
     add("--root", help="ask: folder of the images; without it that of the file")
     add("--contrast", action="store_true", help="ask: first let the model compare the images (CoCoT)")
     add("--single", action="store_true", help="ask: show each question its own picture alone, as MMVP does")
@@ -68,8 +68,8 @@ def _ask(options: argparse.Namespace) -> int:
 
     if options.out is None:
         raise ConfigError("questions ask writes its answers; name a file with --out answers.jsonl")
-    if (options.checkpoint is None) == (options.model is None):
-        raise ConfigError("questions ask needs either --checkpoint FILE or --model ID")
+    if options.model is None:
+        raise ConfigError("questions ask needs a vision-language model; name one with --model")
     if options.tokens < 1:
         raise ConfigError(f"--tokens {options.tokens}: an answer has at least one")
     target = Path(options.out)
@@ -112,20 +112,19 @@ def _answered(ask: QuestionAnswerer, about: list[Question], contrast: bool) -> l
 def _asker(options: argparse.Namespace) -> QuestionAnswerer:
     from lightning_idc.methods.vlm.asking import QuestionAnswerer
     from lightning_idc.methods.vlm.module import VLMCaptioner
-    from lightning_idc.methods.vlm.opening import open_captioner
+    from lightning_idc.serve.opening import open_model
 
-    captioner = open_captioner(
+    captioner = open_model(
         options.model,
-        options.checkpoint,
-        options.revision,
-        options.dtype,
-        options.device,
-        options.quantize,
-        options.attn,
+        revision=options.revision,
+        dtype=options.dtype,
+        device=options.device,
+        quantize=options.quantize,
+        attn=options.attn,
     )
     if not isinstance(captioner, VLMCaptioner):
         raise ConfigError(
-            f"{options.checkpoint} holds a {type(captioner).__name__}, which only says what changed; questions need a "
+            f"{options.model} is a {type(captioner).__name__}, which only says what changed; questions need a "
             "VLMCaptioner"
         )
     return QuestionAnswerer(captioner, options.tokens)

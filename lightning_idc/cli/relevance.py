@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError
 
 
 def run(given: list[str]) -> int:
@@ -19,7 +19,7 @@ def run(given: list[str]) -> int:
     arguments.add_argument("after", help="image file")
     arguments.add_argument("caption", help="an implicit-change description, or any other caption of the pair")
     judges = arguments.add_mutually_exclusive_group(required=True)
-    judges.add_argument("--checkpoint", help="of RelevancePretraining")
+    judges.add_argument("--model", help="checkpoint of RelevancePretraining")
     judges.add_argument("--clip", metavar="NAME[/WEIGHTS]", help="of open_clip, such as ViT-B-16-quickgelu/openai")
     arguments.add_argument("--out", default="relevance.png", help="picture to write (default: relevance.png)")
     options = arguments.parse_args(given[1:])
@@ -29,10 +29,10 @@ def run(given: list[str]) -> int:
     from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
 
     if not words_of(options.caption):
-        raise PairError("the caption has no words to judge")
+        raise ConfigError("the caption has no words to judge")
     encoder: DualEncoder
-    if options.checkpoint is not None:
-        encoder = load_dual_encoder(options.checkpoint)
+    if options.model is not None:
+        encoder = load_dual_encoder(options.model)
     else:
         name, _, weights = options.clip.partition("/")
         encoder = ClipDualEncoder(name, weights or "openai").eval()
@@ -46,6 +46,8 @@ def run(given: list[str]) -> int:
     try:
         relevance_map([(images, judged)]).save(target)
     except (OSError, ValueError) as error:
-        raise PairError(f"cannot write {str(target)!r} ({error}); give --out a .png in a folder that exists") from error
+        raise ConfigError(
+            f"cannot write {str(target)!r} ({error}); give --out a .png in a folder that exists"
+        ) from error
     print(target)
     return 0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from lightning_idc.core.paths import check_target
 from lightning_idc.core.text import encodable
-from lightning_idc.errors import IDCError, PairError
+from lightning_idc.errors import ConfigError, IDCError
 from lightning_idc.files import save
 
 if TYPE_CHECKING:
@@ -55,11 +55,11 @@ def run(given: list[str]) -> int:
     else:
         show(result, table)
     if not written:
-        raise PairError(f"the scores are there, but the result was not written to {options.out}")
+        raise ConfigError(f"the scores are there, but the result was not written to {options.out}")
     missing = {f"--{name}": result["not_computed"].get(name) for name in ("against", "judge")}
     reasons = [f"{option}: {reason}" for option, reason in missing.items() if reason]
     if reasons:
-        raise PairError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
+        raise ConfigError(f"the scores are there, but not what was asked for with {'; '.join(reasons)}")
     return 0
 
 
@@ -137,7 +137,9 @@ def _score(options: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Score
     if options.references:
         truths = reading.read_truths(options.references, options.split or "test")
     if not truths:
-        raise PairError(f"{Path(options.predictions).name} holds no references; name a file of them with --references")
+        raise ConfigError(
+            f"{Path(options.predictions).name} holds no references; name a file of them with --references"
+        )
     if options.types:
         truths = with_types(truths, reading.read_types(options.types))
     if options.iou:
@@ -221,12 +223,12 @@ def _split(options: argparse.Namespace, truths: Sequence[ReferenceRecord]) -> st
     """The split that the user names, or that all the references name; None where neither does.
 
     Raises:
-        PairError: they name different ones.
+        ConfigError: they name different ones.
     """
     named = {truth.split for truth in truths}
     others = sorted(split for split in named if split is not None and split != options.split)
     if options.split and others:
-        raise PairError(
+        raise ConfigError(
             f"--split is {options.split}, but the references say that they are of {', '.join(others)}; "
             "leave --split out, or name another file"
         )

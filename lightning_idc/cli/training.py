@@ -35,7 +35,7 @@ from lightning_idc.core.checkpoint_io import AtomicCheckpointIO
 from lightning_idc.core.distributed import destroy_process_group
 from lightning_idc.core.io import plain_hparams, read_checkpoint
 from lightning_idc.core.module import PairModule
-from lightning_idc.core.names import class_and_options, class_of, full_name
+from lightning_idc.core.names import class_of, full_name
 from lightning_idc.errors import CheckpointError, ConfigError, IDCError, check_number
 from lightning_idc.files import atomic_write
 
@@ -106,8 +106,7 @@ def with_checkpoint(config: dict[str, Any]) -> dict[str, Any]:
         stored = checkpoint.get("class_path")
         if stored is None:
             raise CheckpointError(f"{str(path)!r} does not say which class it holds; give it with --model NAME")
-        name, _ = class_and_options(full_name(stored), checkpoint.get("hyper_parameters") or {})
-        found["model"] = {**(found.get("model") or {}), "class_path": name}
+        found["model"] = {**(found.get("model") or {}), "class_path": full_name(stored)}
     return with_stored_data(found, checkpoint)
 
 
@@ -270,10 +269,8 @@ class PairCLI(LightningCLI):
         _check_content(checkpoint, self.verb, path)
         stored = checkpoint.get("class_path") or (checkpoint.get("hyper_parameters") or {}).get("_class_path")
         # plain save_hyperparameters() leaves no class; then the keys alone decide
-        if stored is not None:
-            name, _ = class_and_options(full_name(stored), checkpoint.get("hyper_parameters") or {})
-            if name != full_name(model.class_path):
-                return
+        if stored is not None and full_name(stored) != full_name(model.class_path):
+            return
         asked = (self.given.get("model") or {}).get("init_args") or {} if isinstance(self.given, dict) else {}
         kind = class_of(model.class_path)
         known = accepted_arguments(kind)

@@ -53,6 +53,18 @@ class Adapter(nn.Module):
         """Parameters that :meth:`disabled` takes out of play, wherever they are kept."""
         return self.parameters()
 
+    def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
+        """What the adapter's own layers behind a vision tower cost per pair; nothing where it has none.
+
+        Args:
+            num_patches: of both images together.
+            bytes_per_value: of an activation.
+
+        Returns:
+            floating-point operations of a forward pass, and bytes that it saves for the backward pass.
+        """
+        return 0.0, 0
+
     def save(self, net: nn.Module, folder: Path) -> None:
         """Write the weights into a folder of their own; all processes must call this, the first one writes."""
         from safetensors.torch import save_file

@@ -15,7 +15,6 @@ from torch import nn
 from lightning_idc.core.adapter import Adapter
 from lightning_idc.core.distributed import all_gather_object, is_rank_zero, is_sharded
 from lightning_idc.core.io import class_named
-from lightning_idc.core.names import known_name
 from lightning_idc.errors import CheckpointError, ConfigError
 
 RECORDS = "adapters.json"
@@ -36,7 +35,7 @@ class AdapterSet(nn.ModuleDict):
     @property
     def recorded(self) -> dict[str, dict[str, Any]]:
         """What the adapters are made from, by name."""
-        return {name: _of_today(record) for name, record in (self._hparams.get("adapters") or {}).items()}
+        return dict(self._hparams.get("adapters") or {})
 
     def record(self, records: dict[str, dict[str, Any]] | None) -> None:
         """Add to what the adapters are made from; one that is recorded already stays as it is.
@@ -48,7 +47,6 @@ class AdapterSet(nn.ModuleDict):
         for name, record in (records or {}).items():
             if not {"class_path", "init_args"} <= set(record):
                 raise ConfigError(f"the adapter {name!r} is made from {record}; expected class_path and init_args")
-            record = _of_today(record)
             if any(known.get(name, record)[key] != record[key] for key in ("class_path", "init_args")):
                 raise ConfigError(
                     f"the captioner has an adapter {name!r} made from {known[name]}, which does not go with {record}; "
@@ -136,9 +134,3 @@ class AdapterSet(nn.ModuleDict):
     def trained(self, net: nn.Module) -> set[int]:
         """Identities of the parameters that :meth:`disabled` takes out of play."""
         return {id(p) for adapter in self.installed().values() for p in adapter.trained(net)}
-
-
-def _of_today(record: dict[str, Any]) -> dict[str, Any]:
-    """Record of an adapter with the public name of its class; the first edition called a merged adapter settled."""
-    record = {("merged" if key == "settled" else key): value for key, value in record.items()}
-    return {**record, "class_path": known_name(record["class_path"])}

@@ -41,7 +41,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def read_weights(folder: Path, config: Mapping[str, Any]) -> dict[str, Tensor]:
-    """Weights of a folder, whose files are those that were saved; one of an earlier version says nothing of them.
+    """Weights of a folder, whose files are those that were saved where its configuration says which these are.
 
     Raises:
         CheckpointError: a file is missing, damaged or was changed.

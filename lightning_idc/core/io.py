@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.names import exported, known_name, public_name
+from lightning_idc.core.names import exported, public_name
 from lightning_idc.errors import CheckpointError, ConfigError
 
 TRAINING_ONLY = frozenset(
@@ -171,7 +171,7 @@ def _opens(value: Any) -> bool:
 
 def _check_adapters(records: Any, path: str | Path) -> None:
     for name, record in (records or {}).items() if isinstance(records, Mapping) or records is None else [("", records)]:
-        fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "merged", "settled"}
+        fits = isinstance(record, Mapping) and set(record) <= {"class_path", "init_args", "merged"}
         options = record.get("init_args") if fits else None
         if not isinstance(options, Mapping) or not isinstance(record["class_path"], str) or names_a_class(options):
             raise CheckpointError(
@@ -194,7 +194,7 @@ def class_named(path: str, base: type) -> Any:
     several, as when a cell ran twice, the one that was made last is meant.
 
     Args:
-        path: public name, path of the defining module, or either of an earlier edition.
+        path: public name, as a checkpoint stores it.
         base: what the class must be, or derive from.
 
     Raises:
@@ -202,7 +202,6 @@ def class_named(path: str, base: type) -> Any:
     """
     if not isinstance(path, str):
         raise CheckpointError(f"the checkpoint names the class {str(path)[:100]!r}; expected the path of a class")
-    path = known_name(path)
     module, _, name = path.rpartition(".")
     if module.split(".")[0] == "lightning_idc":
         try:

@@ -13,7 +13,6 @@ from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.checkpoint_io import write_checkpoint
 from lightning_idc.core.io import PIECES, class_named, plain_hparams, read_checkpoint
-from lightning_idc.core.names import class_and_options, public_name
 from lightning_idc.errors import CheckpointError, reads_file
 
 M = TypeVar("M", bound=LightningModule)
@@ -30,13 +29,10 @@ def load_module(kind: type[M], path: str | Path) -> M:
         CheckpointError: the file cannot be read, or does not hold a module of this class.
     """
     checkpoint = read_checkpoint(path)
-    stored = checkpoint.get("class_path")
-    name, plain = class_and_options(
-        stored if isinstance(stored, str) else public_name(kind), plain_hparams(checkpoint, path)
-    )
+    plain = plain_hparams(checkpoint, path)
     # the file may hold a subclass; one that is not known here is read as the class that was asked for
     with suppress(CheckpointError):
-        kind = class_named(name, kind)
+        kind = class_named(checkpoint.get("class_path"), kind)
     known = accepted_arguments(kind)
     module = kind(**{k: v for k, v in plain.items() if known is None or k in known})
     module.on_load_checkpoint(checkpoint)

@@ -31,7 +31,7 @@ from lightning_idc.core.io import (
     refuse_other_computation,
     refuse_unreadable,
 )
-from lightning_idc.core.names import class_and_options, public_name
+from lightning_idc.core.names import public_name
 from lightning_idc.core.parameter_groups import SPARED, by_decay, clip_apart
 from lightning_idc.core.schedules import Constant, Schedule, scheduled
 from lightning_idc.errors import ConfigError, IDCError, check_number, reading, reads_file
@@ -62,8 +62,6 @@ class PairModule(AddonHost):
     """Hyper-parameters that say what token ids mean: those that the weights were trained on win over others."""
     computation_hparams: tuple[str, ...] = ()
     """Hyper-parameters that say how weights are used, which their shapes need not show: the number of heads."""
-    renamed_weights: tuple[tuple[str, str], ...] = (("adapter.", "adapters."),)
-    """Beginnings of names of weights in checkpoints of earlier editions, and what they are now."""
     sharded_methods: tuple[str, ...] = ()
     """Methods of ``net`` that each process calls equally often in a step, and that gather sharded weights."""
 
@@ -93,7 +91,6 @@ class PairModule(AddonHost):
         self.adapters = AdapterSet(self.hparams)
         self._unchecked: tuple[Tensor, list[str]] | None = None
         self._rng: list[dict[str, Tensor]] | None = None
-        cast(Any, self).register_load_state_dict_pre_hook(rename_weights)
         cast(Any, self).register_load_state_dict_pre_hook(reconcile_addons)
 
     # ---- what a subclass writes -------------------------------------------------------------------------
@@ -426,8 +423,7 @@ class PairModule(AddonHost):
         folder = Path(folder)
         config = read_config(folder)
         options = plain_hparams({"hyper_parameters": config["init_args"]}, folder / CONFIG)
-        name, options = class_and_options(config["class_path"], options)
-        model: Self = class_named(name, cls)(**options)
+        model: Self = class_named(config["class_path"], cls)(**options)
         model.build_from(folder)
         model.load_state_dict(read_weights(folder, config))
         return model.eval()
@@ -437,19 +433,10 @@ class PairModule(AddonHost):
         self.build()
 
 
-def rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Rename the weights of checkpoints of earlier editions: a ``load_state_dict`` pre-hook."""
-    assert isinstance(module, PairModule)
-    for before, now in module.renamed_weights:
-        old = f"{prefix}{before}"
-        for key in [key for key in state_dict if key.startswith(old)]:
-            state_dict[f"{prefix}{now}{key[len(old) :]}"] = state_dict.pop(key)
-
-
 def _check_finite(loss: Tensor, ids: Sequence[str]) -> None:
     if not torch.isfinite(loss):
         where = f"on the pairs {', '.join(ids[:8])}" if ids else "on a batch that names no pairs"
-        raise IDCError(
+        raise ConfigError(
             f"the training loss became {loss.item()} {where}; nothing was saved after it. Lower the learning rate, "
             "clip gradients (trainer.gradient_clip_val) or look at the data there"
         )

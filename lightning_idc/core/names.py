@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from lightning_idc._lazy import public_names
-from lightning_idc.core.aliases import RENAMED_ARGUMENTS, SPLIT_CLASSES, current_path
 from lightning_idc.errors import ConfigError
 
 PACKAGES = ("methods", "callbacks", "data", "synthesis", "nn")
@@ -68,7 +67,7 @@ def nearest(name: str, valid: Iterable[str]) -> str:
 
 
 def full_name(name: str) -> str:
-    """Path of a class for its bare name, for its path, or for a path of an earlier edition.
+    """Public path of a class for its bare name or for its path.
 
     Args:
         name: as in a configuration, such as ``ProCap``, ``AdamW`` or ``mine.Captioner``.
@@ -81,7 +80,7 @@ def full_name(name: str) -> str:
         ('lightning_idc.methods.ProCap', 'lightning_idc.methods.ProCap')
     """
     if "." in name:
-        module, _, original = current_path(name).rpartition(".")
+        module, _, original = name.rpartition(".")
         if (module, original) in _exported():
             return _exported()[module, original]
         package, home, _ = _public().get(original, ("", "", ""))
@@ -101,36 +100,6 @@ def full_name(name: str) -> str:
             f"module.{name} (classes of your own: --import module)"
         )
     raise ConfigError(f"there is no class {name!r}; did you mean {near[0]!r}?")
-
-
-def known_name(name: str) -> str:
-    """Public path of a class that a file names, or the name as it stands where it is not known.
-
-    Example:
-        >>> known_name("lightning_idc.methods.vlm.lora.LoRA"), known_name("NoSuchClass")
-        ('lightning_idc.callbacks.LoRA', 'NoSuchClass')
-    """
-    try:
-        return full_name(name)
-    except ConfigError:
-        return name
-
-
-def class_and_options(name: str, options: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Class of today and its options, where an option of an earlier edition has another name or chose the class.
-
-    Example:
-        >>> class_and_options("ProCap", {"variant": "official", "queries": 2})
-        ('lightning_idc.methods.OfficialProCap', {'queries': 2})
-    """
-    name = known_name(name)
-    renamed = RENAMED_ARGUMENTS.get(name, {})
-    options = {renamed.get(key, key): value for key, value in options.items()}
-    option, classes = SPLIT_CLASSES.get(name, ("", {}))
-    if option not in options:
-        return name, options
-    chosen = options.pop(option)
-    return classes.get(chosen, name) if isinstance(chosen, str) else name, options
 
 
 def _classes(module: str) -> set[str]:
@@ -188,6 +157,4 @@ def with_full_names(config: Any) -> Any:
     path = found.get("class_path")
     if isinstance(path, str) and "${" not in path:
         found["class_path"] = full_name(path)
-        if isinstance(options := found.get("init_args"), dict):
-            found["class_path"], found["init_args"] = class_and_options(found["class_path"], options)
     return found

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from lightning_idc.errors import ConfigError, PairError
+from lightning_idc.errors import ConfigError
 
 if TYPE_CHECKING:
     from lightning.pytorch import Trainer
@@ -121,7 +121,7 @@ def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], tr
         trainer: knows how many steps the run has; not asked where nothing moves, since it would load the data.
 
     Raises:
-        PairError: a schedule needs an end, and the run has none.
+        ConfigError: a schedule needs an end, and the run has none.
     """
     from torch.optim.lr_scheduler import LambdaLR
 
@@ -132,7 +132,7 @@ def scheduled(optimizer: Optimizer, schedules: Schedule | Sequence[Schedule], tr
         return optimizer
     steps = trainer.estimated_stepping_batches
     if steps == float("inf"):
-        raise PairError(f"{type(moving[0]).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
+        raise ConfigError(f"{type(moving[0]).__name__} needs an end: set trainer.max_epochs or trainer.max_steps")
 
     def over_the_run(rule: Schedule) -> Callable[[int], float]:
         return lambda step: rule(step / max(1.0, float(steps)))

@@ -13,6 +13,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from lightning_idc.errors import DataError
 from lightning_idc.errors import PairError as PairError
 
 
@@ -32,7 +33,7 @@ class PairSample:
         meta: anything else; ``meta["seed"]`` seeds every random choice made for this sample.
 
     Raises:
-        PairError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
+        DataError: an image is not uint8 ``(C, H, W)``, the two differ in size or channels, or captions is one text.
     """
 
     id: str
@@ -46,27 +47,27 @@ class PairSample:
 
     def __post_init__(self) -> None:
         if isinstance(self.captions, str):  # a sequence, too, whose letters would be learned as captions
-            raise PairError(
+            raise DataError(
                 f"pair {self.id!r}: captions is {self.captions!r}; expected a list of texts, such as "
                 f"[{self.captions!r}]"
             )
         for side, image in (("before", self.before), ("after", self.after)):
             if not isinstance(image, Tensor):
-                raise PairError(
+                raise DataError(
                     f"pair {self.id!r}: the {side} image is a {type(image).__name__}; expected a uint8 tensor (C, H, W)"
                 )
             if image.dtype != torch.uint8 or image.ndim != 3 or not image.shape[0]:
-                raise PairError(
+                raise DataError(
                     f"pair {self.id!r}: the {side} image is {image.dtype} {tuple(image.shape)}; "
                     "expected uint8 (C, H, W)"
                 )
         if len(self.before) != len(self.after):
-            raise PairError(
+            raise DataError(
                 f"pair {self.id!r}: before has {len(self.before)} channels and after has {len(self.after)}; choose the "
                 "same ones of both with `bands`"
             )
         if self.before.shape != self.after.shape:
-            raise PairError(
+            raise DataError(
                 f"pair {self.id!r}: before is {tuple(self.before.shape)} and after is "
                 f"{tuple(self.after.shape)}; give both one size (for example with `image_size`)"
             )
@@ -166,12 +167,12 @@ def stack_images(samples: Sequence[PairSample]) -> Tensor:
     """Stack pairs into uint8 ``(B, 2, C, H, W)``.
 
     Raises:
-        PairError: the pairs differ in size.
+        DataError: the pairs differ in size.
     """
     sizes = {tuple(sample.before.shape): sample.id for sample in samples}
     if len(sizes) > 1:
         found = ", ".join(f"{size[1]}x{size[2]} ({name!r})" for size, name in sizes.items())
-        raise PairError(f"a batch holds pairs of mixed sizes: {found}; set the data module's `image_size`")
+        raise DataError(f"a batch holds pairs of mixed sizes: {found}; set the data module's `image_size`")
     return torch.stack([torch.stack([sample.before, sample.after]) for sample in samples])
 
 

@@ -10,7 +10,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 
 PAD, BOS, EOS, UNK = 0, 1, 2, 3
 SPECIALS = ("<pad>", "<bos>", "<eos>", "<unk>")
@@ -65,17 +65,17 @@ class Vocabulary:
         words: all words, the four special ones first.
 
     Raises:
-        PairError: the special words are not in their places, or a word stands twice.
+        ConfigError: the special words are not in their places, or a word stands twice.
     """
 
     special = SpecialIds()
 
     def __init__(self, words: Sequence[str]) -> None:
         if tuple(words[: len(SPECIALS)]) != SPECIALS:
-            raise PairError(f"a vocabulary starts with {list(SPECIALS)}; found {list(words[:4])}")
+            raise ConfigError(f"a vocabulary starts with {list(SPECIALS)}; found {list(words[:4])}")
         if len(set(words)) != len(words):
             twice = [word for word, count in Counter(words).items() if count > 1]
-            raise PairError(f"words stand twice in the vocabulary: {', '.join(twice[:5])}")
+            raise ConfigError(f"words stand twice in the vocabulary: {', '.join(twice[:5])}")
         self.words = list(words)
         self._ids = {word: index for index, word in enumerate(self.words)}
 
@@ -171,7 +171,7 @@ class BertVocabulary(Vocabulary):
         words: all pieces, in the order of their ids; those within a word begin with ``##``.
 
     Raises:
-        PairError: a special word of BERT is missing.
+        CheckpointError: a special word of BERT is missing.
     """
 
     def __init__(self, words: Sequence[str]) -> None:
@@ -179,7 +179,7 @@ class BertVocabulary(Vocabulary):
 
         missing = [word for word in BERT_SPECIALS if word not in words]
         if missing:
-            raise PairError(f"BERT's vocabulary holds {', '.join(BERT_SPECIALS)}; missing: {', '.join(missing)}")
+            raise CheckpointError(f"BERT's vocabulary holds {', '.join(BERT_SPECIALS)}; missing: {', '.join(missing)}")
         self.words = list(words)
         ids = {word: index for index, word in enumerate(self.words)}
         pad, unknown, begin, end, mask = (ids[word] for word in BERT_SPECIALS)
@@ -192,16 +192,18 @@ class BertVocabulary(Vocabulary):
         """Read ``vocab.txt``, or the folder of a model of Hugging Face that holds it.
 
         Raises:
-            PairError: there is no such file, or it is not one of BERT's.
+            CheckpointError: there is no such file, or it is not one of BERT's.
         """
         file = Path(path).expanduser()
         file = file / BERT_FILE if file.is_dir() else file
         if not file.is_file():
-            raise PairError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
+            raise CheckpointError(f"{str(file)!r} is not there; expected BERT's {BERT_FILE}, or a folder that holds it")
         try:
             return cls(file.read_text(encoding="utf-8").splitlines())
         except UnicodeDecodeError as error:
-            raise PairError(f"{str(file)!r}: byte {error.start} is not UTF-8; expected BERT's {BERT_FILE}") from None
+            raise CheckpointError(
+                f"{str(file)!r}: byte {error.start} is not UTF-8; expected BERT's {BERT_FILE}"
+            ) from None
 
     def encode(self, text: str) -> list[int]:
         """Ids of a sentence between begin and end."""
@@ -232,14 +234,14 @@ def load_vocabulary(words: Sequence[str] | str) -> Vocabulary:
     A list that does not begin as a `Vocabulary` does, but holds BERT's special words, is BERT's.
 
     Raises:
-        PairError: the name is unknown, or the list is not a vocabulary.
+        ConfigError: the name is unknown, or the list is not a vocabulary.
     """
     if not isinstance(words, str):
         return BertVocabulary(words) if words and words[0] == BERT_SPECIALS[0] else Vocabulary(words)
     if words == CLIP:
         return ClipVocabulary()
     if not Path(words).expanduser().exists():
-        raise PairError(
+        raise ConfigError(
             f"no vocabulary is called {words!r}; expected {CLIP!r}, a list of words, or BERT's {BERT_FILE} or a folder "
             "that holds it"
         )

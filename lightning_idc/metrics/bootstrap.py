@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import FROM_STATISTICS, Scores, some
 from lightning_idc.metrics.corpus import Floats, Ints
 
@@ -82,7 +82,8 @@ def bootstrap(scores: Scores, samples: int = 1000, confidence: float = 0.95, see
         seed: of the draws.
 
     Raises:
-        PairError: there are fewer than two pairs, or the arguments make no interval.
+        ConfigError: the arguments make no interval.
+        DataError: there are fewer than two pairs.
 
     Example:
         >>> from lightning_idc.metrics import score_captions
@@ -110,7 +111,7 @@ def compare(
         seed: of the draws.
 
     Raises:
-        PairError: the two were scored on different pairs.
+        DataError: the two were scored on different pairs.
 
     Example:
         >>> from lightning_idc.metrics import score_captions
@@ -125,7 +126,7 @@ def compare(
     one, other = (first.ids, first.references, first.records_of), (second.ids, second.references, second.records_of)
     if one != other:
         odd = sorted(set(first.ids) ^ set(second.ids))
-        raise PairError(
+        raise DataError(
             f"two captioners are compared on the same pairs and references only; {len(odd)} pairs are scored for one "
             f"of them{': ' + some(odd) if odd else ', but their order or their references differ'}"
         )
@@ -152,9 +153,9 @@ def compare(
 
 def _check(scores: Scores, samples: int, confidence: float) -> None:
     if scores.pairs < 2:
-        raise PairError("one pair alone has no confidence interval; score at least two")
+        raise DataError("one pair alone has no confidence interval; score at least two")
     if samples < 1 or not 0 < confidence < 1:
-        raise PairError(f"{samples} samples and a confidence of {confidence} make no interval; take 1000 and 0.95")
+        raise ConfigError(f"{samples} samples and a confidence of {confidence} make no interval; take 1000 and 0.95")
 
 
 def _pair_of(scores: Scores) -> Ints | None:

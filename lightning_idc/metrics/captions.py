@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import bleu, meteor
 from lightning_idc.metrics.cider import cider, cider_d
 from lightning_idc.metrics.corpus import Corpus, Floats, ReferenceCounts
@@ -75,7 +75,7 @@ class References:
         tokenize: makes tokens of a text; candidates are tokenised in the same way.
 
     Raises:
-        PairError: an id comes twice, a pair has no reference, or one is not text.
+        DataError: an id comes twice, a pair has no reference, or one is not text.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class References:
         texts = _by_id(references, "references")
         empty = [id for id, of_pair in texts.items() if isinstance(of_pair, str) or not len(of_pair)]
         if empty:
-            raise PairError(
+            raise DataError(
                 f"{len(empty)} of {len(texts)} pairs have no list of references: {some(empty)}; "
                 "give each pair a list with at least one text"
             )
@@ -137,8 +137,8 @@ def score_captions(
         resources: what some metrics need besides.
 
     Raises:
-        PairError: ids differ or come twice, a pair has no reference, there is nothing to score, or a metric is
-            unknown.
+        ConfigError: a metric is unknown.
+        DataError: ids differ or come twice, a pair has no reference, or there is nothing to score.
 
     Example:
         >>> scores = score_captions({"1": "The cube moved."}, {"1": ["the red cube moved", "the cube moved"]})
@@ -213,27 +213,27 @@ def check_metrics(asked: Iterable[str], known: Iterable[str]) -> None:
     """Refuse metrics that a way of scoring does not have.
 
     Raises:
-        PairError: it lacks one.
+        ConfigError: it lacks one.
     """
     there = list(known)
     unknown = [metric for metric in asked if metric not in there]
     if unknown:
-        raise PairError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(there)}")
+        raise ConfigError(f"unknown metrics: {', '.join(unknown)}; there are {', '.join(there)}")
 
 
 def check_ids(captions: Iterable[str], references: Iterable[str]) -> None:
     """Refuse captions and references that name different pairs.
 
     Raises:
-        PairError: ids differ, or there is no caption.
+        DataError: ids differ, or there is no caption.
     """
     said, known = dict.fromkeys(captions), dict.fromkeys(references)
     if not said:
-        raise PairError("there are no captions to score")
+        raise DataError("there are no captions to score")
     for name, have, lack in (("reference", said, known), ("caption", known, said)):
         absent = [id for id in have if id not in lack]
         if absent:
-            raise PairError(
+            raise DataError(
                 f"{len(absent)} of {len(have)} pairs have no {name}: {some(absent)}; "
                 "captions and references must name the same pairs"
             )
@@ -245,7 +245,7 @@ def _by_id(items: Mapping[str, T] | Iterable[tuple[str, T]], what: str) -> dict[
     found: dict[str, T] = {}
     for id, item in items:
         if id in found:
-            raise PairError(f"pair {id!r} has {what} twice; give each id once")
+            raise DataError(f"pair {id!r} has {what} twice; give each id once")
         found[id] = item
     return found
 
@@ -254,10 +254,10 @@ def as_text(id: str, text: object, what: str) -> str:
     """The text of a caption or reference.
 
     Raises:
-        PairError: it is not text.
+        DataError: it is not text.
     """
     if not isinstance(text, str):
-        raise PairError(f"pair {id!r}: a {what} is {text!r}, which is not text; leave the pair out or give it text")
+        raise DataError(f"pair {id!r}: a {what} is {text!r}, which is not text; leave the pair out or give it text")
     return text
 
 

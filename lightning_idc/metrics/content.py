@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
 
 MOST_BYTES = 1 << 30
@@ -28,7 +28,7 @@ class Content:
         path: of the file.
 
     Raises:
-        PairError: it cannot be read or parsed.
+        DataError: it cannot be read or parsed.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -39,11 +39,11 @@ class Content:
         try:
             text = data.decode("utf-8-sig")
         except UnicodeDecodeError as error:
-            raise PairError(f"{self.name} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+            raise DataError(f"{self.name} is not UTF-8 text: {error.reason} at byte {error.start}") from None
         if not text.strip():
-            raise PairError(f"{self.name} is empty")
+            raise DataError(f"{self.name} is empty")
         if text.lstrip()[:1] == "<":
-            raise PairError(f"{self.name} is an HTML or XML page, not JSON; was an error page saved in its place?")
+            raise DataError(f"{self.name} is an HTML or XML page, not JSON; was an error page saved in its place?")
         self.items: Any = {}
         self.lines = False
         try:
@@ -62,7 +62,7 @@ class Content:
         elif isinstance(value, list | dict):
             self.form, self.items = "records", value if isinstance(value, list) else [value]
         else:
-            raise PairError(f"{self.name} holds {short(value)}; expected a list of records, or a map from id to text")
+            raise DataError(f"{self.name} holds {short(value)}; expected a list of records, or a map from id to text")
 
     @staticmethod
     def _is_record(value: dict[str, Any]) -> bool:
@@ -74,10 +74,10 @@ class Content:
         """Records with their places; one that COCO annotations are not.
 
         Raises:
-            PairError: the file holds no records.
+            DataError: the file holds no records.
         """
         if self.form != "records":
-            raise PairError(
+            raise DataError(
                 f"{self.name} holds COCO annotations, which are references, not captions; "
                 "captions are a list of records with image_id and caption"
                 if self.form == "coco"
@@ -93,7 +93,7 @@ class Content:
                 try:
                     yield self._parsed(line, f"{self.name}, line {number}")
                 except _NotOneDocument as error:
-                    raise PairError(f"{self.name}, line {number}: {error}; expected one JSON object") from None
+                    raise DataError(f"{self.name}, line {number}: {error}; expected one JSON object") from None
 
     @staticmethod
     def _parsed(text: str, where: str) -> Any:
@@ -104,17 +104,17 @@ class Content:
                 raise _NotOneDocument(str(error)) from None
             if error.msg == "Expecting value" and not text[: error.pos].strip():
                 start = short(text.strip().partition("\n")[0])
-                raise PairError(
+                raise DataError(
                     f"{where} is not JSON, but begins with {start}; expected a JSON document, or a JSON object a line "
                     "(JSONL)"
                 ) from None
-            raise PairError(f"{where} is not JSON: {error}") from None
-        except PairError:  # of the two hooks; it is a ValueError, too
+            raise DataError(f"{where} is not JSON: {error}") from None
+        except DataError:  # of the two hooks; it is a ValueError, too
             raise
         except RecursionError:
-            raise PairError(f"{where} is nested too deeply to be a file of captions") from None
+            raise DataError(f"{where} is nested too deeply to be a file of captions") from None
         except ValueError as error:  # a number of thousands of digits
-            raise PairError(f"{where} is not JSON: {error}") from None
+            raise DataError(f"{where} is not JSON: {error}") from None
 
 
 class _NotOneDocument(ValueError):
@@ -126,7 +126,7 @@ def _no_twins(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
         found = dict(pairs)
         if len(found) < len(pairs):
             twice = [key for key, times in Counter(key for key, _ in pairs).items() if times > 1]
-            raise PairError(f"{where} has {some(twice)} twice; the first would be lost")
+            raise DataError(f"{where} has {some(twice)} twice; the first would be lost")
         return found
 
     return build
@@ -134,7 +134,7 @@ def _no_twins(where: str) -> Callable[[list[tuple[str, Any]]], dict[str, Any]]:
 
 def _no_constant(where: str) -> Callable[[str], float]:
     def refuse(name: str) -> float:
-        raise PairError(f"{where} holds {name}, which is not JSON")
+        raise DataError(f"{where} holds {name}, which is not JSON")
 
     return refuse
 
@@ -143,7 +143,7 @@ def unpacked(path: Path) -> bytes:
     """Bytes of a file, unpacked where it is a gzip.
 
     Raises:
-        PairError: it cannot be read, or is too large.
+        DataError: it cannot be read, or is too large.
     """
     try:
         with path.open("rb") as file:
@@ -151,11 +151,11 @@ def unpacked(path: Path) -> bytes:
             file.seek(0)
             data = (gzip.GzipFile(fileobj=file) if packed else file).read(MOST_BYTES + 1)
     except FileNotFoundError:
-        raise PairError(f"there is no file {path}") from None
+        raise DataError(f"there is no file {path}") from None
     except (OSError, EOFError, zlib.error) as error:
-        raise PairError(f"{path.name} cannot be read: {error}") from None
+        raise DataError(f"{path.name} cannot be read: {error}") from None
     if len(data) > MOST_BYTES:
-        raise PairError(f"{path.name} holds more than {MOST_BYTES >> 20} MiB, unpacked; no file of captions does")
+        raise DataError(f"{path.name} holds more than {MOST_BYTES >> 20} MiB, unpacked; no file of captions does")
     return data
 
 
@@ -163,12 +163,12 @@ def writable(text: str, where: str) -> str:
     """The text, refused where it cannot be written out again.
 
     Raises:
-        PairError: it cannot.
+        DataError: it cannot.
     """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:
-        raise PairError(f"{where} holds half of a character (a lone surrogate); write it as UTF-8 again") from None
+        raise DataError(f"{where} holds half of a character (a lone surrogate); write it as UTF-8 again") from None
     return text
 
 

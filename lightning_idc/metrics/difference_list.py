@@ -58,8 +58,8 @@ def by_differences(
         resources: with the judge.
 
     Raises:
-        PairError: ids differ, or a metric is none of these.
-        DataError: no answer of the judge could be read.
+        ConfigError: a metric is none of these.
+        DataError: ids differ, or no answer of the judge could be read.
     """
     check_metrics(metrics, (*CHANGED, *UNCHANGED))
     check_ids(captions, references)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE, list_differences
 
@@ -46,18 +46,18 @@ def each_pair(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every pair once, each with at least one reference that says something.
 
     Raises:
-        PairError: a pair comes twice, or all its references are empty.
+        DataError: a pair comes twice, or all its references are empty.
     """
     seen: set[str] = set()
     twice = [truth.id for truth in truths if truth.id in seen or seen.add(truth.id)]  # type: ignore[func-returns-value]
     if twice:
-        raise PairError(
+        raise DataError(
             f"{len(twice)} records repeat a pair: {some(twice)}; name a protocol that says what that means "
             "(spot-the-diff/grouped: their references together; spot-the-diff/entry: each record on its own)"
         )
     empty = [truth.id for truth in truths if not any(text.strip() for text in truth.references)]
     if empty:
-        raise PairError(
+        raise DataError(
             f"{len(empty)} of {len(truths)} pairs have no reference that says anything: {some(empty)}; they would "
             "score 0. Leave them out, or name a protocol that keeps them (spot-the-diff/grouped)"
         )
@@ -88,12 +88,12 @@ def by_reference(truths: Sequence[ReferenceRecord]) -> Parts:
     """Every reference on its own.
 
     Raises:
-        PairError: a pair has none, and would not be scored.
+        DataError: a pair has none, and would not be scored.
     """
     pairs = _merged(truths)
     silent = [truth.id for truth in pairs if not truth.references]
     if silent:
-        raise PairError(
+        raise DataError(
             f"{len(silent)} of {len(pairs)} pairs have no reference: {some(silent)}; give them one, or leave them out"
         )
     return {"all": [replace(truth, references=(text,)) for truth in truths for text in truth.references]}
@@ -113,12 +113,12 @@ def differences(truths: Sequence[ReferenceRecord]) -> Parts:
     References of all records of a pair belong together; each sentence of them is one difference.
 
     Raises:
-        PairError: a pair that changed, by its type, has no reference that says anything.
+        DataError: a pair that changed, by its type, has no reference that says anything.
     """
     pairs = _merged(truths)
     typed = [truth for truth in pairs if truth.change_type not in (None, NO_CHANGE)]
     if untold := [truth.id for truth in typed if not any(text.strip() for text in truth.references)]:
-        raise PairError(
+        raise DataError(
             f"{len(untold)} of {len(typed)} pairs with a type of change have no reference that says anything: "
             f"{some(untold)}; they would count as unchanged. Give them references, or leave them out"
         )
@@ -142,7 +142,7 @@ def changed_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
     """Only the pairs that changed.
 
     Raises:
-        PairError: there are none.
+        DataError: there are none.
     """
     return {"change": _some_of([truth for truth in each_pair(truths)["all"] if has_changed(truth)], "changed")}
 
@@ -151,7 +151,7 @@ def unchanged_pairs(truths: Sequence[ReferenceRecord]) -> Parts:
     """Only the pairs that did not change.
 
     Raises:
-        PairError: there are none.
+        DataError: there are none.
     """
     return {"no change": _some_of([t for t in each_pair(truths)["all"] if not has_changed(t)], "unchanged")}
 
@@ -160,12 +160,12 @@ def by_type(truths: Sequence[ReferenceRecord]) -> Parts:
     """The pairs that changed, and those of each type of change, each as a corpus of its own.
 
     Raises:
-        PairError: a type is unknown.
+        DataError: a type is unknown.
     """
     changed = changed_pairs(truths)["change"]
     unknown = [truth.id for truth in changed if truth.change_type in (None, CHANGE)]
     if unknown:
-        raise PairError(
+        raise DataError(
             f"{len(unknown)} of {len(changed)} changed pairs have no type of change: {some(unknown)}; "
             "give a file of them (--types type_mapping.json)"
         )
@@ -179,18 +179,18 @@ def by_iou(truths: Sequence[ReferenceRecord]) -> Parts:
     DUDA (Park et al. 2019) calls them the hardest and the easiest.
 
     Raises:
-        PairError: an overlap is unknown, or there are fewer than four pairs.
+        DataError: an overlap is unknown, or there are fewer than four pairs.
     """
     changed = changed_pairs(truths)["change"]
     unknown = [truth.id for truth in changed if truth.iou is None]
     if unknown:
-        raise PairError(
+        raise DataError(
             f"{len(unknown)} of {len(changed)} changed pairs have no IoU: {some(unknown)}; "
             "give a file of them (--iou change_captions_by_IOU.json)"
         )
     found = quarters({truth.id: truth.iou for truth in changed if truth.iou is not None})
     if not found:
-        raise PairError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
+        raise DataError(f"{len(changed)} changed pairs cannot be cut into quarters; there must be at least 4")
     of = {truth.id: truth for truth in changed}
     return {"change": changed} | {name: [of[id] for id in ids] for name, ids in found.items()}
 
@@ -206,13 +206,13 @@ def has_changed(truth: ReferenceRecord) -> bool:
     """Whether a pair changed, by its type or, in CLEVR-Change's files, by its id.
 
     Raises:
-        PairError: neither says.
+        DataError: neither says.
     """
     if truth.change_type is not None:
         return truth.change_type != NO_CHANGE
     named = _CLEVR.fullmatch(truth.id)
     if not named:
-        raise PairError(
+        raise DataError(
             f"pair {truth.id!r}: whether it changed is unknown; give its change_type, "
             "or ids as in CLEVR-Change's files (000017.png and 000017.png_n)"
         )
@@ -249,21 +249,21 @@ def _merged(truths: Sequence[ReferenceRecord]) -> list[ReferenceRecord]:
     """Records of one pair together, with the type of the first.
 
     Raises:
-        PairError: some of them say that nothing changed, and others name a change.
+        DataError: some of them say that nothing changed, and others name a change.
     """
     pairs: dict[str, ReferenceRecord] = {}
     for truth in truths:
         first = pairs.get(truth.id)
         types = {None if one is None else one.change_type for one in (first, truth)} - {None}
         if NO_CHANGE in types and len(types) > 1:
-            raise PairError(f"pair {truth.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
+            raise DataError(f"pair {truth.id!r} is of {' and of '.join(sorted(map(str, types)))}; name its one type")
         pairs[truth.id] = truth if first is None else replace(first, references=first.references + truth.references)
     return list(pairs.values())
 
 
 def _some_of(truths: list[ReferenceRecord], which: str) -> list[ReferenceRecord]:
     if not truths:
-        raise PairError(f"no pair is {which}, so there is nothing to score; is this the file of the other pairs?")
+        raise DataError(f"no pair is {which}, so there is nothing to score; is this the file of the other pairs?")
     return truths
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lightning_idc.errors import PairError, loading_model
+from lightning_idc.errors import DataError, loading_model
 from lightning_idc.metrics.captions import check_ids
 
 TextModel = Callable[[Sequence[str], int], list[str]]
@@ -143,7 +143,7 @@ def judge_captions(
         batch_size: prompts per call of the model.
 
     Raises:
-        PairError: ids differ, or the model does not give one answer per prompt.
+        DataError: ids differ, or the model does not give one answer per prompt.
     """
     check_ids(captions, references)
     ids = list(captions)
@@ -175,7 +175,7 @@ def ask_until_read(
         What was read, None where nothing was; the last answer to each question, and how many were given in all.
 
     Raises:
-        PairError: the model does not give one answer per prompt.
+        DataError: the model does not give one answer per prompt.
     """
     values: list[Read | None] = [None] * len(prompts)
     answers: list[str | None] = [None] * len(prompts)
@@ -186,7 +186,7 @@ def ask_until_read(
             places = left[start : start + batch_size]
             given = model([prompts[place] for place in places], attempt)
             if len(given) != len(places):
-                raise PairError(f"the judge gave {len(given)} answers to {len(places)} prompts; expected one each")
+                raise DataError(f"the judge gave {len(given)} answers to {len(places)} prompts; expected one each")
             asked += len(places)
             for place, answer in zip(places, given, strict=True):
                 answers[place], values[place] = answer, read(place, answer)

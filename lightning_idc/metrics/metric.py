@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torchmetrics import Metric
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import FAST, KNOWN, References, Scores, check_metrics, score_captions
 
 _NEEDED = ("id", "caption", "references")
@@ -28,7 +28,7 @@ class CaptionScores(Metric):
         metrics: as in :func:`~lightning_idc.metrics.captions.score_captions`.
 
     Raises:
-        PairError: a metric is unknown.
+        ConfigError: a metric is unknown.
 
     Example:
         >>> metric = CaptionScores(["ROUGE-L"])
@@ -54,10 +54,10 @@ class CaptionScores(Metric):
         """Add records.
 
         Raises:
-            PairError: one is no dict of plain values, or lacks what every record has.
+            DataError: one is no dict of plain values, or lacks what every record has.
         """
         if isinstance(records, Mapping):
-            raise PairError(
+            raise DataError(
                 f"update was given one dict with {', '.join(map(str, records))}; expected a list of records"
             )
         text = "".join(_line(record, number) for number, record in enumerate(records, 1))
@@ -115,16 +115,16 @@ def _line(record: Any, number: int) -> str:
     """A record as one line of JSON.
 
     Raises:
-        PairError: it is none.
+        DataError: it is none.
     """
     if not isinstance(record, Mapping):
-        raise PairError(f"record {number} is {record!r}; expected a dict with {', '.join(_NEEDED)}")
+        raise DataError(f"record {number} is {record!r}; expected a dict with {', '.join(_NEEDED)}")
     absent = [name for name in _NEEDED if name not in record]
     if absent:
-        raise PairError(f"record {number} has no {', '.join(absent)}; it has {', '.join(record)}")
+        raise DataError(f"record {number} has no {', '.join(absent)}; it has {', '.join(record)}")
     if isinstance(record["id"], bool) or not isinstance(record["id"], str | int):
-        raise PairError(f"record {number}: id is {record['id']!r}; expected text or a whole number")
+        raise DataError(f"record {number}: id is {record['id']!r}; expected text or a whole number")
     try:
         return json.dumps(dict(record)) + "\n"
     except (TypeError, ValueError) as error:
-        raise PairError(f"record {number} holds what JSON cannot ({error}); give it plain values") from None
+        raise DataError(f"record {number} holds what JSON cannot ({error}); give it plain values") from None

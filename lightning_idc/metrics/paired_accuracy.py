@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import Content, short
 
@@ -88,12 +88,12 @@ def paired_accuracy(answered: Iterable[Answered], letters: str = "ab") -> Paired
         letters: that may be chosen.
 
     Raises:
-        PairError: a pair has another number of questions than two, a right answer is not a letter, or there are none.
+        DataError: a pair has another number of questions than two, a right answer is not a letter, or there are none.
     """
     right, unparsed = _marks(answered, letters, lambda question: question.pair)
     odd = [pair for pair, marks in right.items() if len(marks) != 2]
     if odd:
-        raise PairError(f"{len(odd)} pairs do not have two questions each: {some(odd)}")
+        raise DataError(f"{len(odd)} pairs do not have two questions each: {some(odd)}")
     marks = [mark for of_pair in right.values() for mark in of_pair]
     both = [all(of_pair) for of_pair in right.values()]
     return PairedAccuracy(100 * sum(both) / len(both), 100 * sum(marks) / len(marks), unparsed, len(both))
@@ -109,7 +109,7 @@ def accuracy_by_task(answered: Iterable[Answered], letters: str = "abcd") -> dic
         letters: that may be chosen.
 
     Raises:
-        PairError: a right answer is not a letter, or there are none.
+        DataError: a right answer is not a letter, or there are none.
 
     Example:
         >>> accuracy_by_task([Answered("spatialmap.0.0", "a", "A. Northeast"), Answered("spatialmap.0.1", "b", "a")])
@@ -132,7 +132,7 @@ def _marks(
     unparsed = 0
     for question in answered:
         if len(question.answer) != 1 or question.answer.lower() not in letters:
-            raise PairError(
+            raise DataError(
                 f"pair {question.pair!r}: the right answer is {question.answer!r}; expected one of {letters}"
             )
         chosen = choice(question.said, letters)
@@ -140,7 +140,7 @@ def _marks(
         unparsed += chosen is None and not in_words
         right.setdefault(group(question), []).append(chosen == question.answer.lower() or (chosen is None and in_words))
     if not right:
-        raise PairError("there are no questions to score")
+        raise DataError("there are no questions to score")
     return right, unparsed
 
 
@@ -199,7 +199,7 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[Answere
         published_keys: whether MMVP's keys stay as they were published.
 
     Raises:
-        PairError: the file holds no records, one of them lacks something, or a question comes twice.
+        DataError: the file holds no records, one of them lacks something, or a question comes twice.
     """
     found, seen = [], set()
     content = Content(path)
@@ -211,20 +211,20 @@ def read_answers(path: str | Path, published_keys: bool = False) -> list[Answere
         names = ("question_id", "answer", "response") if mmvp else ("pair", "answer", "said")
         absent = [name for name in names if name not in given]
         if absent:
-            raise PairError(
+            raise DataError(
                 f"{where} has no {absent[0]}; expected pair, answer and said (or MMVP's question_id, answer, response)"
             )
         first, answer, said = (given[name] for name in names)
         if mmvp:
             if type(first) is not int or first < 1 or first in seen:
-                raise PairError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
+                raise DataError(f"{where}: question_id is {short(first)}; expected a number from 1 that comes once")
             seen.add(first)
             if not published_keys and isinstance(answer, str):
                 answer = corrected_key(first, str(given.get("prompt", "")), answer)
             first = str((first + 1) // 2)
         first = str(first) if type(first) is int else first
         if not all(isinstance(text, str) for text in (first, answer, said)):
-            raise PairError(f"{where}: {', '.join(names)} must be texts")
+            raise DataError(f"{where}: {', '.join(names)} must be texts")
         words = given.get("words", "")
         found.append(Answered(first, bare(answer), said, words if isinstance(words, str) else ""))
     return found

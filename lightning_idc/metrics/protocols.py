@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import grouping
 from lightning_idc.metrics.captions import (
     USUAL,
@@ -260,7 +260,7 @@ def protocol_named(name: str) -> Protocol:
     """The protocol of a name.
 
     Raises:
-        PairError: there is none.
+        ConfigError: there is none.
 
     Example:
         >>> protocol_named("coco").metrics
@@ -269,7 +269,7 @@ def protocol_named(name: str) -> Protocol:
     if name not in PROTOCOLS:
         near = difflib.get_close_matches(name, PROTOCOLS, 1, 0.4)
         hint = f"did you mean {near[0]!r}? " if near else ""
-        raise PairError(f"there is no protocol {name!r}; {hint}There are {', '.join(PROTOCOLS)}")
+        raise ConfigError(f"there is no protocol {name!r}; {hint}There are {', '.join(PROTOCOLS)}")
     return PROTOCOLS[name]
 
 
@@ -277,12 +277,13 @@ def with_vocabulary(protocol: Protocol, vocabulary: Mapping[str, int]) -> Protoc
     """A protocol of numbers in place of words, with its vocabulary.
 
     Raises:
-        PairError: the protocol compares words, or the vocabulary lacks ``<UNK>``.
+        ConfigError: the protocol compares words.
+        DataError: the vocabulary lacks ``<UNK>``.
     """
     if "vocabulary" not in protocol.needs:
-        raise PairError(f"the protocol {protocol.name!r} compares words and takes no vocabulary")
+        raise ConfigError(f"the protocol {protocol.name!r} compares words and takes no vocabulary")
     if UNKNOWN_WORD not in vocabulary:
-        raise PairError(f"the vocabulary has no {UNKNOWN_WORD}; a number must stand for words it does not know")
+        raise DataError(f"the vocabulary has no {UNKNOWN_WORD}; a number must stand for words it does not know")
     digest = hashlib.sha256(json.dumps(sorted(vocabulary.items())).encode()).hexdigest()[:12]
     return replace(protocol.with_input("vocabulary", digest), score=partial(by_ids, dict(vocabulary)), needs=())
 
@@ -296,12 +297,13 @@ def checked_parts(protocol: Protocol, captions: Mapping[str, str], truths: Seque
         truths: references of every pair, in one or several records.
 
     Raises:
-        PairError: captions and references name different pairs, or something that the protocol needs is missing.
+        ConfigError: something that the protocol needs is missing.
+        DataError: captions and references name different pairs.
     """
     if "vocabulary" in protocol.needs:
-        raise PairError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
+        raise ConfigError(f"the protocol {protocol.name!r} needs a vocabulary: --vocabulary vocab.json")
     if not truths:
-        raise PairError("there are no references to score against")
+        raise DataError("there are no references to score against")
     parts = protocol.parts(truths)
     # pairs that the protocol leaves out may have a caption, and unknown pairs may not
     wanted = list(dict.fromkeys(truth.id for part in parts.values() for truth in part))
@@ -309,7 +311,7 @@ def checked_parts(protocol: Protocol, captions: Mapping[str, str], truths: Seque
     known = {truth.id for truth in truths}
     counted = [id for id in captions if id in scored or id not in known]
     if captions and not counted:
-        raise PairError(
+        raise DataError(
             f"none of the {len(captions)} captions is of a pair that {protocol.name!r} scores: {some(wanted)}"
         )
     check_ids(counted, wanted)
@@ -333,7 +335,8 @@ def evaluate(
         resources: what metrics need besides.
 
     Raises:
-        PairError: captions and references name different pairs, or something that the protocol needs is missing.
+        ConfigError: something that the protocol needs is missing.
+        DataError: captions and references name different pairs.
 
     Example:
         >>> truths = [ReferenceRecord("1", ("the cube moved", "the red cube has moved"))]

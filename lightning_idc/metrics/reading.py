@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import some
 from lightning_idc.metrics.content import EXPECTED, IDS, SAID, Content, short, writable
 from lightning_idc.metrics.grouping import ReferenceRecord
@@ -42,7 +42,7 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
         field: of a record, that holds its caption; None for the one of caption, prediction and text that it has.
 
     Raises:
-        PairError: the file is none of these, an id comes twice, or a record has two captions and no field is named.
+        DataError: the file is none of these, an id comes twice, or a record has two captions and no field is named.
     """
     content = Content(path)
     if content.form == "map":
@@ -55,7 +55,7 @@ def read_predictions(path: str | Path, field: str | None = None) -> Predictions:
         said = _said(record, where, field)
         if id in captions:
             same = "with the same caption" if captions[id] == said else "with another caption"
-            raise PairError(f"{where}: pair {id!r} comes again, {same}; give each pair one caption")
+            raise DataError(f"{where}: pair {id!r} comes again, {same}; give each pair one caption")
         captions[id] = said
     own = bool(records) and all("references" in record for _, record in records)
     truths = [_truth(record, where) for where, record in records] if own else []
@@ -74,7 +74,8 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
         split: kept of records that name several splits.
 
     Raises:
-        PairError: the file is none of these, the split is not in it, or only some of its records name one.
+        ConfigError: the file has other splits than this one, or several and none is chosen.
+        DataError: the file is none of these, or only some of its records name a split.
     """
     content = Content(path)
     if content.form == "coco":
@@ -88,16 +89,16 @@ def read_truths(path: str | Path, split: str | None = None) -> list[ReferenceRec
     splits = sorted({str(record["split"]) for _, record in records if record.get("split") is not None})
     lacking = [_id(record, where) for where, record in records if record.get("split") is None]
     if splits and lacking:
-        raise PairError(
+        raise DataError(
             f"{content.name}: {len(lacking)} of {len(records)} records have no split: {some(lacking)}; the others are "
             f"of {', '.join(splits)}; give each record its split, or none"
         )
     if len(splits) > 1 or (splits and split not in (None, *splits)):
         if split not in splits:
-            raise PairError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
+            raise ConfigError(f"{content.name} holds the splits {', '.join(splits)}; say which with --split")
         records = [(where, record) for where, record in records if str(record["split"]) == split]
     if not records:
-        raise PairError(f"{content.name} holds no references")
+        raise DataError(f"{content.name} holds no references")
     return [_truth(record, where) for where, record in records]
 
 
@@ -105,7 +106,7 @@ def read_types(path: str | Path) -> dict[str, str]:
     """Type of change by id, from a map of types to ids (CLEVR-Change's type_mapping.json) or of ids to types.
 
     Raises:
-        PairError: the file is neither, or an id has two types.
+        DataError: the file is neither, or an id has two types.
     """
     content = Content(path)
     types: dict[str, str] = {}
@@ -113,9 +114,9 @@ def read_types(path: str | Path) -> dict[str, str]:
         pairs = [(id, key) for id in value] if isinstance(value, list) else [(key, value)]
         for id, kind in pairs:
             if not isinstance(id, str) or not isinstance(kind, str):
-                raise PairError(f"{content.name}: {short(id)} has the type {short(kind)}; expected two texts")
+                raise DataError(f"{content.name}: {short(id)} has the type {short(kind)}; expected two texts")
             if types.setdefault(id, kind) != kind:
-                raise PairError(f"{content.name}: {id!r} is of type {types[id]!r} and of type {kind!r}")
+                raise DataError(f"{content.name}: {id!r} is of type {types[id]!r} and of type {kind!r}")
     return types
 
 
@@ -123,13 +124,13 @@ def read_ious(path: str | Path) -> dict[str, float]:
     """Overlap of views by id.
 
     Raises:
-        PairError: an overlap is not a number from 0 to 1.
+        DataError: an overlap is not a number from 0 to 1.
     """
     content = Content(path)
     ious = {}
     for id, value in _map_of(content).items():
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
-            raise PairError(f"{content.name}: the IoU of {id!r} is {short(value)}; expected a number from 0 to 1")
+            raise DataError(f"{content.name}: the IoU of {id!r} is {short(value)}; expected a number from 0 to 1")
         ious[id] = float(value)
     return ious
 
@@ -138,28 +139,28 @@ def read_vocabulary(path: str | Path) -> dict[str, int]:
     """Number by word.
 
     Raises:
-        PairError: a number is none, or two words have the same.
+        DataError: a number is none, or two words have the same.
     """
     content = Content(path)
     words: dict[str, int] = {}
     for word, number in _map_of(content).items():
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
-            raise PairError(f"{content.name}: {word!r} has the number {short(number)}; expected a whole number")
+            raise DataError(f"{content.name}: {word!r} has the number {short(number)}; expected a whole number")
         words[word] = number
     if len(set(words.values())) < len(words):
-        raise PairError(f"{content.name}: two words have one number, so their captions could not be told apart")
+        raise DataError(f"{content.name}: two words have one number, so their captions could not be told apart")
     return words
 
 
 def _map_of(content: Content) -> dict[str, Any]:
     if content.form != "map":
-        raise PairError(f"{content.name} holds a list of records; expected a map")
+        raise DataError(f"{content.name} holds a list of records; expected a map")
     return dict(_checked(content.items, content))
 
 
 def _checked(values: dict[str, Any], content: Content) -> dict[str, Any]:
     if not values:
-        raise PairError(f"{content.name} holds nothing")
+        raise DataError(f"{content.name} holds nothing")
     for key in values:
         writable(key, f"{content.name}: the id {key!r}")
     return values
@@ -167,30 +168,30 @@ def _checked(values: dict[str, Any], content: Content) -> dict[str, Any]:
 
 def _record(record: Any, where: str) -> dict[str, Any]:
     if not isinstance(record, dict):
-        raise PairError(f"{where} is {short(record)}; expected an object with an id and a caption")
+        raise DataError(f"{where} is {short(record)}; expected an object with an id and a caption")
     return record
 
 
 def _id(record: Mapping[str, Any], where: str) -> str:
     names = [name for name in IDS if name in record]
     if not names:
-        raise PairError(f"{where} has no id; expected one of {', '.join(IDS)} beside {', '.join(record) or 'nothing'}")
+        raise DataError(f"{where} has no id; expected one of {', '.join(IDS)} beside {', '.join(record) or 'nothing'}")
     value = record[names[0]]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise PairError(f"{where}: {names[0]} is {short(value)}; expected text or a whole number")
+        raise DataError(f"{where}: {names[0]} is {short(value)}; expected text or a whole number")
     return writable(str(value), f"{where}: {names[0]}")
 
 
 def _said(record: Mapping[str, Any], where: str, field: str | None = None) -> str:
     names = [name for name in SAID if name in record] if field is None else [field]
     if not names:
-        raise PairError(f"{where} has no caption; expected one of {', '.join(SAID)} beside {', '.join(record)}")
+        raise DataError(f"{where} has no caption; expected one of {', '.join(SAID)} beside {', '.join(record)}")
     if names[0] not in record:
-        raise PairError(f"{where} has no {field!r}, which --field names; it has {', '.join(record)}")
+        raise DataError(f"{where} has no {field!r}, which --field names; it has {', '.join(record)}")
     if any(record[name] != record[names[0]] for name in names):
         # one of them is often the ground truth
         found = " and ".join(f"{name} {short(record[name])}" for name in names)
-        raise PairError(f"{where} has {found}; say which is the caption, such as with --field {names[-1]}")
+        raise DataError(f"{where} has {found}; say which is the caption, such as with --field {names[-1]}")
     return _one_text(record[names[0]], f"{where}: {names[0]}")
 
 
@@ -201,19 +202,19 @@ def _one_text(value: Any, where: str) -> str:
     if isinstance(value, dict) and set(value) == {"caption"}:
         value = value["caption"]
     if not isinstance(value, str):
-        raise PairError(f"{where} is {short(value)}; expected one caption, as text")
+        raise DataError(f"{where} is {short(value)}; expected one caption, as text")
     return writable(value, where)
 
 
 def _truth(record: Mapping[str, Any], where: str) -> ReferenceRecord:
     names = [name for name in EXPECTED if name in record]
     if not names:
-        raise PairError(f"{where} has no references; expected one of {', '.join(EXPECTED)} beside {', '.join(record)}")
+        raise DataError(f"{where} has no references; expected one of {', '.join(EXPECTED)} beside {', '.join(record)}")
     kind, iou = record.get("change_type"), record.get("iou")
     if kind is not None and not isinstance(kind, str):
-        raise PairError(f"{where}: change_type is {short(kind)}; expected text")
+        raise DataError(f"{where}: change_type is {short(kind)}; expected text")
     if iou is not None and (isinstance(iou, bool) or not isinstance(iou, int | float) or not 0 <= iou <= 1):
-        raise PairError(f"{where}: iou is {short(iou)}; expected a number from 0 to 1")
+        raise DataError(f"{where}: iou is {short(iou)}; expected a number from 0 to 1")
     texts, split = tuple(_texts(record[names[0]], f"{where}: {names[0]}")), record.get("split")
     return ReferenceRecord(_id(record, where), texts, kind, iou, None if split is None else str(split))
 
@@ -228,7 +229,7 @@ def _texts(value: Any, where: str) -> list[str]:
         if isinstance(item, list) and item and all(isinstance(token, str) for token in item):
             item = " ".join(item)
         if not isinstance(item, str):
-            raise PairError(f"{where} holds {short(item)}; expected texts")
+            raise DataError(f"{where} holds {short(item)}; expected texts")
         texts.append(writable(item, where))
     return texts
 
@@ -245,8 +246,8 @@ def _annotated(content: Content) -> list[ReferenceRecord]:
         record.pop("id", None)  # of the annotation, not of the image
         id = _id(record, where)
         if texts and "images" in content.items and id not in texts:
-            raise PairError(f"{where}: image {id!r} is not among the file's images")
+            raise DataError(f"{where}: image {id!r} is not among the file's images")
         texts.setdefault(id, []).append(_said(record, where, "caption" if "caption" in record else None))
     if not texts:
-        raise PairError(f"{content.name} holds no references")
+        raise DataError(f"{content.name} holds no references")
     return [ReferenceRecord(id, tuple(of_pair)) for id, of_pair in texts.items()]

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import Interval
 from lightning_idc.metrics.captions import Scores
 from lightning_idc.metrics.confusion import confusion
@@ -132,21 +132,21 @@ def read_result(path: str | Path) -> dict[str, Any] | None:
     """A result from its file; None where the file is JSON of another kind.
 
     Raises:
-        PairError: the file is not JSON, or a result that lacks what it must have.
+        DataError: the file is not JSON, or a result that lacks what it must have.
     """
     source = Path(path)
     try:
         value = json.loads(source.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        raise PairError(f"{source} cannot be read as JSON: {error}") from None
+        raise DataError(f"{source} cannot be read as JSON: {error}") from None
     if not isinstance(value, dict) or value.get("schema") != SCHEMA:
         return None
     try:
         sound = _is_sound(value)
     except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise PairError(f"{source} is not a complete result: {error!r}; score its predictions again") from None
+        raise DataError(f"{source} is not a complete result: {error!r}; score its predictions again") from None
     if not sound:
-        raise PairError(f"{source} is not a sound result: a name or a score is of the wrong kind; score again")
+        raise DataError(f"{source} is not a sound result: a name or a score is of the wrong kind; score again")
     return value
 
 
@@ -180,7 +180,7 @@ def fingerprint(protocol: Protocol, truths: Sequence[ReferenceRecord]) -> str:
         truths: references of the pairs.
 
     Raises:
-        PairError: the protocol does not fit the pairs.
+        DataError: the protocol does not fit the pairs.
     """
     texts = [[truth.id, text] for truth in truths for text in truth.references]
     parts = protocol.parts(truths)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import ConfigError, reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, DataError, reads_file
 from lightning_idc.nn.differencing import DifferenceCNN
 from lightning_idc.nn.grid_backbone import ConvolutionalBackbone, GridBackbone, Residual, convolution, statistics
 
@@ -70,7 +69,8 @@ class TimmGrid(GridBackbone):
         in_channels: of the images; timm adapts pretrained weights to other numbers than three.
 
     Raises:
-        PairError: timm knows no such model, its weights are not available, or it has no grid of features.
+        ConfigError: timm knows no such model, or it has no grid of features.
+        CheckpointError: its weights are not available.
     """
 
     def __init__(self, name: str, pretrained: bool = False, stage: int = -1, in_channels: int = 3) -> None:
@@ -78,7 +78,7 @@ class TimmGrid(GridBackbone):
 
         if not timm.is_model(name):
             near = timm.list_models(f"*{name.split('_')[0].split('.')[0]}*")[:5]
-            raise PairError(
+            raise ConfigError(
                 f"timm knows no model {name!r}; expected 'cnn', 'residual', 'difference' or a timm name, for example "
                 f"{', '.join(near) or 'resnet18'}"
             )
@@ -87,7 +87,7 @@ class TimmGrid(GridBackbone):
         except Exception as error:
             if not pretrained:
                 raise
-            raise PairError(
+            raise CheckpointError(
                 f"the weights of {name!r} cannot be had ({error}); put them in the Hugging Face cache, or set "
                 "pretrained_backbone to false"
             ) from error
@@ -95,7 +95,7 @@ class TimmGrid(GridBackbone):
             # a layer that never runs would get no gradient, which distributed training refuses
             index = model.prune_intermediate_layers([stage], prune_norm=True, prune_head=True)[-1]
         except (AttributeError, NotImplementedError) as error:
-            raise PairError(f"timm's {name!r} gives no grid of features; choose another model") from error
+            raise ConfigError(f"timm's {name!r} gives no grid of features; choose another model") from error
         config = model.pretrained_cfg
         normalisation = statistics(in_channels, tuple(config["mean"]), tuple(config["std"]))
         super().__init__(model.feature_info[index]["num_chs"], *normalisation)
@@ -106,7 +106,7 @@ class TimmGrid(GridBackbone):
             return self.model.forward_intermediates(images, indices=[self.index], intermediates_only=True)[0]
         except AssertionError as error:  # timm's way to refuse a size
             height, width = images.shape[-2:]
-            raise PairError(
+            raise DataError(
                 f"{self.name!r} does not take images of {height}x{width} ({error}); set the data module's `image_size`"
             ) from error
 
@@ -133,8 +133,8 @@ def build_backbone(
         pairs: a network that reads pairs will do.
 
     Raises:
-        ConfigError: one that reads pairs is named where images are read one by one.
-        PairError: timm knows no such model.
+        ConfigError: timm knows no such model, or a backbone that reads pairs is named where images are read one by
+            one.
     """
     kind = OWN.get(name)
     found = TimmGrid(name, pretrained, stage, in_channels) if kind is None else kind(in_channels=in_channels)
@@ -154,23 +154,22 @@ def grid_of(backbone: GridBackbone, size: tuple[int, int]) -> tuple[int, int]:
 
 @reads_file("checkpoint")
 def load_backbone(backbone: nn.Module, checkpoint: str | Path) -> None:
-    """Load the weights under ``backbone.`` (or ``net.backbone.``) of a checkpoint into a backbone, strictly.
+    """Load the weights under ``net.backbone.`` of a checkpoint into a backbone, strictly.
 
     Raises:
-        PairError: the checkpoint is missing or holds another backbone.
+        CheckpointError: the checkpoint is missing or holds another backbone.
     """
     from lightning_idc.core.io import read_checkpoint
 
     state: Mapping[str, Tensor] = read_checkpoint(checkpoint)["state_dict"]
-    for prefix in ("backbone.", "net.backbone."):
-        own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
-        if own:
-            try:
-                backbone.load_state_dict(own)
-            except RuntimeError as error:
-                raise PairError(f"{str(checkpoint)!r} holds another backbone: {error}") from error
-            return
-    raise PairError(
-        f"{str(checkpoint)!r} holds no weights under 'backbone.'; expected a checkpoint of ObjectNaming or "
-        "PairTransformer"
-    )
+    prefix = "net.backbone."
+    weights = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
+    if not weights:
+        raise CheckpointError(
+            f"{str(checkpoint)!r} holds no weights under {prefix!r}; expected a checkpoint of ObjectNaming or "
+            "PairTransformer"
+        )
+    try:
+        backbone.load_state_dict(weights)
+    except RuntimeError as error:
+        raise CheckpointError(f"{str(checkpoint)!r} holds another backbone: {error}") from error

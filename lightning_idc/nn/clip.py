@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.restricted import is_torchscript, read_torchscript
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import ClipVocabulary, Vocabulary
 from lightning_idc.errors import CheckpointError, ConfigError
 
@@ -33,19 +32,20 @@ def build_clip(config: str | dict[str, Any], vocabulary: Vocabulary, pretrained:
             of OpenAI, such as ``ViT-B-32.pt``, of which no code is run; random when None.
 
     Raises:
-        PairError: open_clip knows no such model or weights, or they are for other words.
-        ConfigError: the weights are OpenAI's and the configuration has another GELU.
+        ConfigError: open_clip knows no such model, the weights are for other words, or they are OpenAI's and the
+            configuration has another GELU.
+        CheckpointError: the weights are not available, or cannot be read.
     """
     from open_clip.model import CLIP as OpenClip
     from open_clip.transformer import VisionTransformer
 
     if isinstance(config, str) and ":" in config:
         # hf-hub: and local-dir: may come from a checkpoint of somebody else, which must fetch and read nothing
-        raise PairError(f"clip is {config!r}; expected one of open_clip's own configurations, or one written out")
+        raise ConfigError(f"clip is {config!r}; expected one of open_clip's own configurations, or one written out")
     clip = _random(config, vocabulary) if pretrained is None else _pretrained(config, vocabulary, pretrained)
     plain = isinstance(clip, OpenClip) and isinstance(clip.visual, VisionTransformer)
     if not plain or not isinstance(clip.text_projection, nn.Parameter):
-        raise PairError("only CLIPs with open_clip's own two transformers can be opened up, for example ViT-B-32")
+        raise ConfigError("only CLIPs with open_clip's own two transformers can be opened up, for example ViT-B-32")
     return clip
 
 
@@ -54,20 +54,20 @@ def _random(config: str | dict[str, Any], vocabulary: Vocabulary) -> Any:
 
     found: dict[str, Any] | None = open_clip.get_model_config(config) if isinstance(config, str) else config
     if found is None:
-        raise PairError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
+        raise ConfigError(f"open_clip knows no model {config!r}; `open_clip.list_models()` names those there are")
     try:
         return open_clip.CLIP(**{**found, "text_cfg": {**found["text_cfg"], "vocab_size": len(vocabulary)}})
     except (KeyError, TypeError) as error:
-        raise PairError(f"this is not a configuration of open_clip's CLIP: {error}") from error
+        raise ConfigError(f"this is not a configuration of open_clip's CLIP: {error}") from error
 
 
 def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: str) -> Any:
     import open_clip
 
     if not isinstance(config, str):
-        raise PairError("pretrained weights belong to a model of open_clip: give its name, not a configuration")
+        raise ConfigError("pretrained weights belong to a model of open_clip: give its name, not a configuration")
     if not isinstance(vocabulary, ClipVocabulary):
-        raise PairError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
+        raise ConfigError("pretrained CLIP weights read CLIP's own sub-words; set `vocabulary: clip`")
     try:
         if Path(weights).is_file() and is_torchscript(weights):
             _has_quick_gelu(config, weights)
@@ -81,7 +81,7 @@ def _pretrained(config: str | dict[str, Any], vocabulary: Vocabulary, weights: s
     except (CheckpointError, ConfigError):
         raise
     except Exception as error:
-        raise PairError(
+        raise CheckpointError(
             f"the weights {weights!r} of {config!r} cannot be had ({error}); give a file, put them in the Hugging Face "
             "cache, or leave `pretrained` out"
         ) from error

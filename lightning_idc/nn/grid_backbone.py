@@ -10,7 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, DataError
 
 IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
@@ -49,7 +49,7 @@ class GridBackbone(nn.Module, ABC):
 
     def forward(self, images: Tensor) -> Tensor:
         if images.shape[-3] != self.in_channels:
-            raise PairError(
+            raise DataError(
                 f"images have {images.shape[-3]} channels and the backbone takes {self.in_channels}; choose the data "
                 f"module's `bands`, or set in_channels: {images.shape[-3]}"
             )
@@ -112,8 +112,8 @@ def statistics(
     """Mean and deviation of so many channels: those of colours for three, one half and one quarter for others.
 
     Raises:
-        PairError: there is not a single channel.
+        ConfigError: there is not a single channel.
     """
     if channels < 1:
-        raise PairError(f"in_channels is {channels}; expected at least 1")
+        raise ConfigError(f"in_channels is {channels}; expected at least 1")
     return (mean, std) if channels == len(mean) else ((0.5,) * channels, (0.25,) * channels)

@@ -17,11 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, ConfigError, DataError, reads_file
 
 CONFIG_KEY = "image_tokenizer"
-WEIGHTS_PREFIXES = ("tokenizer.", "net.tokenizer.")
+WEIGHTS_PREFIX = "net.tokenizer."
 
 
 def _norm(width: int) -> nn.GroupNorm:
@@ -168,7 +167,7 @@ class ImageTokenizer(nn.Module):
             an image of 64 x 64 about twenty times cheaper.
 
     Raises:
-        PairError: a number that no such network has.
+        ConfigError: a number that no such network has.
     """
 
     def __init__(
@@ -185,7 +184,7 @@ class ImageTokenizer(nn.Module):
         numbers = {"codebook_size": codebook_size, "latent": latent, "width": width, "blocks": blocks, "fold": fold}
         wrong = [f"{name} is {value}" for name, value in numbers.items() if value < 1]
         if wrong or not multipliers or min(multipliers) < 1:
-            raise PairError(f"{', '.join(wrong) or f'multipliers are {multipliers}'}; expected numbers of at least 1")
+            raise ConfigError(f"{', '.join(wrong) or f'multipliers are {multipliers}'}; expected numbers of at least 1")
         self.config: dict[str, Any] = {**numbers, "multipliers": list(multipliers), "attention": attention}
         self.codebook_size, self.latent, self.fold = codebook_size, latent, fold
         self.stride = fold * 2 ** (len(multipliers) - 1)
@@ -201,10 +200,10 @@ class ImageTokenizer(nn.Module):
         """Height and width of the grid of an image.
 
         Raises:
-            PairError: the image is not a whole number of cells.
+            DataError: the image is not a whole number of cells.
         """
         if height % self.stride or width % self.stride or not height or not width:
-            raise PairError(
+            raise DataError(
                 f"an image of {height}x{width} is not a whole number of cells of {self.stride}x{self.stride}; set the "
                 f"data module's `image_size` to multiples of {self.stride}"
             )
@@ -258,10 +257,10 @@ def as_pixels(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """uint8 images to floats in [-1, 1].
 
     Raises:
-        PairError: they are not uint8.
+        DataError: they are not uint8.
     """
     if images.dtype != torch.uint8:
-        raise PairError(f"images are {images.dtype}; expected uint8 with values 0 to 255")
+        raise DataError(f"images are {images.dtype}; expected uint8 with values 0 to 255")
     return images.to(dtype) / 127.5 - 1.0
 
 
@@ -273,22 +272,23 @@ def load_image_tokenizer(path: str | Path) -> ImageTokenizer:
         path: checkpoint of ``TokenizerTraining``, or of a model that carries a tokenizer with it.
 
     Raises:
-        PairError: there is no such checkpoint, or it holds something else.
+        CheckpointError: there is no such checkpoint, or it holds something else.
     """
     from lightning_idc.core.io import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     if CONFIG_KEY not in checkpoint:
-        raise PairError(f"{str(path)!r} holds no image tokenizer; expected a checkpoint of TokenizerTraining")
+        raise CheckpointError(f"{str(path)!r} holds no image tokenizer; expected a checkpoint of TokenizerTraining")
     tokenizer = ImageTokenizer(**checkpoint[CONFIG_KEY])
-    own = {
-        key.removeprefix(prefix): value
-        for prefix in WEIGHTS_PREFIXES
+    weights = {
+        key.removeprefix(WEIGHTS_PREFIX): value
         for key, value in checkpoint["state_dict"].items()
-        if key.startswith(prefix)
+        if key.startswith(WEIGHTS_PREFIX)
     }
     try:
-        tokenizer.load_state_dict(own)
+        tokenizer.load_state_dict(weights)
     except RuntimeError as error:
-        raise PairError(f"the image tokenizer in {str(path)!r} does not fit its own description: {error}") from error
+        raise CheckpointError(
+            f"the image tokenizer in {str(path)!r} does not fit its own description: {error}"
+        ) from error
     return tokenizer.requires_grad_(False).eval()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, DataError
 
 PLACES = (1, 5, 10)
 
@@ -34,14 +34,14 @@ def symmetric_cross_entropy(logits: Tensor) -> Tensor:
         logits: scaled similarities ``(N, N)``; row i and column i belong together.
 
     Raises:
-        PairError: the matrix is not square.
+        ConfigError: the matrix is not square.
 
     Example:
         >>> symmetric_cross_entropy(torch.zeros(2, 2))  # log 2
         tensor(0.6931)
     """
     if logits.ndim != 2 or logits.shape[0] != logits.shape[1]:
-        raise PairError(
+        raise ConfigError(
             f"symmetric cross entropy needs one caption per pair, logits (N, N); found {tuple(logits.shape)}"
         )
     targets = torch.arange(len(logits), device=logits.device)
@@ -77,11 +77,11 @@ def ranks(similarity: Tensor, relevant: Tensor) -> Tensor:
         relevant: bool ``(Q, N)``, True where the candidate answers the query.
 
     Raises:
-        PairError: a query has no relevant candidate.
+        DataError: a query has no relevant candidate.
     """
     if not bool(relevant.any(1).all()):
         lost = (~relevant.any(1)).nonzero()[:5, 0].tolist()
-        raise PairError(f"the queries {lost} have no relevant candidate; leave pairs without captions out")
+        raise DataError(f"the queries {lost} have no relevant candidate; leave pairs without captions out")
     best = similarity.masked_fill(~relevant, float("-inf")).amax(1, keepdim=True)
     return 1 + ((similarity >= best) & ~relevant).sum(1)
 
@@ -95,7 +95,7 @@ def recall_at(similarity: Tensor, relevant: Tensor, places: Sequence[int] = PLAC
         places: the k.
 
     Raises:
-        PairError: a query has no relevant candidate.
+        DataError: a query has no relevant candidate.
     """
     return _recall(ranks(similarity, relevant), places)
 

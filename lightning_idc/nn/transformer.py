@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.errors import ConfigError, PairError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number
 
 Remember = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Caches keys and values of the newest token, each ``(N, heads, 1, d)``, and gives those of all tokens so far."""
@@ -302,7 +302,7 @@ class Decoder(nn.Module):
         """Embed tokens ``(..., T)`` that follow ``past`` earlier ones."""
         length = past + tokens.shape[-1]
         if length > len(self.position):
-            raise PairError(
+            raise DataError(
                 f"a caption of {length} tokens does not fit a decoder of {len(self.position)}; shorten the captions or "
                 "lower max_length"
             )

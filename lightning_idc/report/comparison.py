@@ -80,7 +80,7 @@ def rows_of(
         constant: a caption chosen on training references, see ``metrics.floors.constant_caption``.
 
     Raises:
-        PairError: a captioner was not asked about all of the pairs.
+        DataError: a captioner was not asked about all of the pairs.
     """
     expected = References({id: texts for id, texts in references.items() if len(texts)})
     rows: list[Row] = []

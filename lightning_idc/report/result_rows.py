@@ -52,7 +52,7 @@ def read_results(folder: Path) -> dict[Path, dict[str, Any]]:
     """Results of a folder and of those below it, by file; other JSON files are passed over.
 
     Raises:
-        PairError: there is none, or one is damaged.
+        DataError: there is none, or one is damaged.
     """
     if not folder.is_dir():
         raise DataError(f"there is no folder {folder}")
@@ -144,7 +144,7 @@ def _identity(path: Path, result: Mapping[str, Any]) -> str:
     try:
         run = json.loads(record.read_text(encoding="utf-8"))
         keys = {key: value for key, value in run["overrides"].items() if not key.endswith("seed_everything")}
-        recipe = [run["recipe"], run.get("digest")]  # earlier versions wrote none
+        recipe = [run["recipe"], run["digest"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(
             f"{record} cannot be read ({error!r}); put back the one that the run wrote, or remove it"

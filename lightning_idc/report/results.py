@@ -107,7 +107,7 @@ class Results:
             origin: of captions and references.
 
         Raises:
-            PairError: the protocol does not fit the pairs.
+            DataError: the protocol does not fit the pairs.
         """
         scored = self.counted(protocol)
         listed = Recorded(*LEXICAL) if protocol.lists_differences else None

@@ -77,22 +77,8 @@ class ModelOptions:
             ConfigError: nothing of this name is there, or an option of reading images is unknown.
             CheckpointError: a file or folder cannot be read.
         """
-        from lightning_idc.methods.vlm.opening import open_captioner
-
-        given: dict[str, Any] = {"device": self.device, "dtype": self.dtype}
-        given |= {"prompt": self.prompt, "revision": self.revision}
-        name, known = str(self.model or DEFAULT), shipped()
-        path = known[name] if name in known else Path(name)
-        if path.is_file() or path.suffix == ".ckpt" or _is_ours(path):
-            captioner = open_captioner(checkpoint=path, **given)
-        elif path.is_dir() or _HUB_ID.fullmatch(name):
-            captioner = open_captioner(model=name, **given)
-        else:
-            raise ConfigError(
-                f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
-                "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
-                f"{nearest(name, known)}"
-            )
+        name = str(self.model or DEFAULT)
+        captioner = open_model(name, device=self.device, dtype=self.dtype, prompt=self.prompt, revision=self.revision)
         if self.model is None:
             warnings.warn(
                 f"described by the captioner {name!r} that comes with the library and knows "
@@ -102,6 +88,32 @@ class ModelOptions:
         if self.image:
             captioner.hparams["input_spec"] = {**(captioner.hparams["input_spec"] or {}), **_image_options(self.image)}
         return captioner
+
+
+def open_model(name: str, **options: Any) -> PairCaptioner:
+    """Captioner of any origin, ready to describe pairs.
+
+    Args:
+        name: as of :class:`ModelOptions`.
+        options: of :func:`~lightning_idc.methods.vlm.opening.open_captioner`.
+
+    Raises:
+        ConfigError: there is no model of this name.
+        CheckpointError: a file or folder cannot be read.
+    """
+    from lightning_idc.methods.vlm.opening import open_captioner
+
+    known = shipped()
+    path = known[name] if name in known else Path(name)
+    if path.is_file() or path.suffix == ".ckpt" or _is_ours(path):
+        return open_captioner(checkpoint=path, **options)
+    if path.is_dir() or _HUB_ID.fullmatch(name):
+        return open_captioner(model=name, **options)
+    raise ConfigError(
+        f"there is no model {name!r}: expected a .ckpt file, a folder of save_pretrained or of a "
+        "vision-language model, a hub id such as org/name, or a captioner that comes with the library; "
+        f"{nearest(name, known)}"
+    )
 
 
 def load(model: str | Path = DEFAULT, device: str = "auto", **options: Any) -> PairCaptioner:

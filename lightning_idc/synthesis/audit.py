@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.text import plain
 from lightning_idc.errors import DataError, StoreError
 from lightning_idc.files import save
@@ -24,7 +23,6 @@ _AREA_SCORES = ("confidence", "similarity", "caption_similarity")
 _AREA_BOTH = ("match", "caption_match")
 
 
-@renamed_arguments
 class Audit(PipelineStage):
     """Writes the audit page of the records that it reads, and passes them on.
 

@@ -17,7 +17,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 
 from lightning_idc.core.addon import TrainingStep, addons_of
-from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.adpo.adversarial_retriever import AdversarialRetriever, Retriever, memory_width
 from lightning_idc.methods.adpo.negatives import RandomCaption
 from lightning_idc.methods.adpo.pool import CaptionPool, choose
@@ -181,22 +182,22 @@ def test_a_retriever_starts_from_the_weights_of_another_run(tmp_path: Path) -> N
     again = AdversarialRetriever(weights=str(tmp_path / "adpo.ckpt"))
     second = fit([PreferenceOptimization(), again], tmp_path, max_steps=0)
     assert_same(dict(retriever_of(second).state_dict()), dict(retriever_of(first).state_dict()))
-    with pytest.raises(PairError, match="no retriever called 'other'"):
+    with pytest.raises(CheckpointError, match="no retriever called 'other'"):
         named = AdversarialRetriever(weights=str(tmp_path / "adpo.ckpt"), name="other")
         fit([PreferenceOptimization(), named], tmp_path, max_steps=0)
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="add that callback beside it"):
+    with pytest.raises(ConfigError, match="add that callback beside it"):
         fit([AdversarialRetriever()], tmp_path)
-    with pytest.raises(PairError, match="candidates is 1"):
+    with pytest.raises(ConfigError, match="candidates is 1"):
         AdversarialRetriever(candidates=1)
     for temperature in (0, math.nan):
-        with pytest.raises(PairError, match=f"temperature is {temperature}"):
+        with pytest.raises(ConfigError, match=f"temperature is {temperature}"):
             AdversarialRetriever(temperature=temperature)
-    with pytest.raises(PairError, match="scale is -1"):
+    with pytest.raises(ConfigError, match="scale is -1"):
         AdversarialRetriever(scale=-1)
-    with pytest.raises(PairError, match="alignment is -1"):
+    with pytest.raises(ConfigError, match="alignment is -1"):
         AdversarialRetriever(alignment=-1)
 
 
@@ -245,7 +246,7 @@ def test_pairs_of_mixed_sizes_are_seen_without_their_padding() -> None:
     alone = torch.cat([heads.embed_pairs(features, one) for one in pairs])
     torch.testing.assert_close(found, alone)
     assert not torch.allclose(heads.embed_pairs(features, padded), alone)
-    with pytest.raises(PairError, match=r"set data\.image_size"):
+    with pytest.raises(ConfigError, match=r"set data\.image_size"):
         EncoderHeads(["red"], FakeEncoder()).embed_pairs(features, padded, torch.tensor([[8, 12], [12, 9]]))
 
 

@@ -13,8 +13,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback
 
 from lightning_idc.callbacks.cache_features import CacheFeatures
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.store import feature_store
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.nn.backbones import SmallCNN
 
@@ -81,9 +82,9 @@ def test_what_does_not_fit_is_computed_every_time(tmp_path: Path, computed: list
 
 
 def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"'net\.backbone' makes of images, but it is trained; freeze it"):
+    with pytest.raises(ConfigError, match=r"'net\.backbone' makes of images, but it is trained; freeze it"):
         fit([CacheFeatures(tmp_path)], tmp_path, captioner(freeze_backbone=False))
-    with pytest.raises(PairError, match=r"finds no module 'net\.eye' in PairTransformer, which has"):
+    with pytest.raises(ConfigError, match=r"finds no module 'net\.eye' in PairTransformer, which has"):
         fit([CacheFeatures(tmp_path, module="net.eye")], tmp_path, captioner())
 
     class Hook(Callback):
@@ -91,7 +92,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
             pl_module.net.backbone.layers[0].register_forward_hook(lambda *_: None)
 
     model = captioner()
-    with pytest.raises(PairError, match=r"changes layers within 'net\.backbone'"):
+    with pytest.raises(ConfigError, match=r"changes layers within 'net\.backbone'"):
         fit([Hook(), CacheFeatures(tmp_path)], tmp_path, model)
 
     class Thaw(Callback):
@@ -100,7 +101,7 @@ def test_what_cannot_be_kept_is_refused(tmp_path: Path) -> None:
                 pl_module.net.backbone.requires_grad_(True)
 
     model = captioner()
-    with pytest.raises(PairError, match="but it is trained"):
+    with pytest.raises(ConfigError, match="but it is trained"):
         fit([Thaw(), CacheFeatures(tmp_path)], tmp_path, model)
     assert "forward" not in vars(model.net.backbone), "it is taken off after an error"
 

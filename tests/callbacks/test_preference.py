@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.core.addon import TrainingStep, addons_of
 from lightning_idc.core.captions import pad_captions
-from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.negatives import (
     Draw,
@@ -29,7 +29,7 @@ from lightning_idc.methods.adpo.negatives import (
     SelfSampled,
 )
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.preference_addon import Preference, beside
+from lightning_idc.methods.adpo.preference_addon import Preference, concatenate_captions
 from lightning_idc.methods.adpo.preference_losses import SimPO, SmoothedDPO, ipo
 from lightning_idc.methods.adpo.references import NoReference, ReferencePolicy
 
@@ -178,7 +178,7 @@ def test_nothing_changed_is_held_at_the_reference_instead_of_compared_with_a_cha
     step = TrainingStep(policy, batch, 0, policy.encode(batch))
     # with gradients, as in training: without them policy and reference would share the features
     found = float(addon.objective(step).detach())
-    shown = addon.compared(step, source.draw(step, 1, torch.Generator()).texts)
+    shown = addon.compare(step, source.draw(step, 1, torch.Generator()).texts)
     # pair 0: both say that nothing changed; 1: change over no change; 2: no change over a change; 3: two changes
     chosen, rejected = (values[:, 0].tolist() for values in (shown.chosen_ratio, shown.rejected_ratio))
     compared = sum(math.log1p(math.exp(-0.3 * (chosen[place] - rejected[place]))) for place in (0, 3))
@@ -215,21 +215,21 @@ def test_the_anchor_is_the_caption_loss_of_the_chosen(tmp_path: Path) -> None:
 def test_an_absent_chosen_caption_counts_nothing() -> None:
     tokens, mask = pad_captions([[[1, 5, 2], [1, 6, 7, 2]], [[1, 5, 2]]], 2)
     batch = PairBatch(torch.zeros(2, 2, 3, 8, 8, dtype=torch.uint8), tokens, mask, ["a", "b"], [[], []], [None, None])
-    both, kept = beside(batch, [[1, 8, 8, 8, 2]] * 4)
+    both, kept = concatenate_captions(batch, [[1, 8, 8, 8, 2]] * 4)
     assert both.shape == kept.shape == (2, 4, 5)
     assert kept.sum(-1).tolist() == [[2, 3, 4, 4], [2, 0, 4, 0]]
     assert both[1, 2].tolist() == [1, 8, 8, 8, 2]
 
 
-def test_falling_chosen_captions_are_told_once(tmp_path: Path) -> None:
-    model = fit([PreferenceOptimization(falling=2.0)], tmp_path, max_steps=1)
+def test_displacement_of_the_chosen_captions_is_warned_of_once(tmp_path: Path) -> None:
+    model = fit([PreferenceOptimization(displacement_threshold=2.0)], tmp_path, max_steps=1)
     addon = addons_of(model)["preference"]
     assert isinstance(addon, Preference)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        addon._warn(-1.9)
+        addon._check_displacement(-1.9)
     with pytest.warns(UserWarning, match=r"2\.5 nats less likely.*caption_weight"):
-        addon._warn(-2.5)
+        addon._check_displacement(-2.5)
 
 
 @pytest.mark.slow
@@ -282,28 +282,28 @@ def test_captions_of_the_same_scene(tmp_path: Path) -> None:
         for id, row in zip(ids, rows, strict=True):
             scene = [c for i in range(16) if captions.ids[i][:2] == id[:2] for c in captions.captions(i)]
             assert set(row) <= set(scene) - set(captions.captions(int(id)))
-    with pytest.raises(PairError, match="one scene"):
+    with pytest.raises(ConfigError, match="one scene"):
         SameScene(r"^(0)").connect(TinyPairs())
-    with pytest.raises(PairError, match="0 groups"):
+    with pytest.raises(ConfigError, match="0 groups"):
         SameScene("0")
-    with pytest.raises(PairError, match="not found in the id"):
+    with pytest.raises(DataError, match="not found in the id"):
         SameScene("(x)").connect(TinyPairs())
 
 
 def test_what_cannot_be_is_told(tmp_path: Path) -> None:
     for options in ({"beta": 0}, {"beta": math.nan}, {"caption_weight": -1.0}, {"image_weight": -1.0}):
         ((name, value),) = options.items()
-        with pytest.raises(PairError, match=f"{name} is {value}"):
+        with pytest.raises(ConfigError, match=f"{name} is {value}"):
             PreferenceOptimization(**options)
     for sampling, told in (
         ({"temperature": 0.0}, "temperature is 0.0"),
         ({"top_p": 1.5}, "top_p is 1.5; .* at most 1"),
     ):
-        with pytest.raises(PairError, match=told):
+        with pytest.raises(ConfigError, match=told):
             SelfSampled(**sampling)
     model = TinyCaptioner(vocabulary=["<pad>", "<bos>", "<eos>", "<unk>", "red"], max_length=4)
     loader = torch.utils.data.DataLoader([0])
-    with pytest.raises(PairError, match="the trainer has none"):
+    with pytest.raises(ConfigError, match="the trainer has none"):
         Trainer(callbacks=[PreferenceOptimization()], max_steps=1, enable_checkpointing=False, **QUIET).fit(
             model, loader
         )

@@ -57,7 +57,7 @@ def test_sources_side_by_side_share_the_loss_and_hear_of_their_own(tmp_path: Pat
     batch = batch_of(model)
 
     def loss(source: NegativeSource) -> float:
-        addon._opponent = (source,)
+        addon._adversary = (source,)
         return float(addon.objective(TrainingStep(model, batch, 0, model.encode(batch))).detach())
 
     alone = [loss(Says(source.text)) for source in sources]

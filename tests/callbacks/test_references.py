@@ -16,11 +16,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 
 from lightning_idc.core.addon import TrainingStep, addons_of
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.cached_scores import CachedScores, checksums
 from lightning_idc.methods.adpo.negatives import Draw, NegativeSource
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.preference_addon import beside
+from lightning_idc.methods.adpo.preference_addon import concatenate_captions
 from lightning_idc.methods.adpo.references import AdaptersOff, FrozenCopy, MovingAverage, ReferencePolicy
 
 
@@ -103,7 +104,7 @@ class FrozenCopyOfSft(FrozenCopy):
 
 
 def test_a_reference_that_leaks_is_refused(sft: str, tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"13 parameters are trained that switching off .* net\.backbone\.weight"):
+    with pytest.raises(ConfigError, match=r"13 parameters are trained that switching off .* net\.backbone\.weight"):
         fit([PreferenceOptimization(reference=AdaptersOff())], tmp_path, Adapted(leak=True, init_from=sft))
 
 
@@ -120,7 +121,7 @@ def test_a_moving_average_follows_by_its_formula(sft: str, tmp_path: Path) -> No
     for weight in [*seen[1:], model.net.head.weight.detach()]:
         expected = 0.5 * expected + 0.5 * weight
     torch.testing.assert_close(average.twin.net.head.weight, expected)
-    with pytest.raises(PairError, match="decay is 2"):
+    with pytest.raises(ConfigError, match="decay is 2"):
         MovingAverage(2.0)
 
 
@@ -179,13 +180,13 @@ def test_a_run_resumes_with_the_very_scores_that_it_had(sft: str, tmp_path: Path
 def test_scores_of_other_weights_are_refused(sft: str, tmp_path: Path) -> None:
     path = str(tmp_path / "scores.pt")
     fit([PreferenceOptimization(reference=CachedScores(FrozenCopy(), path))], tmp_path, start(sft), max_steps=1)
-    with pytest.raises(PairError, match="are stale: they come from weights"):
+    with pytest.raises(DataError, match="are stale: they come from weights"):
         fit([PreferenceOptimization(reference=CachedScores(FrozenCopy(), path))], tmp_path, TinyCaptioner())
-    with pytest.raises(PairError, match="there are no scores"):
+    with pytest.raises(ConfigError, match="there are no scores"):
         fit([PreferenceOptimization(reference=CachedScores(None, str(tmp_path / "no.pt")))], tmp_path, start(sft))
-    with pytest.raises(PairError, match="needs a reference"):
+    with pytest.raises(ConfigError, match="needs a reference"):
         CachedScores()
-    with pytest.raises(PairError, match="cannot be kept"):
+    with pytest.raises(ConfigError, match="cannot be kept"):
         CachedScores(MovingAverage())
 
 
@@ -209,7 +210,7 @@ def test_scores_of_other_pixels_are_computed_anew(sft: str, tmp_path: Path) -> N
     )
     assert (brighter.stale, brighter.computed) == (2 * 1, 0)
     refusing = CachedScores(None, path)
-    with pytest.raises(PairError, match="no score in"):
+    with pytest.raises(DataError, match="no score in"):
         fit(
             [PreferenceOptimization(negatives=FixedTwo(), reference=refusing)],
             tmp_path,
@@ -266,7 +267,7 @@ def test_a_policy_that_packs_captions_starts_at_its_reference_exactly(kind: type
     batch = model.collate(samples())
     rejected = ["red", "no", "it is a blue thing that moved far away from here"] * batch.tokens.shape[1]
     count = batch.tokens.shape[0] * batch.tokens.shape[1]
-    tokens, mask = beside(batch, model.tokenize(rejected[:count]))
+    tokens, mask = concatenate_captions(batch, model.tokenize(rejected[:count]))
     step = TrainingStep(model, batch, 0, model.encode(batch))
     with torch.no_grad():
         assert torch.equal(reference.score(step, tokens, mask), model.score(step.features, tokens, mask))

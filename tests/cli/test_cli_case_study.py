@@ -9,7 +9,7 @@ import pytest
 
 from lightning_idc.cli import main
 from lightning_idc.cli.case_study import case_study
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 
 
 def stage(folder: Path, name: str, negatives: dict[str, str]) -> None:
@@ -34,7 +34,7 @@ def test_pairs_that_all_stages_met_stand_side_by_side(tmp_path: Path, capsys: py
 
 
 def test_what_cannot_be_compared_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(PairError, match=r"has a negatives\.json"):
+    with pytest.raises(DataError, match=r"has a negatives\.json"):
         case_study(tmp_path, 3)
     stage(tmp_path, "dpo", {"red": "nothing changed"})
     stage(tmp_path, "adpo", {"blue": "nothing changed"})

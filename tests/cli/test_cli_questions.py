@@ -14,7 +14,7 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.questions import Question, read_questions
-from lightning_idc.errors import ConfigError, DataError, PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.paired_accuracy import CONTRAST, corrected_key, paired_accuracy, read_answers
 
 
@@ -169,10 +169,10 @@ def test_spatialeval_is_scored_by_task(tmp_path: Path, capsys: pytest.CaptureFix
 def test_questions_that_cannot_be_asked(tmp_path: Path, line: str, told: str) -> None:
     path = table(tmp_path / "own")
     path.write_text(f"pair,question,answer,before,after\n{line}")
-    with pytest.raises(PairError, match=told):
+    with pytest.raises(DataError, match=told):
         read_questions(path)
     path.write_text("pair,question,answer,before\n1,Which?,a,a.png")
-    with pytest.raises(PairError, match="no column 'after'"):
+    with pytest.raises(DataError, match="no column 'after'"):
         read_questions(path)
 
 
@@ -198,7 +198,7 @@ def test_a_captioner_is_asked(
         "prompt_inputs",
         lambda self, prompts, sizes: (asked.extend(prompts), prompt_inputs(self, prompts, sizes))[1],
     )
-    given = ["questions", "ask", str(table(tmp_path)), "--checkpoint", str(checkpoint), "--tokens", "5"]
+    given = ["questions", "ask", str(table(tmp_path)), "--model", str(checkpoint), "--tokens", "5"]
     records: dict[bool, list[dict[str, Any]]] = {}
     for contrast in (False, True):
         asked.clear()
@@ -232,7 +232,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     pictures(folder / "MMVP Images", "1.jpg", "2.jpg")
     lines = ["Index,Question,Options,Correct Answer", "1,Open?,(a) Yes (b) No,(a)", "2,Open?,(a) Yes (b) No,(b)"]
     (folder / "Questions.csv").write_text("\n".join(lines))
-    given = ["questions", "ask", str(folder / "Questions.csv"), "--checkpoint", str(checkpoint), "--tokens", "4"]
+    given = ["questions", "ask", str(folder / "Questions.csv"), "--model", str(checkpoint), "--tokens", "4"]
     out = tmp_path / "out.jsonl"
     assert main([*given, "--single", "--out", str(out)]) == 0
     assert asked == [(["1.jpg"], "Open? (a) Yes (b) No"), (["2.jpg"], "Open? (a) Yes (b) No")]
@@ -246,7 +246,7 @@ def test_a_single_picture_is_asked_about(tmp_path: Path, checkpoint: Path, monke
     ]
     records = [json.loads(line) for line in out.read_text().splitlines()]
     assert [record["answer"] for record in records] == ["(a)", "(b)"] and all("differences" in r for r in records)
-    tasks = ["questions", "ask", str(spatial(tmp_path / "vqa.parquet")), "--checkpoint", str(checkpoint)]
+    tasks = ["questions", "ask", str(spatial(tmp_path / "vqa.parquet")), "--model", str(checkpoint)]
     more = ["--tokens", "3", "--tasks", "spatialreal", "--out", str(out)]
     monkeypatch.setattr(QuestionAnswerer, "__call__", call)
     assert main([*tasks, *more]) == 0
@@ -280,7 +280,7 @@ def test_what_is_missing_to_ask(tmp_path: Path, capsys: pytest.CaptureFixture[st
     given = ["questions", "ask", str(table(tmp_path))]
     for more, told in (
         ([], "name a file with --out"),
-        (["--out", str(tmp_path / "x")], "either --checkpoint FILE or --model ID"),
+        (["--out", str(tmp_path / "x")], "name one with --model"),
         (["--out", str(tmp_path / "x"), "--model", "m", "--tokens", "0"], "at least one"),
         (["--out", given[-1], "--model", "m"], "is what is read, and would be lost; name another file"),
         (["--out", str(tmp_path), "--model", "m"], "is a folder; name a file in it"),

@@ -156,7 +156,7 @@ def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pyt
     for name in ("before", "after"):
         Image.new("RGB", (40, 40), "white").save(tmp_path / f"{name}.png")
     images = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
-    assert main(["describe", *images, "--checkpoint", str(tmp_path / "model"), "--json"]) == 0
+    assert main(["describe", *images, "--model", str(tmp_path / "model"), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert {"caption", "log_prob", "change_score", "boxes", "map", "size", "notes"} <= set(found)
     assert found["caption"] == model.describe(*images).text and found["size"] == [40, 40]
@@ -169,7 +169,7 @@ def test_describe_says_a_caption_as_text_and_as_json(tmp_path: Path, capsys: pyt
         (images[0], "https://example.org/a.png", "model", "is an address of the network"),
         (*images, "before.png", "is an image (PNG); expected a checkpoint"),
     ):
-        assert main(["describe", before, after, "--checkpoint", str(tmp_path / checkpoint)]) == 1
+        assert main(["describe", before, after, "--model", str(tmp_path / checkpoint)]) == 1
         said = capsys.readouterr().err.splitlines()[-1]
         assert said.startswith("error: ") and says in said
     for folder, says in ((foreign, "is a model of transformers (qwen2_5_vl)"), (tmp_path, "has no config.json")):

@@ -14,7 +14,7 @@ from lightning.pytorch.cli import OptimizerCallable
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 
 RECIPE = """
 recipe: {title: Toy, smoke: {data.items: 4}}
@@ -65,7 +65,7 @@ class Toy(Base):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_step == self.fail_at:
-            raise PairError(f"the training loss became nan at step {self.fail_at}")
+            raise ConfigError(f"the training loss became nan at step {self.fail_at}")
         time.sleep(self.pause)
         return super().training_step(batch, batch_idx)
 
@@ -82,7 +82,7 @@ class OneRankFails(Base):
 
     def training_step(self, batch: list[Tensor], batch_idx: int) -> Tensor:
         if self.global_rank == 1 and batch_idx == 1:
-            raise PairError("this process fails")
+            raise DataError("this process fails")
         return super().training_step(batch, batch_idx)
 
 

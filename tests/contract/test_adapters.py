@@ -15,7 +15,8 @@ from torch import Tensor
 
 from lightning_idc.core.adapter_callback import AdapterCallback
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairBatch, PairError
+from lightning_idc.core.types import PairBatch
+from lightning_idc.errors import ConfigError
 
 
 def shift(name: str = "shift", **options: Any) -> AdapterCallback:
@@ -132,10 +133,10 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_one_name_for_two_adapters_is_refused(trained: Path, tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="give the new one another name"):
+    with pytest.raises(ConfigError, match="give the new one another name"):
         fit([shift(merges=True)], tmp_path, tiny(init_from=str(trained)), max_epochs=0)
 
 
 def test_an_adapter_needs_a_captioner(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="goes onto a PairCaptioner"):
+    with pytest.raises(ConfigError, match="goes onto a PairCaptioner"):
         shift().setup(Trainer(**QUIET), LightningModule(), "fit")

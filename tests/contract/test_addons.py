@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from lightning_idc.core.addon import Addon, TrainingStep, addons_of, remove_addons
 from lightning_idc.core.addon_callback import AddonCallback
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 
 def test_weight_zero_equals_absent_bit_for_bit(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_two_addons_of_one_class(tmp_path: Path) -> None:
     model = fit([GuessColorCallback("one"), GuessColorCallback("two", weight=0.5)], tmp_path)
     one, two = addons_of(model)["one"], addons_of(model)["two"]
     assert not torch.equal(one.head.weight, two.head.weight)
-    with pytest.raises(PairError, match="two add-ons are called 'one'"):
+    with pytest.raises(ConfigError, match="two add-ons are called 'one'"):
         Trainer(callbacks=[GuessColorCallback("one"), _Renamed("one")], **QUIET).fit(TinyCaptioner(), TinyPairs())
 
 
@@ -153,12 +153,12 @@ def test_removed_addons_leave_nothing(tmp_path: Path) -> None:
 def test_one_objective_may_replace_the_caption_loss(tmp_path: Path) -> None:
     model = fit([CrudeObjectiveCallback("crude")], tmp_path, max_steps=1)
     assert model.net.head.weight.grad is None
-    with pytest.raises(PairError, match="at most one"):
+    with pytest.raises(ConfigError, match="at most one"):
         fit([CrudeObjectiveCallback("a"), CrudeObjectiveCallback("b")], tmp_path)
 
 
 def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="list the add-on first"):
+    with pytest.raises(ConfigError, match="list the add-on first"):
         fit([WeightAveraging(), GuessColorCallback("color")], tmp_path)
 
     class Manual(TinyCaptioner):
@@ -166,7 +166,7 @@ def test_order_and_host_rules_are_told(tmp_path: Path) -> None:
             super().__init__()
             self.automatic_optimization = False
 
-    with pytest.raises(PairError, match="automatic optimization"):
+    with pytest.raises(ConfigError, match="automatic optimization"):
         fit([GuessColorCallback("color")], tmp_path, Manual())
 
 
@@ -224,7 +224,7 @@ class Forgets(Addon):
     ],
 )
 def test_what_an_addon_of_ones_own_forgets_is_told(addon: Any, says: str, tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=says):
+    with pytest.raises(ConfigError, match=says):
         fit([Built(addon)], tmp_path, max_steps=1)
 
 
@@ -385,5 +385,5 @@ def test_an_exception_leaves_nothing_patched() -> None:
 
 
 def test_a_wrong_path_is_answered_with_the_right_ones() -> None:
-    with pytest.raises(PairError, match=r"no sub-module 'boddy'.*body"):
+    with pytest.raises(ConfigError, match=r"no sub-module 'boddy'.*body"):
         fit_foreign(Foreign(), [SquareCallback("square", at="boddy")])

@@ -17,9 +17,9 @@ from torch.utils.data import DataLoader
 from lightning_idc.core.captioner import AS_TRAINED
 from lightning_idc.core.captions import chosen_captions, pad_captions
 from lightning_idc.core.loading import load_captioner, strip_aux
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.metrics.metric import CaptionScores
 
 
@@ -208,7 +208,7 @@ def test_a_folder_cannot_name_foreign_code(trained: TinyCaptioner, tmp_path: Pat
     config = json.loads((tmp_path / "config.json").read_text())
     config["class_path"] = "os.system"
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(PairError, match=r"os\.system"):
+    with pytest.raises(CheckpointError, match=r"os\.system"):
         TinyCaptioner.from_pretrained(tmp_path)
 
 
@@ -269,7 +269,7 @@ def test_pairs_without_captions_are_named(trained: TinyCaptioner) -> None:
     sample = TinySource(1, 0).load(0)
     sample.captions = []
     batch = trained.collate([sample])
-    with pytest.raises(PairError, match="no caption to train on for 000"):
+    with pytest.raises(DataError, match="no caption to train on for 000"):
         trained.caption_loss(trained.encode(batch), batch)
 
 
@@ -280,19 +280,19 @@ def test_a_nan_loss_stops_the_run_and_names_the_pairs(tmp_path: Path) -> None:
             torch.nn.init.constant_(net.head.bias, float("nan"))
             return net  # type: ignore[return-value]
 
-    with pytest.raises(PairError, match="became nan on the pairs"):
+    with pytest.raises(ConfigError, match="became nan on the pairs"):
         fit([], tmp_path, Broken(), enable_checkpointing=True)
     assert not list(tmp_path.rglob("*.ckpt"))
 
 
 def test_a_captioner_without_words_says_what_to_do() -> None:
     image = torch.zeros(3, 4, 4, dtype=torch.uint8)
-    with pytest.raises(PairError, match="load a checkpoint, or fit it"):
+    with pytest.raises(ConfigError, match="load a checkpoint, or fit it"):
         TinyCaptioner().describe(image, image)
 
 
 def test_a_missing_checkpoint_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="there is no checkpoint"):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
         fit([], tmp_path, TinyCaptioner(init_from=str(tmp_path / "nowhere.ckpt")))
 
 
@@ -331,7 +331,7 @@ def test_words_are_needed_from_somewhere() -> None:
         def train_captions(self) -> list[str]:
             return []
 
-    with pytest.raises(PairError, match="needs some to learn its words from"):
+    with pytest.raises(DataError, match="needs some to learn its words from"):
         Trainer(**QUIET).test(TinyCaptioner(), NothingToTrainOn(batch_size=4))
 
 

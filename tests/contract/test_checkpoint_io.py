@@ -18,7 +18,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 
 from lightning_idc.core.checkpoint_io import AtomicCheckpointIO, _steps, newest_checkpoint, write_checkpoint
-from lightning_idc.errors import PairError
+from lightning_idc.errors import CheckpointError
 
 MB = 1 << 20
 
@@ -48,7 +48,7 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_and_says_which_disk(small_dis
     target = small_disk / "last.ckpt"
     write_checkpoint(content(1, 100), target)
     with pytest.raises(
-        PairError, match=r"the disk of '.*disk' is full .*last\.ckpt could not be written.*\(last\.ckpt\)"
+        CheckpointError, match=r"the disk of '.*disk' is full .*last\.ckpt could not be written.*\(last\.ckpt\)"
     ):
         write_checkpoint(content(2, MB), target)
     assert torch.load(target, weights_only=True)["global_step"] == 1
@@ -64,7 +64,7 @@ def test_a_full_disk_during_training_leaves_a_run_that_goes_on(small_disk: Path)
     trainer(1).fit(TinyCaptioner(), data)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(2 * MB - (small_disk / "last.ckpt").stat().st_size - 20 * 1024))
-    with pytest.raises(PairError, match="is full"):
+    with pytest.raises(CheckpointError, match="is full"):
         trainer(2).fit(TinyCaptioner(), TinyPairs(batch_size=4), ckpt_path=small_disk / "last.ckpt", weights_only=True)
     filler.unlink()
     newest = newest_checkpoint(small_disk)
@@ -83,14 +83,14 @@ def test_no_room_told_by_the_system_is_told_to_the_user(tmp_path: Path, monkeypa
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(PairError, match=r"is full .*what was written before is complete \(last\.ckpt\)"):
+    with pytest.raises(CheckpointError, match=r"is full .*what was written before is complete \(last\.ckpt\)"):
         write_checkpoint(content(2), target)
     assert torch.load(target, weights_only=True)["global_step"] == 1 and len(os.listdir(tmp_path)) == 1
 
 
 def test_a_folder_that_must_not_be_written_to_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(PairError, match=r"could not be written: .*; there is no earlier one"):
+    with pytest.raises(CheckpointError, match=r"could not be written: .*; there is no earlier one"):
         write_checkpoint(content(1), tmp_path / "file" / "last.ckpt")
 
 

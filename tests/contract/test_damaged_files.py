@@ -293,7 +293,7 @@ OTHERS: dict[str, Callable[[Path], Any]] = {
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_readers(name: str, trace: Path) -> None:
     content = {
-        "state_dict": {"encoder.w": torch.zeros(1), "backbone.weight": torch.zeros(1, 1)},
+        "state_dict": {"net.w": torch.zeros(1), "net.backbone.weight": torch.zeros(1, 1)},
         "hyper_parameters": {},
         "dual_encoder": {"width": 8},
         "image_tokenizer": {"width": 8},

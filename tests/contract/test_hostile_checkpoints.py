@@ -12,11 +12,11 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.errors import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 
-LORA = "lightning_idc.methods.vlm.lora.LoraAdapter"
-MODEL = "lightning_idc.methods.pair_transformer.module.PairTransformer"
+LORA = "lightning_idc.methods.LoraAdapter"
+MODEL = "lightning_idc.methods.PairTransformer"
 
 
 def touch(trace: Path) -> str:
@@ -40,9 +40,7 @@ def gadgets(trace: Path) -> dict[str, dict[str, Any]]:
         "module in adapters": in_adapters(module),
         "adapter of a foreign class": {"adapters": {"a": {"class_path": "evil_mod.Evil", "init_args": {}}}},
         "adapter with a nested class": {
-            "adapters": {
-                "a": {"class_path": "lightning_idc.methods.vlm.lora.LoraAdapter", "init_args": {"targets": sympy}}
-            }
+            "adapters": {"a": {"class_path": "lightning_idc.methods.LoraAdapter", "init_args": {"targets": sympy}}}
         },
         "optimizer beside the file": {"optimizer": module},
         "schedule beside the file": {"schedule": module},
@@ -110,7 +108,7 @@ def run(arguments: list[str]) -> None:
 
 TRAINER = ["--trainer.accelerator=cpu", "--trainer.logger=false", "--trainer.max_steps=1"]
 VERBS = {
-    "describe": ["describe", "b.png", "a.png", "--checkpoint", "model.ckpt"],
+    "describe": ["describe", "b.png", "a.png", "--model", "model.ckpt"],
     **{
         verb: [
             verb,
@@ -151,7 +149,7 @@ def test_training_verbs_run_nothing_of_a_checkpoint(verb: str, gadget: str, good
 @pytest.mark.parametrize("gadget", ["sympy in adapters", "vocabulary", "adapter with a nested class"])
 def test_a_hostile_checkpoint_is_refused_in_one_sentence(gadget: str, good: dict[str, Any], folder: Path) -> None:
     write(good, gadgets(folder / "PWNED")[gadget])
-    with pytest.raises(PairError, match="may be hostile"):
+    with pytest.raises(CheckpointError, match="may be hostile"):
         load_captioner("model.ckpt")
 
 

@@ -298,7 +298,7 @@ def test_values_of_a_folder_build_nothing(name: str, good: dict[str, Any], place
 def test_values_beside_the_weights_build_nothing(key: str, name: str, place: Path) -> None:
     value = gadgets(place / "PWNED")[name]["adapters"]["a"]["x"]
     options = {"width": value, "backbone": value, "vocabulary": value, "class_path": value}
-    torch.save({"state_dict": {"encoder.w": torch.zeros(1)}, "hyper_parameters": {}, key: options}, "file.ckpt")
+    torch.save({"state_dict": {"net.w": torch.zeros(1)}, "hyper_parameters": {}, key: options}, "file.ckpt")
     for reader in ("captioner", "module", "image tokenizer", "dual encoder", "backbone", "CLIP4IDC"):
         harmless(place, lambda r=READERS[reader]: r(place / "file.ckpt"))
 
@@ -325,7 +325,7 @@ def test_data_of_a_checkpoint_build_nothing(name: str, place: Path) -> None:
 
 
 @pytest.mark.parametrize("written", ["/made", "../made", "~/made", "cache/../../made", ".", 5])
-@pytest.mark.parametrize("option", ["cache_images", "decode_once", "cache_dir"])
+@pytest.mark.parametrize("option", ["cache_images", "cache_dir"])
 def test_data_of_a_checkpoint_write_nothing_outside(option: str, written: Any, place: Path) -> None:
     stored = {"class_path": "FolderPairs", "init_args": {"root": "pairs", option: written}}
     assert with_stored_data({}, {"data": stored})["data"]["init_args"] == {"root": "pairs"}

@@ -13,6 +13,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.demos.boring_classes import BoringDataModule
 
 from lightning_idc.core.module import PairModule
+from lightning_idc.core.names import public_name
 from lightning_idc.core.vocabulary import SPECIALS
 from lightning_idc.errors import CheckpointError
 from lightning_idc.methods import NAMC, Clip4Idc, Clip4IdcRetrieval, PairNaming, PairTransformer
@@ -52,7 +53,7 @@ def saved(model: PairModule, path: Path, without: str | None = None) -> str:
     """A checkpoint as the Trainer writes it, if need be without one of the hyper-parameters."""
     model.build()
     hparams = {name: value for name, value in dict(model.hparams).items() if name != without}
-    checkpoint = {"state_dict": model.state_dict(), "hyper_parameters": hparams, "class_path": type(model).__name__}
+    checkpoint = {"state_dict": model.state_dict(), "hyper_parameters": hparams, "class_path": public_name(type(model))}
     torch.save(checkpoint, path)
     return str(path)
 
@@ -110,7 +111,7 @@ def test_what_takes_no_part_is_not_compared(tmp_path: Path) -> None:
     # the heads of a decoder that is left behind, and the text tower that a tower for images stands beside
     captioner(encoder_weights=saved(captioner(heads=4), tmp_path / "a.ckpt")).build()
     retrieval(tower_weights=saved(naming(MANY), tmp_path / "b.ckpt")).build()
-    # nor is what an older checkpoint does not say
+    # nor is what a checkpoint does not say
     NAMC(**CAPTIONER, heads=2, init_from=saved(NAMC(**CAPTIONER), tmp_path / "c.ckpt", without="heads")).build()
 
 

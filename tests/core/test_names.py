@@ -1,4 +1,4 @@
-"""One class has one name: bare, public, defining module and first edition lead to it."""
+"""One class has one name: bare name, public path and path of the defining module lead to it."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ import pytest
 
 from lightning_idc._lazy import public_names
 from lightning_idc.core import names
-from lightning_idc.core.aliases import MOVED_MODULES, RENAMED_ARGUMENTS, current_path
-from lightning_idc.core.arguments import accepted_arguments
 from lightning_idc.core.names import class_of, full_name, public_name, with_full_names
 from lightning_idc.errors import ConfigError
 
@@ -44,21 +42,15 @@ def test_no_public_name_stands_for_two_classes() -> None:
         ("WarmupCosine", "lightning_idc.core.schedules.WarmupCosine"),
         ("CSVLogger", "lightning.pytorch.loggers.CSVLogger"),
         ("lightning_idc.data.synthetic.SyntheticPairs", "lightning_idc.data.SyntheticPairs"),
-        ("lightning_idc.callbacks.mdp_adapter.MDPAdapter", "lightning_idc.callbacks.MDPAdapter"),
         ("lightning_idc.data.transforms.Flip", "lightning_idc.data.Flip"),
         ("lightning_idc.data.transforms.pairs.Flip", "lightning_idc.data.Flip"),
         ("mine.Captioner", "mine.Captioner"),
     ],
 )
-def test_names_of_other_packages_and_of_the_first_edition(given: str, full: str) -> None:
+def test_paths_lead_to_the_public_name(given: str, full: str) -> None:
     assert full_name(given) == full or full_name(given).endswith(f".{full.rpartition('.')[2]}")
     if not given.startswith("mine"):
         assert class_of(given) is class_of(full)
-
-
-@pytest.mark.parametrize("module", sorted(MOVED_MODULES.values()))
-def test_a_path_of_today_is_not_moved_again(module: str) -> None:
-    assert current_path(f"lightning_idc.{module}.Some") == f"lightning_idc.{module}.Some"
 
 
 @pytest.mark.parametrize(
@@ -84,14 +76,3 @@ def test_names_are_filled_in_at_any_depth_and_nothing_else_is_touched() -> None:
     assert found["a"][0]["class_path"] == "lightning_idc.methods.ProCap"
     assert found["a"][0]["init_args"]["b"]["class_path"] == "torch.optim.AdamW"
     assert found["model"] == "ProCap" and given["a"][0]["class_path"] == "ProCap"
-
-
-@pytest.mark.parametrize("name", RENAMED_ARGUMENTS)
-def test_arguments_with_a_new_name_are_read_under_the_old_one(name: str) -> None:
-    for old, new in RENAMED_ARGUMENTS[name].items():
-        known = accepted_arguments(class_of(name)) or ()
-        assert new in known and old not in known
-        found = with_full_names({"class_path": name, "init_args": {old: 2}})
-        assert found == {"class_path": name, "init_args": {new: 2}}
-        with pytest.raises(ConfigError, match=f"{old} is the old name of {new}; give {new} alone"):
-            class_of(name)(**{old: 1, new: 1})

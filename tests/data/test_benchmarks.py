@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC
@@ -24,6 +23,7 @@ from lightning_idc.data.benchmarks.omnidiff import OmniDiff
 from lightning_idc.data.benchmarks.spot_the_diff import SpotTheDiff
 from lightning_idc.data.core.benchmark import Benchmark, Counts, LayoutError
 from lightning_idc.data.core.checking import check
+from lightning_idc.errors import ConfigError, DataError, IDCError
 
 
 def paint(path: Path, value: int) -> None:
@@ -218,7 +218,7 @@ def test_official_counts_are_insisted_on(make: Any, tmp_path: Path) -> None:
         data: Benchmark = ImgDiff(tmp_path, part="removal")
     else:
         data = kind(tmp_path)
-    with pytest.raises(PairError, match="official: false"):
+    with pytest.raises(DataError, match="official: false"):
         data.pairs_of("train")
 
 
@@ -236,7 +236,7 @@ def test_both_pairs_of_a_clevr_scene_come_in_one_step(tmp_path: Path) -> None:
     data = CLEVRChange(tmp_path, official=False, scenes_together=True, batch_size=2)
     steps = [[id.removesuffix("_n") for id in batch["ids"]] for batch in data.train_dataloader()]
     assert sorted(map(tuple, steps)) == [("000003.png",) * 2, ("000007.png",) * 2]
-    with pytest.raises(PairError, match="an even batch_size, found change and 3"):
+    with pytest.raises(ConfigError, match="an even batch_size, found change and 3"):
         CLEVRChange(tmp_path, pairs="change", scenes_together=True, batch_size=3)
 
 
@@ -272,7 +272,7 @@ def test_spot_the_diff_groupings(tmp_path: Path) -> None:
     assert entry.ids == ["4", "2", "4#2"] and entry.captions(2) == ["the van is gone"]
     multi = spot_the_diff(tmp_path, grouping="multi", max_words=5).pairs_of("test")
     assert multi.captions(0) == ["a car left. the van"]
-    with pytest.raises(PairError, match="grouped, entry, multi"):
+    with pytest.raises(ConfigError, match="grouped, entry, multi"):
         SpotTheDiff(tmp_path, grouping="pairs")  # type: ignore[arg-type]
 
 
@@ -287,7 +287,7 @@ def test_pairs_without_a_sentence_can_be_kept(tmp_path: Path, capsys: pytest.Cap
     assert "grouping grouped: one pair per image" in told and "do not compare with those of entry, multi" in told
     assert "1,270 test pairs, as in published numbers: 7 without a sentence score 0" in told
     assert any("1,397 test pairs; 7 more" in line for line in SpotTheDiff(tmp_path, grouping="entry").remarks())
-    with pytest.raises(PairError, match="leave_out, keep"):
+    with pytest.raises(ConfigError, match="leave_out, keep"):
         SpotTheDiff(tmp_path, empty_references="drop")  # type: ignore[arg-type]
 
 
@@ -314,16 +314,16 @@ def test_pairs_of_a_split_that_is_unknown_are_not_lost(tmp_path: Path) -> None:
     table["images"][1]["split"] = "Val"
     write(tmp_path / "LevirCCcaptions.json", table)
     for split in ("train", "test"):
-        with pytest.raises(PairError, match=r"image 2: the split is 'Val'; expected train, val or test"):
+        with pytest.raises(DataError, match=r"image 2: the split is 'Val'; expected train, val or test"):
             LEVIRCC(tmp_path, official=False).pairs_of(split)  # type: ignore[arg-type]
     (tmp_path / "LevirCCcaptions.json").unlink()
     write(tmp_path / "levir_cc_captions.json", {"train_000001.png": ["x"], "000001.png": ["y"]})
-    with pytest.raises(PairError, match=r"json, 000001\.png: the split is '000001\.png'; expected train"):
+    with pytest.raises(DataError, match=r"json, 000001\.png: the split is '000001\.png'; expected train"):
         LEVIRCC(tmp_path, official=False).pairs_of("train")
     birds_to_words(tmp_path)
     path = tmp_path / "birds-to-words-v1.0.tsv"
     path.write_text(path.read_text().replace("\tval\t", "\tdev\t"))
-    with pytest.raises(PairError, match=r"line 4: the split is 'dev'; expected train, val or test"):
+    with pytest.raises(DataError, match=r"line 4: the split is 'dev'; expected train, val or test"):
         BirdsToWords(tmp_path, official=False).pairs_of("train")
 
 
@@ -383,7 +383,7 @@ def test_omnidiff_fields_are_adapted(tmp_path: Path) -> None:
         ["A lamp is off."],
         (1, 2),
     )
-    with pytest.raises(PairError, match=r"no field 'image1' for before; .*'image', 'conversations'"):
+    with pytest.raises(DataError, match=r"no field 'image1' for before; .*'image', 'conversations'"):
         OmniDiff(tmp_path, official=False, annotations_file=name).pairs_of("val")
 
 
@@ -392,7 +392,7 @@ def test_omnidiff_records_without_a_path_are_told(tmp_path: Path, value: Any) ->
     data = omnidiff(tmp_path)
     write(tmp_path / "real/val.json", [{"id": "v", "image1": "img/a.png", "image2": value, "caption": "x"}])
     data.on_missing = "skip"
-    with pytest.raises(PairError, match=r"record 1: image2 is .*; expected the path of an image"):
+    with pytest.raises(DataError, match=r"record 1: image2 is .*; expected the path of an image"):
         data.pairs_of("val")
 
 
@@ -422,18 +422,18 @@ def test_nothing_outside_the_root_is_read(tmp_path: Path) -> None:
     image_editing_request(root)
     for name in ("../../secret.png", "..", "a/../../../secret.png", "sub/"):
         write(root / "train.json", [{"uid": "1", "img0": name, "img1": "b.png", "sents": ["x"]}])
-        with pytest.raises(PairError, match=r"leaves the data folder|is not the path of a file"):
+        with pytest.raises(IDCError, match=r"leaves the data folder|is not the path of a file"):
             ImageEditingRequest(root, official=False).pairs_of("train")
     (root / "images/link.png").symlink_to(tmp_path / "secret.png")
     write(root / "train.json", [{"uid": "1", "img0": "link.png", "img1": "b.png", "sents": ["x"]}])
-    with pytest.raises(PairError, match="link that leaves"):
+    with pytest.raises(DataError, match="link that leaves"):
         ImageEditingRequest(root, official=False).pairs_of("train")
 
 
 def test_a_web_page_instead_of_annotations(tmp_path: Path) -> None:
     spot_the_diff(tmp_path)
     (tmp_path / "annotations/train.json").write_text("\n <!DOCTYPE html><html>Sign in</html>")
-    with pytest.raises(PairError, match="it is a web page"):
+    with pytest.raises(IDCError, match="it is a web page"):
         SpotTheDiff(tmp_path, official=False).pairs_of("train")
 
 

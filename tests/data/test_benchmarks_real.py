@@ -15,7 +15,7 @@ from PIL import Image
 
 from lightning_idc.core.evaluation import no_change_rates
 from lightning_idc.core.images import read_image, resize
-from lightning_idc.core.types import PairError, stack_images
+from lightning_idc.core.types import stack_images
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.image_editing_request import ImageEditingRequest
@@ -27,6 +27,7 @@ from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.sampling import Draw
 from lightning_idc.data.transforms.pairs import Compose, Flip, Jitter, RandomCrop, Resize
 from lightning_idc.data.transforms.sides import swap_sides
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.confusion import confusion
 
@@ -220,7 +221,7 @@ def test_a_record_that_is_gone_is_noticed(annotations: Path, tmp_path: Path) -> 
     entries = load(annotations / "spot_the_diff/val.json")
     (tmp_path / "annotations").mkdir()
     (tmp_path / "annotations/val.json").write_text(json.dumps(entries[:-1]))
-    with pytest.raises(PairError, match=r"expected 1,493 pairs, .* found 1,49\d pairs.* official: false"):
+    with pytest.raises(DataError, match=r"expected 1,493 pairs, .* found 1,49\d pairs.* official: false"):
         SpotTheDiff(tmp_path).pairs_of("val")
     with pytest.raises(LayoutError, match=r"annotations/train\.json"):
         SpotTheDiff(tmp_path).pairs_of("train")

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.core.checking import check
 from lightning_idc.data.core.mixture import Mixture
+from lightning_idc.errors import ConfigError
 
 SIDES = ("before", "after")
 
@@ -99,7 +99,7 @@ def test_images_can_be_scaled_bicubically(root: Path) -> None:
         for how in ("bilinear", "bicubic")
     ]
     assert scaled[0].ne(scaled[1]).any()
-    with pytest.raises(PairError, match="expected one of bilinear, bicubic"):
+    with pytest.raises(ConfigError, match="expected one of bilinear, bicubic"):
         FolderPairs(root, interpolation="nearest")  # type: ignore[arg-type]
 
 
@@ -121,7 +121,7 @@ def test_pairs_that_are_called_by_their_place_share_no_id_and_splits_left_out_ar
 
     assert table().pairs_of("train").ids == table().pairs_of("test").ids
     assert check(table(), print) == []
-    with pytest.raises(PairError, match=r"splits names none for 'val'; found 'train', 'test'"):
+    with pytest.raises(ConfigError, match=r"splits names none for 'val'; found 'train', 'test'"):
         table().pairs_of("val")
     assert check(table(shared=2), print) == [
         "test: 1 of 3 pairs have the same images as one in train: 000000 = 000002",

@@ -19,13 +19,11 @@ from lightning_idc.data import (
     FolderPairs,
     HQEdit,
     PairDataModule,
-    ReplaceWords,
     SpotTheDiff,
     SyntheticPairs,
 )
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.core.plotting import as_rgb, plot_pair
-from lightning_idc.errors import ConfigError
 
 
 @pytest.fixture
@@ -114,15 +112,6 @@ def test_what_describes_the_input_travels(spot: Path, tmp_path: Path) -> None:
         FolderPairs(tmp_path, image_size=0)
     with pytest.raises(ValueError, match="8-bit images; value_range has no meaning"):
         DeepPCB(tmp_path, value_range="auto")
-
-
-def test_old_names_of_arguments_work_for_one_version(spot: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="silent is called empty_references now"):
-        assert SpotTheDiff(spot, silent="keep").keeps("test")
-    with pytest.warns(DeprecationWarning, match="share is called ratio now"):
-        assert ReplaceWords(share=0.4).ratio == 0.4
-    with pytest.raises(ConfigError, match="share is the old name of ratio"):
-        ReplaceWords(0.4, share=0.5)
 
 
 BENCHMARKS = [

@@ -13,7 +13,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB
 from lightning_idc.data.benchmarks.deeppcb_cells import DeepPCBCells, change_cells
 from lightning_idc.data.benchmarks.defects import (
@@ -26,6 +25,7 @@ from lightning_idc.data.benchmarks.defects import (
 )
 from lightning_idc.data.core.checking import check
 from lightning_idc.data.transforms.pairs import swap_sides
+from lightning_idc.errors import DataError
 
 LINES = {  # per pair: x1 y1 x2 y2 type
     "00001000": "10 20 40 60 1\n300 300 340 330 3\n310 20 330 50 3\n",
@@ -197,21 +197,21 @@ def test_facts(root: Path) -> None:
 def test_bad_annotations_are_named(tmp_path: Path, line: str, told: str) -> None:
     mini(tmp_path)
     (tmp_path / "group00001/00001_not/00001001.txt").write_text(f"1 1 9 9 1\n{line}\n")
-    with pytest.raises(PairError, match=rf"00001001\.txt, line 2: .*{told}"):
+    with pytest.raises(DataError, match=rf"00001001\.txt, line 2: .*{told}"):
         DeepPCB(tmp_path, official=False).pairs_of("train")
 
 
 def test_absent_data_end_in_the_expected_tree(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(
-            PairError, match=r"missing: trainval.txt, test.txt, group\*/(.|\n)*20085000_temp(.|\n)*What to do"
+            DataError, match=r"missing: trainval.txt, test.txt, group\*/(.|\n)*20085000_temp(.|\n)*What to do"
         ):
             DeepPCB(folder).prepare_data()
     mini(tmp_path)
-    with pytest.raises(PairError, match="lists 10 pairs; the official list has 1,000"):
+    with pytest.raises(DataError, match="lists 10 pairs; the official list has 1,000"):
         DeepPCB(tmp_path).prepare_data()
     (tmp_path / "group00001/00001").rename(tmp_path / "group00001/elsewhere")
-    with pytest.raises(PairError, match="missing: group00001/00001/"):
+    with pytest.raises(DataError, match="missing: group00001/00001/"):
         DeepPCB(tmp_path, official=False).pairs_of("test")
 
 
@@ -223,7 +223,7 @@ def test_missing_damaged_and_scaled_images_are_named(tmp_path: Path) -> None:
     Image.new("1", (64, 64)).save(images / "00001003_temp.png")
     source = DeepPCB(tmp_path, official=False).pairs_of("train")
     for index, told in ((0, "there is no .*00001000_temp"), (1, "web page"), (3, "64x64")):
-        with pytest.raises(PairError, match=told):
+        with pytest.raises(DataError, match=told):
             source.load(index)
     problems = check(DeepPCB(tmp_path, official=False), print)
     assert len(problems) == 1 and problems[0].startswith("train: 3 of 9 pairs cannot be read")
@@ -232,7 +232,7 @@ def test_missing_damaged_and_scaled_images_are_named(tmp_path: Path) -> None:
 def test_lists_cannot_leave_the_root(tmp_path: Path) -> None:
     mini(tmp_path)
     (tmp_path / "test.txt").write_text("../x/a.jpg ../x/a.txt")
-    with pytest.raises(PairError, match="leaves the data folder"):
+    with pytest.raises(DataError, match="leaves the data folder"):
         DeepPCB(tmp_path, official=False).pairs_of("test")
 
 

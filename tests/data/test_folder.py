@@ -1,4 +1,4 @@
-"""FolderPairs and its tables. Oracle: the files that the test wrote itself; fuzzing knows one error only, PairError."""
+"""FolderPairs and its tables. Oracle: the files that the test wrote itself; fuzzing knows one error only, IDCError."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from lightning_idc.core import images
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.core.checking import check
 from lightning_idc.data.io import files as files_module
 from lightning_idc.data.io import pair_folders, tables
 from lightning_idc.data.io.tables import read_table
+from lightning_idc.errors import ConfigError, DataError, DatasetNotFoundError, IDCError
 
 ALL_TRAIN = (1.0, 0.0, 0.0)
 
@@ -72,7 +72,7 @@ def test_two_folders(root: Path, kind: str) -> None:
 
 def test_two_folders_without_captions_can_be_predicted_only(root: Path) -> None:
     assert list(captions(root, "predict").values()) == [[]] * 10
-    with pytest.raises(PairError, match=r"no captions\.csv.*predicted only"):
+    with pytest.raises(DataError, match=r"no captions\.csv.*predicted only"):
         captions(root)
 
 
@@ -95,7 +95,7 @@ def test_one_table_of_captions_is_read_whatever_the_case_of_its_ending(root: Pat
     assert captions(root) == {f"{i}": [f"caption {i}"] for i in range(10)}
     (root / "captions.jsonl").write_text(lines[1])
     (root / "captions.csv").write_text(lines[0])
-    with pytest.raises(PairError, match=r"several tables of captions \(.*captions\.csv, captions\.jsonl\)"):
+    with pytest.raises(DataError, match=r"several tables of captions \(.*captions\.csv, captions\.jsonl\)"):
         captions(root)
 
 
@@ -108,14 +108,14 @@ def test_names_are_the_same_however_their_accents_are_written(tmp_path: Path) ->
     assert captions(tmp_path) == {one: ["one", "two"]}
     assert int(FolderPairs(tmp_path, shares=ALL_TRAIN).pairs_of("train").load(0).before.max()) == 1
     image(tmp_path / f"before/{one}.png", 3)
-    with pytest.raises(PairError, match="names must differ before the ending"):
+    with pytest.raises(DataError, match="names must differ before the ending"):
         captions(tmp_path)
 
 
 def test_lonely_images_are_named(root: Path) -> None:
     (root / "after/3.png").unlink()
     image(root / "after/x.jpg")
-    with pytest.raises(PairError, match=r"2 images .* no partner.*before/3, after/x"):
+    with pytest.raises(DataError, match=r"2 images .* no partner.*before/3, after/x"):
         captions(root, "predict")
 
 
@@ -185,7 +185,7 @@ def test_splits_by_column_and_by_file(root: Path) -> None:
     found = {split: list(captions(root, split)) for split in ("train", "val", "test", "predict")}
     assert found == {"train": ["before/0"], "val": ["before/1"], "test": ["before/2"], "predict": ["before/2"]}
     (root / "pairs.csv").write_text(table("before,after,caption,split", [[*pairs(1)[0], "trian"]]))
-    with pytest.raises(PairError, match=r"line 2: the split 'trian' is unknown"):
+    with pytest.raises(DataError, match=r"line 2: the split 'trian' is unknown"):
         captions(root, annotations="pairs.csv")
 
 
@@ -211,7 +211,7 @@ def test_drawn_splits_keep_their_shares_and_do_not_move(tmp_path: Path) -> None:
     "options", [{"shares": (0.5, 0.2, 0.2)}, {"shares": (1.5, -0.5, 0)}, {"on_bad": "ignore"}, {"on_empty": "drop"}]
 )
 def test_arguments_are_checked(options: dict[str, Any]) -> None:
-    with pytest.raises(PairError, match=next(iter(options))):
+    with pytest.raises(ConfigError, match=next(iter(options))):
         FolderPairs("x", **options)
 
 
@@ -253,7 +253,7 @@ BAD_TABLES = {
 def test_bad_tables_are_told(root: Path, name: str) -> None:
     text, told = BAD_TABLES[name]
     (root / "pairs.csv").write_text(text)
-    with pytest.raises(PairError, match=told):
+    with pytest.raises(IDCError, match=told):
         captions(root)
 
 
@@ -280,7 +280,7 @@ def test_bad_lines_are_told(root: Path, name: str) -> None:
     line, told = BAD_LINES[name]
     good = json.dumps(dict(zip(("before", "after", "caption"), pairs(1)[0], strict=True))).encode()
     (root / "pairs.jsonl").write_bytes(good + b"\n" + line + b"\n")
-    with pytest.raises(PairError, match=told):
+    with pytest.raises(IDCError, match=told):
         captions(root)
 
 
@@ -332,7 +332,7 @@ def test_pairs_of_two_sizes_are_left_out_unless_resized(root: Path) -> None:
 
 def test_an_empty_split_says_what_there_is(root: Path) -> None:
     (root / "train.csv").write_text(table("before,after,caption", pairs(3)))
-    with pytest.raises(PairError, match=r"'val' has no pairs left to use; read were 3 train\. .*val\.csv"):
+    with pytest.raises(DataError, match=r"'val' has no pairs left to use; read were 3 train\. .*val\.csv"):
         captions(root, "val")
 
 
@@ -357,17 +357,17 @@ def test_image_size_mends_mixed_sizes(root: Path) -> None:
 def test_nothing_there_shows_what_is_expected(tmp_path: Path, make: Any) -> None:
     make(tmp_path)
     for folder in (tmp_path, tmp_path / "nowhere"):
-        with pytest.raises(PairError, match=r"Expected one of:(.|\n)*before/NAME\.png(.|\n)*train\.csv"):
+        with pytest.raises(DatasetNotFoundError, match=r"Expected one of:(.|\n)*before/NAME\.png(.|\n)*train\.csv"):
             captions(folder)
 
 
 def test_several_tables_need_a_name(root: Path) -> None:
     for name in ("a.csv", "b.jsonl"):
         (root / name).write_text(table("before,after,caption", pairs(1)))
-    with pytest.raises(PairError, match=r"several tables \(a\.csv, b\.jsonl\)"):
+    with pytest.raises(DataError, match=r"several tables \(a\.csv, b\.jsonl\)"):
         captions(root)
     assert list(captions(root, annotations="a.csv")) == ["before/0"]
-    with pytest.raises(PairError, match="leaves the data folder"):
+    with pytest.raises(DataError, match="leaves the data folder"):
         captions(root, annotations="../a.csv")
 
 
@@ -434,7 +434,7 @@ def test_links_are_refused_by_name_and_followed_when_asked(tmp_path: Path, layou
     if layout == "table":
         (root / "pairs.csv").write_text(table("before,after,caption", pairs(2)))
     split = "train" if layout == "table" else "predict"
-    with pytest.raises(PairError, match=r"is a link that leaves the data folder.*follow_links: true"):
+    with pytest.raises(DataError, match=r"is a link that leaves the data folder.*follow_links: true"):
         captions(root, split)
     data = FolderPairs(root, shares=ALL_TRAIN, follow_links=True)
     sample = data.pairs_of(split).load(1)  # type: ignore[arg-type]
@@ -451,7 +451,7 @@ def test_linked_folders_are_walked_once(tmp_path: Path) -> None:
     assert list(found) == ["linked/x"]
     with (
         pytest.warns(UserWarning, match=r"passed over 2 .*circle \(a link\), .*linked \(a link\)"),
-        pytest.raises(PairError, match="no pairs left"),
+        pytest.raises(DataError, match="no pairs left"),
     ):
         FolderPairs(tmp_path / "root").pairs_of("predict")
 
@@ -461,7 +461,7 @@ def test_a_name_that_is_not_text_is_refused(root: Path) -> None:
         (root / "before/0.png").rename(root / "spare.png") if (root / "before/0.png").exists() else None
         with open(bytes(root) + b"/" + side + b"/caf\xe9.png", "wb") as file:
             file.write(b"")
-    with pytest.raises(PairError, match=r"the name b'caf\\xe9.png' is not UTF-8; rename the file"):
+    with pytest.raises(DataError, match=r"the name b'caf\\xe9.png' is not UTF-8; rename the file"):
         captions(root, "predict")
 
 
@@ -489,7 +489,7 @@ def _same_as_row_by_row(root: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         try:
             source: Any = FolderPairs(root, shares=ALL_TRAIN).pairs_of("train")
             return [dataclasses.astuple(source.records[place]) for place in range(len(source))]
-        except PairError as error:
+        except IDCError as error:
             return str(error)
 
     at_once = read()
@@ -542,14 +542,14 @@ def test_many_captions_of_a_csv_are_read_alike(tmp_path: Path, monkeypatch: pyte
 
 def test_rows_before_a_broken_line_are_judged_first(tmp_path: Path) -> None:
     (tmp_path / "pairs.csv").write_text('before,after,caption\na.png,,x\na.png,a.png,"left open\n')
-    with pytest.raises(PairError, match=r"line 2: after is empty"):
+    with pytest.raises(DataError, match=r"line 2: after is empty"):
         FolderPairs(tmp_path).pairs_of("train")
     (tmp_path / "pairs.csv").write_text("before,after,caption\na.png,,x\na.png,a.png,x,y\n")
-    with pytest.raises(PairError, match=r"line 2: after is empty"):
+    with pytest.raises(DataError, match=r"line 2: after is empty"):
         FolderPairs(tmp_path).pairs_of("train")
 
 
-# ---- whatever a file holds, only PairError comes out ----------------------------------------------------------
+# ---- whatever a file holds, only IDCError comes out ----------------------------------------------------------
 
 strange = ["before/1.png", "after/1.png", "../a", "", "train", "a\0b", "\ud800", "x" * 300, '["a"', '["a", 1]']
 values = st.one_of(
@@ -592,7 +592,7 @@ def test_only_pair_errors_come_out(root: Path, kind: str, raw: bytes) -> None:
             for index in range(len(source)):
                 source.load(index)
                 assert split == "predict" or all(source.captions(index))
-        except PairError as error:
+        except IDCError as error:
             str(error).encode()  # can be printed
 
 

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.birds_to_words import BirdsToWords
 from lightning_idc.data.benchmarks.clevr_change import CLEVRChange
 from lightning_idc.data.benchmarks.clevr_dc import CLEVRDC
@@ -26,6 +25,7 @@ from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.jsonfiles import read_objects, read_text
 from lightning_idc.data.io.prepare import unpack
+from lightning_idc.errors import IDCError
 
 # names that the parsers know, and what may stand where they expect something else
 KNOWN = (
@@ -104,7 +104,7 @@ def read(kind: type[Benchmark], root: Path) -> None:
         records = data.records("train")
         data.found("train")
         data.pairs_of("train")
-    except PairError as error:
+    except IDCError as error:
         assert str(error)
         records = data._read.get("train", [])
     for record in records:
@@ -197,7 +197,7 @@ def test_files_of_any_bytes(raw: bytes, packed: bool, tmp_path: Path) -> None:
     for reader in (read_text, read_objects):
         try:
             reader(name)
-        except PairError as error:
+        except IDCError as error:
             assert str(name) in str(error)
 
 
@@ -207,7 +207,7 @@ def test_broken_gzip(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "x.gz").write_bytes(gzip.compress(b"[]" * 50)[:20] + raw)
     try:
         read_text(tmp_path / "x.gz")
-    except PairError as error:
+    except IDCError as error:
         assert "fetch it again" in str(error) or "UTF-8" in str(error)
 
 
@@ -229,7 +229,7 @@ def test_paths_stay_below_the_root(relative: str, tmp_path: Path) -> None:
         link.symlink_to(tmp_path)
     try:
         found = Root(root).file(relative, "fuzz")
-    except PairError:
+    except IDCError:
         return
     # a last part that is a link is caught when the folder is listed
     assert found.parent.resolve().is_relative_to(root.resolve()) and found.name not in ("", ".", "..")
@@ -242,5 +242,5 @@ def test_archives_of_any_bytes(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.zip").write_bytes(raw)
     try:
         unpack(tmp_path / "a.zip", tmp_path / "root")
-    except PairError as error:
+    except IDCError as error:
         assert "a.zip" in str(error)

@@ -12,12 +12,13 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.checking import check
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.loading import PairLoader
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import ConfigError, DataError
 
 
 class Numbers(PairSource):
@@ -28,7 +29,7 @@ class Numbers(PairSource):
 
     def load(self, index: int) -> PairSample:
         if self.ids[index] == "broken":
-            raise PairError("pair 'broken' is damaged")
+            raise DataError("pair 'broken' is damaged")
         image = torch.full((3, 2, 2), index, dtype=torch.uint8)
         image[:, 0, 0] = torch.tensor([zlib.crc32(self.ids[index].encode()) >> shift & 255 for shift in (0, 8, 16)])
         return PairSample(self.ids[index], image, image.clone(), self.captions(index), self.change_type(index))
@@ -126,7 +127,7 @@ def test_captions_of_a_step_are_of_nearly_one_length() -> None:
     # an evaluation keeps its order
     test = [id for batch in data.test_dataloader() for id in batch["ids"]]
     assert test == list(data.pairs_of("test").ids)
-    with pytest.raises(PairError, match="leave out either"):
+    with pytest.raises(ConfigError, match="leave out either"):
         Long(group_by_length=True, group_by_size=True)
 
 
@@ -212,7 +213,7 @@ def test_pairs_of_one_name_come_in_one_step_of_one_process(size: int) -> None:
         assert all(sorted(Counter(i % (size // 2) for i in step).values()) in ([2], [2, 2]) for step in ranks[:-1])
     for step, own, other in zip(one[:-1], *two, strict=False):
         assert sorted(own + other) == sorted(step)
-    with pytest.raises(PairError, match="not both"):
+    with pytest.raises(ConfigError, match="not both"):
         sampler(0, 1).group_by_size([(8, 8)] * size, 4)
 
 
@@ -246,7 +247,7 @@ def test_check_counts_what_is_wrong() -> None:
 
 
 def test_ids_are_unique() -> None:
-    with pytest.raises(PairError, match=r"twice: a"):
+    with pytest.raises(DataError, match=r"twice: a"):
         Counting({"train": ["a", "b", "a"]}).pairs_of("train")
 
 
@@ -267,5 +268,5 @@ IMAGE = torch.zeros(3, 2, 2, dtype=torch.uint8)
 )
 def test_a_pair_that_is_none_is_refused_by_what_was_found(options: dict[str, Any], says: str) -> None:
     """A text is a sequence, too: of letters, which a captioner would learn as its words."""
-    with pytest.raises(PairError, match=says):
+    with pytest.raises(DataError, match=says):
         PairSample(**{"id": "one", "before": IMAGE, "after": IMAGE, "captions": [], **options})

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.hf_table import HuggingFaceTable
 from lightning_idc.data.benchmarks.magicbrush import MagicBrush
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.mixture import Mixture, MixtureSampler, largest_remainder
+from lightning_idc.errors import ConfigError, DataError, IDCError
 
 
 def folder(root: Path, pairs: int, captions: int = 1) -> FolderPairs:
@@ -56,7 +56,7 @@ def test_training_may_draw_from_val_too_and_evaluation_stays_what_it_was(tmp_pat
     assert source.load(source.ids.index("a/val/val1/2")).captions == ["a 1 1"]
     assert source.load(0).meta["part"] == "a"
     assert data.source("val").ids[0] == "a/val0"
-    with pytest.raises(PairError, match="train_splits is"):
+    with pytest.raises(ConfigError, match="train_splits is"):
         Mixture(parts, train_splits=["train", "train"])
 
 
@@ -122,7 +122,7 @@ def test_wrong_mixtures(tmp_path: Path) -> None:
         ({"parts": {"a/b": part}}, "hold no slash"),
         ({"parts": {"a": part}, "epoch_pairs": 0}, "at least 1"),
     ):
-        with pytest.raises(PairError, match=message):
+        with pytest.raises(ConfigError, match=message):
             Mixture(**options)  # type: ignore[arg-type]
 
 
@@ -166,9 +166,9 @@ def test_a_table_on_disk(tmp_path: Path) -> None:
     assert (int(sample.before[0, 0, 0]), int(sample.after[0, 0, 0])) == (3, 103) and sample.captions == ["edit 3"]
     assert sample.before.shape == (3, 8, 8)
     assert data.pairs_of("val").ids == ["2-0", "2-1"]
-    with pytest.raises(PairError, match=r"no split 'test' .* 'train', 'validation'"):
+    with pytest.raises(ConfigError, match=r"no split 'test' .* 'train', 'validation'"):
         data.pairs_of("test")
-    with pytest.raises(PairError, match="no column 'text'"):
+    with pytest.raises(ConfigError, match="no column 'text'"):
         HuggingFaceTable(tmp_path / "saved", "source_img", "target_img", "text").pairs_of("train")
 
 
@@ -191,7 +191,7 @@ def test_paths_in_a_table_stay_below_it(tmp_path: Path) -> None:
     (root / "train.jsonl").write_text("\n".join(lines))
     source = HuggingFaceTable(root / "train.jsonl", "a", "b", "t").pairs_of("train")
     assert int(source.load(0).before[0, 0, 0]) == 5
-    with pytest.raises(PairError, match="leaves the data folder"):
+    with pytest.raises(DataError, match="leaves the data folder"):
         source.load(1)
 
 
@@ -212,7 +212,7 @@ def test_the_fingerprint_of_a_table_follows_the_images_that_it_names(tmp_path: P
         (tmp_path / "b.png").write_bytes(png(7))
         assert fingerprint() != first
         (tmp_path / "b.png").unlink()
-        with pytest.raises(PairError, match=r"row 0, b: .*b\.png' cannot be read"):
+        with pytest.raises(IDCError, match=r"row 0, b: .*b\.png' cannot be read"):
             fingerprint()
 
 
@@ -231,16 +231,16 @@ def test_a_csv_holds_texts_as_they_are_written(tmp_path: Path, name: str) -> Non
     assert [source.change_type(n) for n in range(4)] == ["NA", "x", "null", None]
     assert source.meta(0)["margin"] == 1.5
     path.write_text("id,t,a,b\n,a cup,a.png,a.png\n")
-    with pytest.raises(PairError, match="id is null"):
+    with pytest.raises(DataError, match="id is null"):
         HuggingFaceTable(table, "a", "b", "t", id=["id"]).pairs_of("train")
 
 
 def test_what_is_no_table_is_told(tmp_path: Path) -> None:
     (tmp_path / "x.txt").write_text("hello")
-    with pytest.raises(PairError, match="is not a table"):
+    with pytest.raises(ConfigError, match="is not a table"):
         HuggingFaceTable(tmp_path / "x.txt", "a", "b", "c").pairs_of("train")
     (tmp_path / "broken.parquet").write_text("hello")
-    with pytest.raises(PairError, match="cannot be loaded"):
+    with pytest.raises(DataError, match="cannot be loaded"):
         HuggingFaceTable(tmp_path / "broken.parquet", "a", "b", "c").pairs_of("train")
 
 
@@ -251,7 +251,7 @@ def test_magicbrush_in_its_parquet_tables(tmp_path: Path) -> None:
     data = MagicBrush(tmp_path, official=False)
     assert data.pairs_of("train").ids == ["0-0", "0-1"] and data.pairs_of("val").ids == ["3-0", "3-1"]
     assert int(data.pairs_of("val").load(0).after[0, 0, 0]) == 106
-    with pytest.raises(PairError, match=r"expected 8,807 pairs.*found 2 pairs"):
+    with pytest.raises(DataError, match=r"expected 8,807 pairs.*found 2 pairs"):
         MagicBrush(tmp_path).pairs_of("train")
 
 
@@ -261,11 +261,11 @@ def test_a_table_folder_reads_nothing_outside_of_it_and_names_every_pair(tmp_pat
     row = {"a": "x.png", "b": "x.png", "t": "text", "name": None}
     (tmp_path / "secret.jsonl").write_text(json.dumps(row))
     (root / "README.md").write_text("---\nconfigs:\n- config_name: default\n  data_files: ../secret.jsonl\n---\n")
-    with pytest.raises(PairError, match=r"README of .* names .*secret\.jsonl'; only files below the folder are read"):
+    with pytest.raises(DataError, match=r"README of .* names .*secret\.jsonl'; only files below the folder are read"):
         HuggingFaceTable(root, "a", "b", "t").pairs_of("train")
     (root / "README.md").unlink()
     (root / "train.jsonl").write_text("\n".join(json.dumps({**row, "name": name}) for name in ("one", None)))
-    with pytest.raises(PairError, match=r"row 1: name is null; the ids of pairs need a value"):
+    with pytest.raises(DataError, match=r"row 1: name is null; the ids of pairs need a value"):
         HuggingFaceTable(root, "a", "b", "t", id=["name"]).pairs_of("train")
 
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.io import pair_folders, tables
 from lightning_idc.data.io.plain_csv import read_plain_csv
+from lightning_idc.errors import IDCError
 
 NAMES = ["before", "after", "caption"]
 cells = st.text(alphabet='ab,;"\r\n é\u2028\ufeff', max_size=6)
@@ -74,7 +74,7 @@ def found_in(root: Path) -> Any:
     try:
         source: Any = FolderPairs(root, shares=(1.0, 0.0, 0.0)).pairs_of("train")
         return [(one.id, one.where, one.before, one.after, one.captions) for one in source.records]
-    except PairError as error:
+    except IDCError as error:
         return str(error)
 
 

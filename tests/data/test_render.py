@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from helpers import render_oracle
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.render import DEFAULT_CAMERA, DEFAULT_LIGHTS, render
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, Light, Scene, SceneObject
+from lightning_idc.errors import ConfigError, DataError, IDCError
 
 BACKENDS = ["product", "oracle"]
 FRONT = Camera((8.0, 0.0, 0.7), (0.0, 0.0, 0.7), 40.0)  # level, looks along -x: right is +y, up is +z
@@ -216,18 +216,18 @@ def test_what_is_near_on_the_ground_is_in_view(backend: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "named"),
+    ("arguments", "kind", "named"),
     [
-        ({"height": 0}, "0x16"),
-        ({"width": -3}, "16x-3"),
-        ({"height": 100_000, "width": 100_000}, "100000x100000"),
-        ({"scenes": [scene(camera=Camera((0.0, 0.0, 5.0), (0.0, 0.0, 0.0)))]}, "straight"),
-        ({"scenes": [scene(camera=replace(DEFAULT_CAMERA, fov=0.0))]}, "field of view"),
-        ({"scenes": [scene(thing(x=math.nan))]}, "not finite"),
+        ({"height": 0}, ConfigError, "0x16"),
+        ({"width": -3}, ConfigError, "16x-3"),
+        ({"height": 100_000, "width": 100_000}, ConfigError, "100000x100000"),
+        ({"scenes": [scene(camera=Camera((0.0, 0.0, 5.0), (0.0, 0.0, 0.0)))]}, DataError, "straight"),
+        ({"scenes": [scene(camera=replace(DEFAULT_CAMERA, fov=0.0))]}, DataError, "field of view"),
+        ({"scenes": [scene(thing(x=math.nan))]}, DataError, "not finite"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(arguments: dict, named: str) -> None:
-    with pytest.raises(PairError, match=named):
+def test_what_cannot_be_drawn_is_refused(arguments: dict, kind: type[IDCError], named: str) -> None:
+    with pytest.raises(kind, match=named):
         render(**{"scenes": [scene()], "height": 16, "width": 16, **arguments})
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.transforms.robustness import (
@@ -24,6 +24,7 @@ from lightning_idc.data.transforms.robustness import (
     VagueCaptions,
     plasma,
 )
+from lightning_idc.errors import ConfigError
 
 WORDS = [f"w{number}" for number in range(12)]
 
@@ -153,11 +154,11 @@ def test_one_option_of_any_data_module(tmp_path: Path) -> None:
 
 
 def test_wrong_arguments() -> None:
-    with pytest.raises(PairError, match="expected 1 to 5"):
+    with pytest.raises(ConfigError, match="expected 1 to 5"):
         Fog(severity=6)
-    with pytest.raises(PairError, match="between 0 and 1"):
+    with pytest.raises(ConfigError, match="between 0 and 1"):
         ReplaceWords(ratio=1.2)
-    with pytest.raises(PairError, match="'testing'"):
+    with pytest.raises(ConfigError, match="'testing'"):
         Corruption(splits=["testing"])
 
 
@@ -172,7 +173,7 @@ def test_vague_captions_take_the_place_of_those_of_changed_pairs_alone() -> None
     assert all(len(own) == len(set(own)) for own in replaced)
     unchanged = ["nothing was changed in the scene"]
     assert all(vague.captions(unchanged, list, generator) == unchanged for generator in generators)
-    with pytest.raises(PairError, match="ratio is 2"):
+    with pytest.raises(ConfigError, match="ratio is 2"):
         VagueCaptions(2.0)
 
 

@@ -130,12 +130,6 @@ def test_a_write_that_fails_leaves_nothing(root: Path) -> None:
     assert not [path for path in (root.parent / "once").iterdir() if path.suffix != ".lock"]
 
 
-def test_the_old_name_still_works(root: Path) -> None:
-    with pytest.warns(DeprecationWarning, match="cache_images"):
-        module = FolderPairs(root, image_size=(10, 12), decode_once=root.parent / "once")
-    assert isinstance(module.pairs_of("train"), DecodedSource)
-
-
 def test_what_cannot_be_kept_is_refused(root: Path, tmp_path: Path) -> None:
     with pytest.raises(IDCError, match="set image_size"):
         FolderPairs(root, cache_images=tmp_path)

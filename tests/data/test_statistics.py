@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.statistics import caption_statistics, sentence_count, split_statistics
+from lightning_idc.errors import DataError
 
 LONG = "a " * 20 + "dog."
 
@@ -45,5 +45,5 @@ def test_splits_share_their_vocabulary() -> None:
 
 
 def test_nothing_to_count() -> None:
-    with pytest.raises(PairError, match="no pairs"):
+    with pytest.raises(DataError, match="no pairs"):
         caption_statistics([])

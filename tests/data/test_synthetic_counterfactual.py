@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.synthetic import SyntheticSource
 from lightning_idc.data.synthetic.cache import Key
@@ -17,6 +16,7 @@ from lightning_idc.data.synthetic.facts import change_accuracy
 from lightning_idc.data.synthetic.grammar import parse
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.phrases import sentences
+from lightning_idc.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
@@ -74,5 +74,5 @@ def test_the_same_seed_plants_the_same(source: SyntheticSource) -> None:
 
 def test_reports_are_refused(root: Path) -> None:
     source = SyntheticSource(Key("omnidiff", "train", 1, 32, 32, 0, load_mode("omnidiff").WORLD), root, progress=False)
-    with pytest.raises(PairError, match="modes clevr_change or clevr_dc"):
+    with pytest.raises(ConfigError, match="modes clevr_change or clevr_dc"):
         counterfactuals(source.truth(0), 1, draw())

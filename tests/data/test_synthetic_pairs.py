@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.store.manifest import Manifest
 from lightning_idc.data.synthetic import ObjectCells, SyntheticCells, SyntheticPairs, SyntheticSource
 from lightning_idc.data.synthetic import cache as cache_module
@@ -22,7 +21,7 @@ from lightning_idc.data.synthetic.cells import CELL_CLASSES
 from lightning_idc.data.synthetic.geometry import outlines, view_of
 from lightning_idc.data.synthetic.modes import MODES, load_mode
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
-from lightning_idc.errors import StoreError
+from lightning_idc.errors import ConfigError, StoreError
 
 
 def key_of(mode: str = "clevr_change", pairs: int = 24, size: int = 48, split: str = "train", seed: int = 0) -> Key:
@@ -311,7 +310,7 @@ def test_cell_batches(root: Path) -> None:
     assert torch.equal(both.flatten(0, 1), single) and torch.equal(of_both.flatten(0, 1), of_single)
     data.pairs = True
     assert sum(len(images) for images, _ in data.train_dataloader()) == 4
-    with pytest.raises(PairError, match="render_size"):
+    with pytest.raises(ConfigError, match="render_size"):
         SyntheticCells(image_size=32)
 
 
@@ -326,5 +325,5 @@ def test_cell_batches(root: Path) -> None:
     ],
 )
 def test_impossible_arguments_are_refused(arguments: dict, message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         SyntheticPairs(**arguments)

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.cache import Key, draw_pair
 from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
@@ -18,6 +17,7 @@ from lightning_idc.data.synthetic.grammar import NUMBERS, parse, parse_report
 from lightning_idc.data.synthetic.modes import MODES, clevr_change, load_mode, omnidiff
 from lightning_idc.data.synthetic.sampling import ScenePair
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES, Camera, SceneObject
+from lightning_idc.errors import ConfigError
 
 
 def draw_many(mode: str, count: int, seed: int = 3) -> list[ScenePair]:
@@ -123,9 +123,9 @@ def test_a_relation_that_is_needed_is_said_and_the_scenes_are_the_same() -> None
 
 
 def test_relations_that_no_mode_knows_are_refused() -> None:
-    with pytest.raises(PairError, match="'sometimes'; choose one of always, needed"):
+    with pytest.raises(ConfigError, match="'sometimes'; choose one of always, needed"):
         SyntheticPairs(relations="sometimes")
-    with pytest.raises(PairError, match="omnidiff has rules of its own"):
+    with pytest.raises(ConfigError, match="omnidiff has rules of its own"):
         SyntheticPairs("omnidiff", relations="needed")
 
 
@@ -217,7 +217,7 @@ def test_pair_depends_on_seed_split_and_index_only() -> None:
 
 
 def test_unknown_mode_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(PairError, match="clevr_change, clevr_dc, clevr_wide, omnidiff"):
+    with pytest.raises(ConfigError, match="clevr_change, clevr_dc, clevr_wide, omnidiff"):
         load_mode("clevr")
 
 

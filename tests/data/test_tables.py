@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.io.tables import read_table
+from lightning_idc.errors import DataError
 
 ROWS = [["before", "after", "captions"], ["a, b.png", "a;b.png", 'it says "a;b",\tthen\nleaves'], ["c", "d", "e"]]
 
@@ -32,7 +32,7 @@ def test_separators_of_all_countries(tmp_path: Path, delimiter: str, quoting: in
 
 def test_too_many_fields_name_the_separator(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("before;after;captions\na;b;c;d\n")
-    with pytest.raises(PairError, match=r"line 2: 4 fields, .* names 3; texts that hold a ';'"):
+    with pytest.raises(DataError, match=r"line 2: 4 fields, .* names 3; texts that hold a ';'"):
         read_table(tmp_path / "t.csv")
 
 
@@ -54,17 +54,17 @@ def test_lists_in_a_cell(tmp_path: Path, text: str, expected: list[str]) -> None
 @pytest.mark.parametrize("text", ["\"['a', 'b']\"", '"[""a"", 1]"', '"[""a"""', "['a']"])
 def test_lists_as_python_prints_them_are_refused(tmp_path: Path, text: str) -> None:
     """Data frames write lists so; taken as one caption they would be learned with their brackets."""
-    with pytest.raises(PairError, match=r"line 2: (captions is not a JSON list.*double quotes|a caption is 1)"):
+    with pytest.raises(DataError, match=r"line 2: (captions is not a JSON list.*double quotes|a caption is 1)"):
         captions_in(tmp_path / "t.csv", text)
 
 
 def test_a_field_beyond_csvs_limit_is_told(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match="line 2: not readable as CSV"):
+    with pytest.raises(DataError, match="line 2: not readable as CSV"):
         captions_in(tmp_path / "t.csv", "x" * 200_000)
 
 
 def test_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
     for encoding in ("utf-16", "latin-1"):
         (tmp_path / "t.csv").write_bytes("before,after,captions\na,b,é\n".encode(encoding))
-        with pytest.raises(PairError, match=r"line [12]: byte 0x\w\w is not UTF-8; save the file as UTF-8"):
+        with pytest.raises(DataError, match=r"line [12]: byte 0x\w\w is not UTF-8; save the file as UTF-8"):
             read_table(tmp_path / "t.csv")

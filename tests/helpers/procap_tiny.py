@@ -35,7 +35,7 @@ def tokenizer(folder: Path) -> str:
     torch.manual_seed(0)
     net = ImageTokenizer(codebook_size=12, latent=8, width=8, multipliers=[1], blocks=1, fold=4)
     torch.nn.init.normal_(net.codebook.weight)
-    state = {f"tokenizer.{name}": value for name, value in net.state_dict().items()}
+    state = {f"net.tokenizer.{name}": value for name, value in net.state_dict().items()}
     path = folder / "tokenizer.ckpt"
     torch.save({"state_dict": state, CONFIG_KEY: net.config}, path)
     return str(path)

@@ -21,10 +21,11 @@ from lightning_idc.core.beam_search import beam_search, beam_search_uncached
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.names import class_of
-from lightning_idc.core.types import PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairFeatures, PairSample
 from lightning_idc.core.vocabulary import EOS, SPECIALS, SpecialIds, Vocabulary, load_vocabulary
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.clip4idc.convert import _SHARED, _decoder, _encoder, from_official
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip
@@ -166,13 +167,13 @@ def test_captions_are_embedded_as_open_clip_does() -> None:
 def test_a_weight_without_a_place_is_named(official: tuple[dict[str, Tensor], dict[str, Tensor], int]) -> None:
     weights = {k.removeprefix("caption."): v for k, v in official[0].items() if k.startswith("caption.")}
     words = [*SPECIALS, *map(str, range(4, official[2]))]
-    with pytest.raises(PairError, match=r"decoder\.pooler\.weight"):
+    with pytest.raises(CheckpointError, match=r"decoder\.pooler\.weight"):
         from_official({**weights, "decoder.pooler.weight": torch.zeros(2)}, 3, 2, words)
     untied = {**weights, "decoder.embeddings.position_embeddings.weight": torch.zeros(77, 64)}
-    with pytest.raises(PairError, match="should be shared"):
+    with pytest.raises(CheckpointError, match="should be shared"):
         from_official(untied, 3, 2, words)
     del weights["clip.ln_final.bias"]
-    with pytest.raises(PairError, match=r"ln_final\.bias"):
+    with pytest.raises(CheckpointError, match=r"ln_final\.bias"):
         from_official(weights, 3, 2, words)
 
 
@@ -245,15 +246,15 @@ def test_embeddings_have_unit_length_and_long_captions_are_cut_at_their_end() ->
 
 def test_wrong_sizes_and_settings_are_refused() -> None:
     net = tiny_net()
-    with pytest.raises(PairError, match="16x16, not 8x8"):
+    with pytest.raises(DataError, match="16x16, not 8x8"):
         net.encode(images()[..., :8, :8])
-    with pytest.raises(PairError, match="intra_layers is 3"):
+    with pytest.raises(ConfigError, match="intra_layers is 3"):
         PairClip(net.encoder.clip, net.encoder.vocabulary, 3)
-    with pytest.raises(PairError, match="ViT-Q"):
+    with pytest.raises(ConfigError, match="ViT-Q"):
         build_clip("ViT-Q", net.encoder.vocabulary)
-    with pytest.raises(PairError, match="vocabulary: clip"):
+    with pytest.raises(ConfigError, match="vocabulary: clip"):
         build_clip("ViT-B-32", net.encoder.vocabulary, "openai")
-    with pytest.raises(PairError, match="does not fit"):
+    with pytest.raises(DataError, match="does not fit"):
         net.logits(net.encode(images(1)), torch.ones(1, 1, 25, dtype=torch.long))
 
 
@@ -268,7 +269,7 @@ def test_a_training_caption_that_is_too_long_is_not_helped_by_max_length() -> No
 
     model = Clip4Idc(TINY, vocabulary=None, max_length=5, intra_layers=2, decoder_layers=1, heads=2)
     expected = r"a caption of 31 tokens does not fit CLIP's 24.*max_length.*cuts none of the data; shorten those"
-    with pytest.raises(PairError, match=expected):
+    with pytest.raises(DataError, match=expected):
         Trainer(max_steps=1, **QUIET).fit(model, LongPairs(batch_size=6))
 
 
@@ -410,7 +411,7 @@ def test_references_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(Clip4IdcRetrieval, "current_epoch", epoch)
         drawn.append(model._captions_of_epoch(["x", "y"], [["a", "b", "c"], ["d"]]))
     assert sorted(first for first, _ in drawn) == ["a", "b", "c"] and {second for _, second in drawn} == {"d"}
-    with pytest.raises(PairError, match="no caption to train on for y"):
+    with pytest.raises(DataError, match="no caption to train on for y"):
         model._captions_of_epoch(["x", "y"], [["a"], []])
 
 
@@ -436,7 +437,7 @@ def test_the_captioner_starts_from_the_adapted_encoder(adapted: tuple[Path, Clip
         path.with_suffix(".away").rename(path)
     sample = Painted(1, 900).load(0)
     assert loaded.describe(sample.before, sample.after) == model.eval().describe(sample.before, sample.after)
-    with pytest.raises(PairError, match="another encoder"):
+    with pytest.raises(CheckpointError, match="another encoder"):
         Clip4Idc({**TINY, "embed_dim": 48}, encoder_weights=str(path), **options).build()
 
 
@@ -452,7 +453,7 @@ def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path
     torch.manual_seed(0)
     naming = PairNaming(TINY, 1, stem=True, classes=[3], optimizer=lambda p: torch.optim.AdamW(p, lr=5e-3))
     trainer = Trainer(max_epochs=16, **QUIET)
-    with pytest.raises(PairError, match="2 attributes on a 4x4 grid; PairNaming names 2 on 2x2"):
+    with pytest.raises(DataError, match="2 attributes on a 4x4 grid; PairNaming names 2 on 2x2"):
         naming.training_step((images[:2], torch.zeros(2, 2, 1, 4, 4, dtype=torch.long)), 0)
     loaders = [DataLoader(TensorDataset(images[part], cells[part]), 16) for part in (slice(96), slice(96, 128))]
     trainer.fit(naming, *loaders)
@@ -471,7 +472,7 @@ def test_naming_both_images_teaches_the_tower_that_retrieval_takes_over(tmp_path
     again = Clip4IdcRetrieval.load_from_checkpoint(tmp_path / "adapted.ckpt", weights_only=True)
     assert torch.equal(again.net.side, model.net.side)  # type: ignore[union-attr]
     plain = Clip4IdcRetrieval(TINY, tower_weights=str(tmp_path / "adapted.ckpt"), **options)
-    with pytest.raises(PairError, match="holds no image tower"):
+    with pytest.raises(CheckpointError, match="holds no image tower"):
         Trainer(max_steps=0, **QUIET).fit(plain, PaintedPairs(batch_size=6))
 
 
@@ -491,14 +492,14 @@ def test_a_stem_sees_what_object_naming_taught_its_cnn(tmp_path: Path) -> None:
     )
     torch.testing.assert_close(found, named.backbone(pairs.flatten(0, 1)), rtol=1e-4, atol=1e-5)
     assert stem.clip.visual.conv1(stem.normalized(pairs).flatten(0, 1)).shape == (6, 32, 2, 2)
-    with pytest.raises(PairError, match="stem: true"):
+    with pytest.raises(ConfigError, match="stem: true"):
         PairNaming(TINY, 1, stem_weights=str(tmp_path / "look.ckpt"))
 
 
 def test_a_stem_needs_patches_of_its_size() -> None:
     vocabulary = Vocabulary(SPECIALS)
     large = {**TINY, "vision_cfg": {**TINY["vision_cfg"], "patch_size": 16}}
-    with pytest.raises(PairError, match="patches of 8 pixels"):
+    with pytest.raises(ConfigError, match="patches of 8 pixels"):
         PairClip(build_clip(large, vocabulary), vocabulary, 1, stem=True)
 
 

@@ -12,11 +12,11 @@ from torch.utils.data import DataLoader
 
 from lightning_idc.core.beam_search import beam_search, beam_search_uncached
 from lightning_idc.core.decoding import greedy, greedy_uncached
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.vocabulary import EOS
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import DataError
+from lightning_idc.errors import CheckpointError, DataError
 from lightning_idc.methods.pair_transformer.module import PairTransformer
 from lightning_idc.methods.pair_transformer.net import PairTransformerNet
 from lightning_idc.methods.pretraining.cell_classification import ObjectNaming, naming_loss
@@ -280,13 +280,13 @@ def test_labels_of_no_class_are_named(kind: type[Any], label: int) -> None:
 
 def test_labels_of_another_grid_are_refused() -> None:
     batch = (torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, 4, 4, 4, dtype=torch.long))
-    with pytest.raises(PairError, match="4 attributes on a 4x4 grid; ObjectNaming names 4 on 8x8 for images of 64x64"):
+    with pytest.raises(DataError, match="4 attributes on a 4x4 grid; ObjectNaming names 4 on 8x8 for images of 64x64"):
         ObjectNaming().training_step(batch, 0)
 
 
 def test_labels_with_another_number_of_attributes_are_refused() -> None:
     batch = (torch.zeros(2, 3, 64, 64, dtype=torch.uint8), torch.zeros(2, 3, 8, 8, dtype=torch.long))
-    with pytest.raises(PairError, match="3 attributes on a 8x8 grid; ObjectNaming names 4 on 8x8"):
+    with pytest.raises(DataError, match="3 attributes on a 8x8 grid; ObjectNaming names 4 on 8x8"):
         ObjectNaming().training_step(batch, 0)
 
 
@@ -298,5 +298,5 @@ def test_a_timm_backbone_can_be_taught_and_taken_over(tmp_path: Path) -> None:
     captioner = small(backbone="test_resnet", backbone_weights=str(tmp_path / "look.ckpt"), vocabulary=words)
     captioner.build()
     assert isinstance(captioner.net.backbone, TimmGrid)  # type: ignore[union-attr]
-    with pytest.raises(PairError, match="holds another backbone"):
+    with pytest.raises(CheckpointError, match="holds another backbone"):
         small(backbone="cnn", backbone_weights=str(tmp_path / "look.ckpt"), vocabulary=words).build()

@@ -11,7 +11,7 @@ from helpers.vlm_tiny import ARCHITECTURES, architecture, captioner, samples, to
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA, LoraAdapter
@@ -134,7 +134,7 @@ def test_a_lora_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = load_file(file)
     name = next(key for key in weights if "lora_B" in key)
     save_file({key: value for key, value in weights.items() if key != name}, file, {"format": "pt"})
-    with pytest.raises(PairError, match=r"lora' lacks 1 of the 28 weights of the LoRA .*lora_B"):
+    with pytest.raises(CheckpointError, match=r"lora' lacks 1 of the 28 weights of the LoRA .*lora_B"):
         captioner("llava_onevision").load_adapters(tmp_path)
 
 
@@ -231,13 +231,13 @@ def test_checkpoints_hold_both_and_rebuild_them(tmp_path: Path) -> None:
 )
 def test_what_cannot_be_is_said(options: dict[str, Any], message: str) -> None:
     model = captioner("llava_onevision")
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         model.add_adapter("lora", LoraAdapter, **options)
 
 
 def test_a_second_lora_is_refused() -> None:
     model = adapted()
-    with pytest.raises(PairError, match="merge_adapters"):
+    with pytest.raises(ConfigError, match="merge_adapters"):
         model.add_adapter("again", LoraAdapter)
 
 

@@ -17,10 +17,10 @@ from torch.distributed import checkpoint as dcp
 
 from lightning_idc.core.io import read_checkpoint
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError
+from lightning_idc.methods.vlm.base_weights import base_weight_name
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.published import Source, load_empty, load_model
-from lightning_idc.methods.vlm.stock import stock_name
 
 HERE = Path(__file__).parent
 
@@ -104,7 +104,7 @@ def test_a_published_model_shards_with_frozen_weights_low_and_trained_ones_whole
     stock.build()
     read = stock.state_dict()
     for name in frozen:  # dealt out by the first process and gathered again
-        assert torch.equal(whole[name], read[stock_name(name)].to(torch.bfloat16)), name
+        assert torch.equal(whole[name], read[base_weight_name(name)].to(torch.bfloat16)), name
     # bfloat16 turns every step by some per cent: two processes may turn it as far as one does and not much farther
     truth = weights_of(tmp_path / "exact" / "one.ckpt")
     assert truth.keys() == right.keys()
@@ -171,7 +171,7 @@ def test_a_checkpoint_in_pieces_resumes(one: tuple[Path, dict[str, Any]], tmp_pa
     for name, value in weights.items():
         assert torch.equal(last["state_dict"][name], value) and torch.equal(resumed["state_dict"][name], value), name
     for read in (load_captioner, read_checkpoint):
-        with pytest.raises(PairError, match="save_distributed_checkpoint: false"):
+        with pytest.raises(CheckpointError, match="save_distributed_checkpoint: false"):
             read(tmp_path / "fsdp2-pieces.ckpt")
 
 

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from lightning_idc.core.beam_search import beam_search
 from lightning_idc.core.decoding import greedy
-from lightning_idc.core.types import PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairFeatures, PairSample
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.module import VLMCaptioner
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
 FAMILIES = list(ARCHITECTURES)
 
@@ -80,7 +81,7 @@ def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: s
     expected = gradients(torch.stack([plain_log_probs(model, pairs[0], c).sum() for c in captions]).sum())
     assert any(g.abs().max() > 1e-3 for g in expected)
     scale = max(g.abs().max() for g in expected)
-    for way in WAYS:
+    for way in SCORING_METHODS:
         model.net.scoring = way  # type: ignore[union-attr]
         try:
             score = model.score(model.encode(batch), batch.tokens, batch.caption_mask).sum()
@@ -90,7 +91,7 @@ def test_all_ways_of_sharing_equal_separate_passes_in_value_and_gradient(kind: s
             torch.testing.assert_close(mine / scale, right / scale, rtol=1e-4, atol=1e-5, msg=f"{way} {name}")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SCORING_METHODS)
 @pytest.mark.parametrize("kind", ["qwen2_5_vl", "llava_onevision"])
 def test_pairs_with_fewer_captions_cost_no_more_than_they_have(kind: str, way: str) -> None:
     model = model_of(kind)
@@ -218,10 +219,10 @@ def test_what_stands_for_an_image_is_never_said(kind: str) -> None:
     special = model.built_vocabulary.special
     kept = {image_token(model.built_net.model.config), special.pad} - set(special.ends)
     assert kept <= set(special.never_said)
-    with pytest.raises(PairError, match="which stands for an image; leave it out"):
+    with pytest.raises(ConfigError, match="which stands for an image; leave it out"):
         model.prompt_ids(f"{model.built_net.family.image_text} what changed?", 48, 48)
     first, second = samples()
-    with pytest.raises(PairError, match="a caption of pair 'p1' holds what stands for an image"):
+    with pytest.raises(DataError, match="a caption of pair 'p1' holds what stands for an image"):
         model.collate([first, replace(second, captions=[f"{model.built_net.family.image_text} moved"])])
 
 
@@ -232,11 +233,11 @@ def test_llava_sees_one_wide_image_with_a_bar_and_takes_no_mdp() -> None:
     assert wide.shape == (3, 48, 48 + 20 + 48)
     assert torch.equal(wide[..., :48], one.before) and torch.equal(wide[..., 68:], one.after)
     assert not wide[..., 48:68].any()
-    with pytest.raises(PairError, match="cannot tell apart"):
+    with pytest.raises(ConfigError, match="cannot tell apart"):
         model.add_adapter("mdp", MDP)
     assert model.hparams["adapters"] is None and not model.adapters
 
 
 def test_layers_that_are_not_there_are_named() -> None:
-    with pytest.raises(PairError, match="rising depths from 1 to 4"):
+    with pytest.raises(ConfigError, match="rising depths from 1 to 4"):
         captioner("llava_onevision").add_adapter("mdp", MDP, layers=[2, 5])

@@ -15,7 +15,8 @@ from helpers.vlm_tiny import CAPTIONS, captioner
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.vlm import checking
 from lightning_idc.methods.vlm.checking import pick_scoring, scoring_errors, stock_log_probs
 from lightning_idc.methods.vlm.families import register_family
@@ -138,15 +139,15 @@ def test_the_check_finds_what_packing_would_get_wrong(kind: str, model_of: Any) 
 
 def test_a_way_that_nothing_is_right_with_is_an_error(model_of: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     net: Any = model_of("gemma3").net
-    monkeypatch.setattr("lightning_idc.methods.vlm.checking.WAYS", {"packed": net_ways()["packed"]})
-    with pytest.raises(PairError, match=r"no way of scoring .*register_family"):
+    monkeypatch.setattr("lightning_idc.methods.vlm.checking.SCORING_METHODS", {"packed": net_ways()["packed"]})
+    with pytest.raises(ConfigError, match=r"no scoring method .*register_family"):
         pick_scoring(net)
 
 
 def net_ways() -> dict[str, Any]:
-    from lightning_idc.methods.vlm.scoring import WAYS
+    from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
-    return WAYS
+    return SCORING_METHODS
 
 
 def test_a_family_of_one_s_own_is_used(folder: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,21 +188,21 @@ def test_the_contract_of_a_family_is_importable(folder: Any, monkeypatch: pytest
     register_family("llava_next", Mine)
     assert check_family(folder("llava_next"))["packed"] < 1e-5
     register_family("llava_next", Shifted)
-    with pytest.raises(PairError, match="Shifted does not fit llava_next: log-probabilities"):
+    with pytest.raises(ConfigError, match="Shifted does not fit llava_next: log-probabilities"):
         check_family(folder("llava_next"))
     register_family("llava_next", Once)
-    with pytest.raises(PairError, match="Once does not fit llava_next: pairs of several sizes"):
+    with pytest.raises(ConfigError, match="Once does not fit llava_next: pairs of several sizes"):
         check_family(folder("llava_next"))
 
 
 def test_what_is_no_vision_language_model_is_refused(folder: Any, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
-    with pytest.raises(PairError, match="is a bert, which takes no images"):
+    with pytest.raises(ConfigError, match="is a bert, which takes no images"):
         VLMCaptioner(model=str(tmp_path)).build()
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of", "auto_map": {"AutoConfig": "x.Y"}}))
-    with pytest.raises(PairError, match="code of its own"):
+    with pytest.raises(ConfigError, match="code of its own"):
         VLMCaptioner(model=str(tmp_path)).build()
-    with pytest.raises(PairError, match=r"no config.json"):
+    with pytest.raises(ConfigError, match=r"no config.json"):
         VLMCaptioner(model=str(tmp_path.parent)).build()
 
 
@@ -220,7 +221,7 @@ def test_a_type_that_takes_no_features_of_images_is_refused(tmp_path: Path) -> N
         GitConfig(vision_config={**sizes, "image_size": 16, "patch_size": 8}, vocab_size=300, **sizes)
     ).save_pretrained(tmp_path)
     GitProcessor(CLIPImageProcessor(), words).save_pretrained(tmp_path)
-    with pytest.raises(PairError, match=r"models of type 'git' take no features of images .*register_family"):
+    with pytest.raises(ConfigError, match=r"models of type 'git' take no features of images .*register_family"):
         VLMCaptioner(model=str(tmp_path)).build()
 
 
@@ -229,7 +230,7 @@ def test_mdp_says_that_it_needs_a_family(model_of: Any) -> None:
 
     model: VLMCaptioner = model_of("mistral3")
     assert isinstance(model.net.family, Generic)  # type: ignore[union-attr]
-    with pytest.raises(PairError, match="MDP needs to know"):
+    with pytest.raises(ConfigError, match="MDP needs to know"):
         model.add_adapter("mdp", MDP)
 
 
@@ -244,9 +245,9 @@ def test_deep_models_in_16_bits_may_differ_as_much_as_from_themselves(
     net.to(torch.bfloat16)
     assert checking.stock_rounding(net) < checking.TOLERANCE[torch.bfloat16]
     monkeypatch.setattr(checking, "stock_rounding", lambda net: rounding)
-    monkeypatch.setattr(checking, "scoring_errors", lambda net, ways: dict.fromkeys(ways, off))
+    monkeypatch.setattr(checking, "scoring_errors", lambda net, methods: dict.fromkeys(methods, off))
     if taken:
         assert pick_scoring(net) == "packed"
     else:
-        with pytest.raises(PairError, match="no way of scoring"):
+        with pytest.raises(ConfigError, match="no scoring method"):
             pick_scoring(net)

@@ -21,7 +21,7 @@ from lightning_idc.methods.vlm.chunked import chunked_log_probs, log_probs_by_ch
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
 from lightning_idc.methods.vlm.plan import GIB, plan_of_stage
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 
 KINDS = ["qwen2_5_vl", "qwen3_vl", "llava_onevision", "internvl"]
 
@@ -57,7 +57,7 @@ def scores_of(model: VLMCaptioner, device: str) -> dict[str, Tensor]:
         pair, asked = torch.stack([pairs[b].before, pairs[b].after]), PROMPTS["long"] if b else "what changed?"
         answer = model.tokenize([caption])[0][1:]
         found["stock"].append(stock_log_probs(model.built_net, asked, pair, [answer])[0])
-    for way in WAYS:
+    for way in SCORING_METHODS:
         model.built_net.scoring = way
         scored = model.log_probs(model.encode(batch), batch.tokens)
         found[way] = [scored[b, k, 1:length] for (b, k, _), length in zip(rows, lengths, strict=True)]
@@ -70,12 +70,12 @@ def test_all_ways_of_scoring_equal_the_stock_model(kind: str, device: str) -> No
     model = stirred(kind, 0.1).to(device)
     whole = scores_of(model, device)
     assert whole["stock"].std() > 0.05
-    for way in WAYS:
+    for way in SCORING_METHODS:
         torch.testing.assert_close(whole[way], whole["stock"], rtol=1e-5, atol=1e-4, msg=way)
     low = scores_of(model.to(torch.bfloat16), device)
     rounding = (low["stock"] - whole["stock"]).abs().max()
     assert 0 < rounding < 0.2
-    for way in WAYS:
+    for way in SCORING_METHODS:
         # as far from full precision as the stock model itself is in 16 bits, at most twice
         assert (low[way] - whole["stock"]).abs().max() <= 2 * rounding, way
     model.built_net.scoring = "auto"

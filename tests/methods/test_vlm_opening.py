@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.asking import QuestionAnswerer
 from lightning_idc.methods.vlm.lora import LoraAdapter
@@ -79,7 +79,7 @@ def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[P
     model.add_adapter("language", LoraAdapter, rank=4, alpha=8)
     assert len(QuestionAnswerer(model, 3)(images[:1], ["what is it?"])) == 1
     model.add_adapter("lora", MDP)
-    with pytest.raises(PairError, match="has the adapter 'lora', which compares two images"):
+    with pytest.raises(ConfigError, match="has the adapter 'lora', which compares two images"):
         QuestionAnswerer(model, 3)(images[:1], ["what is it?"])
 
 
@@ -93,14 +93,14 @@ def test_a_single_picture_is_asked_about_with_a_lora_of_any_name(images: tuple[P
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         open_captioner(**options)
 
 
 def test_answers_longer_than_the_context_are_refused(stock: Path) -> None:
     model = open_captioner(str(stock))
     model.hparams["max_length"] = 500
-    with pytest.raises(PairError, match=r"more than the 512 of the model. Set `max_pixels`"):
+    with pytest.raises(ConfigError, match=r"more than the 512 of the model. Set `max_pixels`"):
         model.collate(samples(1, 96))
 
 
@@ -109,7 +109,7 @@ def test_a_template_that_leaves_out_the_images_is_refused(stock: Path) -> None:
     model.build()
     silent = "{% for message in messages %}{{ message['role'] }}{% endfor %}"
     model.built_net.processor.chat_template = silent
-    with pytest.raises(PairError, match=r"(shows no image|cannot put two images)"):
+    with pytest.raises(ConfigError, match=r"(shows no image|cannot put two images)"):
         model.collate(samples())
 
 
@@ -120,7 +120,7 @@ def test_a_model_that_takes_one_image_is_refused(stock: Path, tmp_path: Path, ca
     refusal += "{{ raise_exception('only one image is supported') }}{% endif %}<|image_pad|>"
     (tmp_path / "one" / "chat_template.jinja").write_text(refusal)
     model = open_captioner(str(tmp_path / "one"), device="cpu")
-    with pytest.raises(PairError, match=r"cannot put two images .* only one image is supported; choose a model"):
+    with pytest.raises(ConfigError, match=r"cannot put two images .* only one image is supported; choose a model"):
         model.collate(samples())
 
 
@@ -141,7 +141,7 @@ def test_a_folder_that_was_copied_in_part_is_refused(
     (folder / file).unlink()
     if left is not None:
         (folder / file).write_bytes(content[:left])
-    with pytest.raises(PairError, match=f"part' {message}"):
+    with pytest.raises(ConfigError, match=f"part' {message}"):
         open_captioner(str(folder), device="cpu")
 
 
@@ -157,14 +157,14 @@ def test_a_template_that_cannot_be_filled_in_is_refused(
 ) -> None:
     shutil.copytree(stock, tmp_path / "broken")
     (tmp_path / "broken" / "chat_template.jinja").write_text(template)
-    with pytest.raises(PairError, match=f"the chat template of the model .*{message}.*; give the model"):
+    with pytest.raises(ConfigError, match=f"the chat template of the model .*{message}.*; give the model"):
         open_captioner(str(tmp_path / "broken"), device="cpu")
 
 
 def test_a_question_that_shows_images_of_its_own_is_refused(stock: Path, images: tuple[Path, Path]) -> None:
     ask = QuestionAnswerer(open_captioner(str(stock), device="cpu"), 3)  # type: ignore[arg-type]
     for shown in (images, images[:1]):
-        with pytest.raises(PairError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
+        with pytest.raises(ConfigError, match=r"pad\|> what\?' holds .*, which stands for an image; leave it out"):
             ask(shown, ["<|image_pad|> what?"])
 
 
@@ -213,7 +213,7 @@ def test_a_folder_in_16_bits_is_opened_in_16_bits(stock: Path, tmp_path: Path) -
 def test_what_mdp_cannot_do_outside_is_said(stock: Path, tmp_path: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.add_adapter("mdp", MDP)
-    with pytest.raises(PairError, match="MDP stays a part of this library"):
+    with pytest.raises(ConfigError, match="MDP stays a part of this library"):
         model.save_model(tmp_path, merge=True)
 
 
@@ -280,11 +280,11 @@ def test_what_is_pushed_is_whole_and_has_a_card(
 def test_what_cannot_be_pushed_is_said_before(stock: Path) -> None:
     model = VLMCaptioner(model=str(stock), max_length=6)
     model.build()
-    with pytest.raises(PairError, match="expected one of captioner, model, adapters"):
+    with pytest.raises(ConfigError, match="expected one of captioner, model, adapters"):
         write_repository(model, "unused", "me/x", "weights")
-    with pytest.raises(PairError, match="there are no adapters"):
+    with pytest.raises(ConfigError, match="there are no adapters"):
         write_repository(model, "unused", "me/x", "adapters")
     model.add_adapter("lora", LoraAdapter, rank=2, alpha=4)
-    with pytest.raises(PairError, match=r"weights train beside the adapters \(model.model.visual"):
+    with pytest.raises(ConfigError, match=r"weights train beside the adapters \(model.model.visual"):
         write_repository(model, "unused", "me/x", "adapters")
     assert not Path("unused").exists()

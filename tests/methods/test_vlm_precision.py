@@ -12,7 +12,7 @@ from lightning.pytorch import Trainer, seed_everything
 from lightning.pytorch.callbacks import Callback
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -85,7 +85,7 @@ def test_all_that_trains_moves(precision: Any, dtype: str, stock: Path, tmp_path
 
 @pytest.mark.parametrize("options", [{"dtype": "auto"}, {"dtype": "bfloat16"}])
 def test_trained_weights_of_16_bits_are_refused(options: dict[str, Any], stock: Path, tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"trainable weights have 16 bits .*bf16-mixed"):
+    with pytest.raises(ConfigError, match=r"trainable weights have 16 bits .*bf16-mixed"):
         run(stock, tmp_path, "bf16-true", **options)
 
 
@@ -137,11 +137,11 @@ def test_the_merger_is_a_projector(stock: Path, tmp_path: Path) -> None:
     ],
 )
 def test_unknown_precisions_are_named(options: dict[str, Any], message: str, stock: Path) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         VLMCaptioner(model=str(stock), **options)
 
 
 def test_a_missing_extra_is_named(stock: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lightning_idc.methods.vlm.published.find_spec", lambda name: None)
-    with pytest.raises(PairError, match="needs the package bitsandbytes; `pip install bitsandbytes`"):
+    with pytest.raises(ConfigError, match="needs the package bitsandbytes; `pip install bitsandbytes`"):
         VLMCaptioner(model=str(stock), quantize="4bit").build()

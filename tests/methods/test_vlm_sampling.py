@@ -61,14 +61,14 @@ def test_samples_of_a_prompt_that_is_read_once_have_the_distribution_of_generate
                 expected |= {(first, second): chance * other for second, other in following([first]).items()}
         assert len(expected) > 5 and abs(sum(expected.values()) - 1) < 1e-4
         looks = Counter[str]()
-        for name in ("encode", "read_prompt"):
+        for name in ("encode", "prefill"):
             original = getattr(net, name)
             monkeypatch.setattr(
                 net, name, lambda *given, name=name, original=original: looks.update([name]) or original(*given)
             )
         features = model.encode(model.collate([samples(2, size=32)[0], pair]))
         found = model.sample(features, COUNT, temperature, top_p, torch.Generator().manual_seed(2))
-        assert looks == {"encode": 1, "read_prompt": 1}
+        assert looks == {"encode": 1, "prefill": 1}
         torch.manual_seed(3)
         out: Tensor = net.model.generate(
             **inputs,

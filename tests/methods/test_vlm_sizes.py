@@ -15,8 +15,8 @@ from lightning.pytorch import Trainer, seed_everything
 from PIL import Image
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.m3diff.mdp import MDP
 from lightning_idc.methods.vlm.module import VLMCaptioner
 
@@ -133,5 +133,5 @@ def test_sizes_come_from_headers_and_group_batches(folder: Path, tmp_path: Path)
         Image.new("RGB", (40, 24)).save(tmp_path / side / "a.jpg", exif=exif)
     turned = FolderPairs(root=tmp_path, shares=(0, 0, 1)).pairs_of("predict")
     assert turned.image_size(0) == tuple(turned.load(0).before.shape[1:]) == (40, 24)
-    with pytest.raises(PairError, match="leave out either"):
+    with pytest.raises(ConfigError, match="leave out either"):
         data(folder, image_size=32)

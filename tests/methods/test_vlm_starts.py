@@ -11,7 +11,7 @@ from helpers.vlm_tiny import CAPTIONS, TEXT, architecture, samples, tokenizer
 from torch import Tensor
 
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.pretraining.cell_classification import naming_loss
 from lightning_idc.methods.vlm.loading import train_tokenizer
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -76,9 +76,9 @@ def test_a_step_trains_the_whole_tower() -> None:
 
 
 def test_towers_without_a_grid_and_images_of_another_size_are_refused() -> None:
-    with pytest.raises(PairError, match="by windows"):
+    with pytest.raises(ConfigError, match="by windows"):
         TowerNaming(architecture("qwen2_5_vl"))
-    with pytest.raises(PairError, match="set the data module's render_size"):
+    with pytest.raises(ConfigError, match="set the data module's render_size"):
         VisionTower(architecture("llava_onevision"))(torch.zeros(1, 3, 64, 64, dtype=torch.uint8))
 
 
@@ -169,7 +169,7 @@ def test_a_later_stage_takes_the_language_model_from_its_checkpoint(reader: Path
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 
 
@@ -177,11 +177,11 @@ def test_a_language_model_that_is_not_there_is_named(monkeypatch: pytest.MonkeyP
     from lightning_idc.methods.vlm import loading
 
     made = architecture("llava_onevision")
-    with pytest.raises(PairError, match="hf download nobody/no-such-model"):
+    with pytest.raises(ConfigError, match="hf download nobody/no-such-model"):
         VLMCaptioner(architecture=made, language_model="nobody/no-such-model").build()
     monkeypatch.setattr(loading, "find_spec", lambda name: None)
-    with pytest.raises(PairError, match="pip install gguf"):
+    with pytest.raises(ConfigError, match="pip install gguf"):
         VLMCaptioner(architecture=made, language_model="no_such/file.gguf").build()
     monkeypatch.setattr(loading, "find_spec", lambda name: True if name == "gguf" else None)
-    with pytest.raises(PairError, match="no installed package 'no_such'"):
+    with pytest.raises(ConfigError, match="no installed package 'no_such'"):
         VLMCaptioner(architecture=made, language_model="no_such/file.gguf").build()

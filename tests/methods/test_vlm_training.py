@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lightning_idc.core.loading import load_captioner
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.module import VLMCaptioner
@@ -126,7 +126,7 @@ def test_activation_checkpointing_changes_no_gradient(kind: str) -> None:
         batch = model.collate(samples())
         model.caption_loss(model.encode(batch), batch).backward()
         assert model.adapters["mdp"].mdp.recomputes == checkpointing  # type: ignore[union-attr]
-        assert model.net._seen == {}  # type: ignore[union-attr]
+        assert model.net.feature_rewriter.hidden_states == {}  # type: ignore[union-attr]
         return [p.grad for p in model.parameters() if p.grad is not None]
 
     plain, checkpointed = gradients(False), gradients(True)
@@ -159,14 +159,14 @@ def test_a_folder_that_lacks_weights_is_refused(tmp_path: Path) -> None:
     weights = load_file(tmp_path / "model.safetensors")
     lost = [name for name in weights if "lm_head" in name]
     save_file({k: v for k, v in weights.items() if k not in lost}, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(PairError, match=r"lacks 1 weights .* lm_head"):
+    with pytest.raises(ConfigError, match=r"lacks 1 weights .* lm_head"):
         VLMCaptioner(model=str(tmp_path)).build()
 
 
 def test_a_hub_id_that_cannot_be_had_fails_at_once() -> None:
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     start = time.monotonic()
-    with pytest.raises(PairError, match="hf download nobody/no-such-model"):
+    with pytest.raises(ConfigError, match="hf download nobody/no-such-model"):
         VLMCaptioner(model="nobody/no-such-model").build()
     assert time.monotonic() - start < 10
 
@@ -215,7 +215,7 @@ def test_weights_that_a_sharded_checkpoint_must_bring_are_missed(tmp_path: Path)
     model._device_mesh = object()  # type: ignore[assignment]
     assert not model.strict_loading
     model.on_load_checkpoint({"weights": kept})
-    with pytest.raises(PairError, match="lacks 1 weights that train here"):
+    with pytest.raises(CheckpointError, match="lacks 1 weights that train here"):
         model.on_load_checkpoint({"weights": kept[1:]})
 
 
@@ -241,12 +241,12 @@ def test_resume_of_a_loaded_model_equals_uninterrupted_bit_for_bit(tmp_path: Pat
     ],
 )
 def test_what_does_not_go_together_is_said(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(ConfigError, match=message):
         VLMCaptioner(**options)
 
 
 def test_an_unknown_family_names_the_known_ones() -> None:
-    with pytest.raises(PairError, match="known: llava_onevision"):
+    with pytest.raises(ConfigError, match="known: llava_onevision"):
         VLMCaptioner(architecture={"model_type": "bert"}, tokenizer="{}").build()
 
 

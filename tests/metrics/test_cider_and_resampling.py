@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import bootstrap as resampling
 from lightning_idc.metrics.bootstrap import bootstrap, compare
 from lightning_idc.metrics.captions import FAST, References, Scores, ScoringResources, score_captions
@@ -205,11 +205,11 @@ def test_a_captioner_against_itself_and_against_a_better_one() -> None:
 def test_comparing_needs_the_same_pairs() -> None:
     first = score_captions({"a": "x", "b": "y"}, {"a": ["x"], "b": ["y"]})
     second = score_captions({"a": "x", "c": "y"}, {"a": ["x"], "c": ["y"]})
-    with pytest.raises(PairError, match="2 pairs are scored for one of them: 'b', 'c'"):
+    with pytest.raises(DataError, match="2 pairs are scored for one of them: 'b', 'c'"):
         compare(first, second)
-    with pytest.raises(PairError, match="at least two"):
+    with pytest.raises(DataError, match="at least two"):
         bootstrap(score_captions({"a": "x"}, {"a": ["x"]}))
-    with pytest.raises(PairError, match="make no interval"):
+    with pytest.raises(ConfigError, match="make no interval"):
         bootstrap(first, confidence=1)
 
 

@@ -14,7 +14,7 @@ from helpers.servers import serving
 
 from lightning_idc.cli import main
 from lightning_idc.data.synthetic.judging import exact_judge
-from lightning_idc.errors import DataError, PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import ScoringResources
 from lightning_idc.metrics.confusion import confusion
 from lightning_idc.metrics.difference_list import (
@@ -117,7 +117,7 @@ def test_pairs_are_parted_and_references_listed() -> None:
     assert [t.id for t in parts["unchanged"]] == ["b", "c", "d"]
     assert first_differences(truths)["changed"][0].references == ("a car left",)
     untold = [ReferenceRecord("e", (), "color"), ReferenceRecord("f", ("it is red",), "color")]
-    with pytest.raises(PairError, match=r"1 of 2 pairs with a type of change .*'e'; they would count as unchanged"):
+    with pytest.raises(DataError, match=r"1 of 2 pairs with a type of change .*'e'; they would count as unchanged"):
         differences(untold)
 
 

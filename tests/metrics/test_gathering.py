@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.metric import CaptionScores
 
@@ -95,13 +95,13 @@ def test_prepared_references_follow_the_references() -> None:
 )
 def test_what_is_no_record_is_refused_at_once(records: Any, message: str) -> None:
     metric = CaptionScores()
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(DataError, match=message):
         metric.update(records)
     assert metric.compute() == ([], None), "nothing of them was kept"
 
 
 def test_unknown_metrics_are_refused_before_anything_is_collected() -> None:
-    with pytest.raises(PairError, match="unknown metrics: BLEU-4; there are BLEU"):
+    with pytest.raises(ConfigError, match="unknown metrics: BLEU-4; there are BLEU"):
         CaptionScores(["BLEU-4"])
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.judge import IMG_DIFF, OMNIDIFF, CausalJudge, judge_captions
 from lightning_idc.metrics.paired_accuracy import (
     CONTRAST,
@@ -96,9 +96,9 @@ def test_unparsed_answers_are_asked_again_and_counted() -> None:
     assert found.as_dict() == {"rubric": "omnidiff-figure-6", "mean": 75, "scored": 2, "unparsed": 1, "asked": 6}
     nothing = judge_captions({"3": "never"}, {"3": ["x"]}, model, retries=0)
     assert nothing.mean is None and nothing.unparsed == ["3"]
-    with pytest.raises(PairError, match="0 answers to 1 prompts"):
+    with pytest.raises(DataError, match="0 answers to 1 prompts"):
         judge_captions({"3": "x"}, {"3": ["x"]}, lambda prompts, attempt: [])
-    with pytest.raises(PairError, match="have no caption"):
+    with pytest.raises(DataError, match="have no caption"):
         judge_captions({"3": "x"}, {"3": ["x"], "4": ["y"]}, model)
 
 
@@ -183,11 +183,11 @@ def test_a_pair_counts_with_both_questions_right() -> None:
     ]
     found = paired_accuracy(answered)
     assert found.as_dict() == {"pairs": 50, "questions": 75, "unparsed": 1, "counted": 2}
-    with pytest.raises(PairError, match="1 pairs do not have two questions each: '3'"):
+    with pytest.raises(DataError, match="1 pairs do not have two questions each: '3'"):
         paired_accuracy([*answered, Answered("3", "a", "a")])
-    with pytest.raises(PairError, match="the right answer is 'x'"):
+    with pytest.raises(DataError, match="the right answer is 'x'"):
         paired_accuracy([Answered("1", "x", "a")])
-    with pytest.raises(PairError, match="no questions"):
+    with pytest.raises(DataError, match="no questions"):
         paired_accuracy([])
 
 
@@ -207,9 +207,9 @@ def test_files_of_answers(tmp_path: Path) -> None:
         ({**theirs[0], "question_id": "x"}, "line 2: question_id is 'x'"),
         ([], "line 2 has no pair"),
     ):
-        with pytest.raises(PairError, match=told):
+        with pytest.raises(DataError, match=told):
             read(own, wrong)
-    with pytest.raises(PairError, match="question_id is 1; expected a number from 1 that comes once"):
+    with pytest.raises(DataError, match="question_id is 1; expected a number from 1 that comes once"):
         read(theirs[0], theirs[0])
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.captions import FAST, References, ScoringResources, score_captions
 from lightning_idc.metrics.grouping import ReferenceRecord, paragraph, with_ious, with_types
 from lightning_idc.metrics.protocols import PROTOCOLS, evaluate, protocol_named, with_vocabulary
@@ -64,7 +64,7 @@ def test_hashes_stand_for_definitions() -> None:
 
 
 def test_an_unknown_protocol_gets_the_nearest() -> None:
-    with pytest.raises(PairError, match="did you mean 'spot-the-diff/grouped'"):
+    with pytest.raises(ConfigError, match="did you mean 'spot-the-diff/grouped'"):
         protocol_named("spot-the-diff/group")
 
 
@@ -89,20 +89,20 @@ def test_total_cuts_by_the_ids_of_the_official_files() -> None:
     renamed = [ReferenceRecord(t.id.replace(".png_n", "nc").replace(".png", "c"), t.references) for t in truths]
     only = {truth.id: truth.references[0] for truth in renamed if truth.id.endswith("nc")}
     assert evaluate(protocol_named("clevr-change/no-change"), only, renamed, FAST)["no change"].pairs == 3
-    with pytest.raises(PairError, match="none of the 3 captions is of a pair that"):
+    with pytest.raises(DataError, match="none of the 3 captions is of a pair that"):
         evaluate(protocol_named("clevr-change/change"), only, renamed, FAST)
 
 
 def test_captions_of_pairs_that_nobody_knows_are_named() -> None:
-    with pytest.raises(PairError, match="1 of 4 pairs have no reference: 'zebra'"):
+    with pytest.raises(DataError, match="1 of 4 pairs have no reference: 'zebra'"):
         evaluate(protocol_named("coco"), {**SAID, "zebra": "x"}, TRUTHS, FAST)
 
 
 def test_repeated_and_empty_records_need_a_protocol_that_says_what_they_mean() -> None:
     twice = [*TRUTHS, ReferenceRecord("a", ("it moved",))]
-    with pytest.raises(PairError, match="1 records repeat a pair: 'a'"):
+    with pytest.raises(DataError, match="1 records repeat a pair: 'a'"):
         evaluate(protocol_named("coco"), SAID, twice, FAST)
-    with pytest.raises(PairError, match="no reference that says anything: 'a'"):
+    with pytest.raises(DataError, match="no reference that says anything: 'a'"):
         evaluate(protocol_named("coco"), SAID, [ReferenceRecord("a", (" ",)), *TRUTHS[1:]], FAST)
     grouped = evaluate(protocol_named("spot-the-diff/grouped"), SAID, twice, FAST)["all"]
     entry = evaluate(protocol_named("spot-the-diff/entry"), SAID, twice, FAST)["all"]
@@ -135,12 +135,12 @@ def test_types_and_overlaps_come_from_the_official_files(annotations: Path) -> N
 def test_parts_that_cannot_be_cut_say_what_is_missing() -> None:
     clevr = [ReferenceRecord("000001.png", ("x",))]
     for name, message in (("by-type", "--types"), ("by-iou", "--iou"), ("no-change", "no pair is unchanged")):
-        with pytest.raises(PairError, match=message):
+        with pytest.raises(DataError, match=message):
             evaluate(protocol_named(f"clevr-change/{name}"), {"000001.png": "x"}, clevr, FAST)
     untold = [ReferenceRecord("7", ("a house",), "change"), ReferenceRecord("8", ("as before",), "no_change")]
-    with pytest.raises(PairError, match=r"1 of 1 changed pairs have no type of change: '7'.*--types"):
+    with pytest.raises(DataError, match=r"1 of 1 changed pairs have no type of change: '7'.*--types"):
         evaluate(protocol_named("clevr-change/by-type"), {"7": "x", "8": "x"}, untold, FAST)
-    with pytest.raises(PairError, match="whether it changed is unknown"):
+    with pytest.raises(DataError, match="whether it changed is unknown"):
         evaluate(protocol_named("clevr-change/change"), SAID, TRUTHS, FAST)
 
 
@@ -186,12 +186,12 @@ def test_ids_score_as_words_but_for_what_the_vocabulary_lacks(annotations: Path,
         "all"
     ]
     assert by_ids.values == pytest.approx(by_words.values, abs=1e-9)
-    with pytest.raises(PairError, match="--vocabulary"):
+    with pytest.raises(ConfigError, match="--vocabulary"):
         evaluate(protocol_named("levir-cc/ids"), said, truths, FAST)
     assert protocol.hash != HASHES["levir-cc/ids"]
-    with pytest.raises(PairError, match="has no <UNK>"):
+    with pytest.raises(DataError, match="has no <UNK>"):
         with_vocabulary(protocol_named("levir-cc/ids"), {"a": 1})
-    with pytest.raises(PairError, match="takes no vocabulary"):
+    with pytest.raises(ConfigError, match="takes no vocabulary"):
         with_vocabulary(protocol_named("coco"), vocabulary)
 
 
@@ -205,7 +205,7 @@ def test_foreign_document_frequencies_change_nothing_but_cider() -> None:
 
 
 def test_interleave_refuses_a_pair_without_a_reference() -> None:
-    with pytest.raises(PairError, match="1 of 4 pairs have no reference: 'd'"):
+    with pytest.raises(DataError, match="1 of 4 pairs have no reference: 'd'"):
         evaluate(protocol_named("interleave-rouge"), {**SAID, "d": "a tree"}, [*TRUTHS, ReferenceRecord("d", ())])
     # a record may have none where another one of the pair has some
     scores = evaluate(protocol_named("interleave-rouge"), SAID, [*TRUTHS, ReferenceRecord("a", ())])["all"]
@@ -214,7 +214,7 @@ def test_interleave_refuses_a_pair_without_a_reference() -> None:
 
 def test_records_of_a_pair_agree_whether_it_changed() -> None:
     apart = [ReferenceRecord("a", ("nothing",), "no_change"), ReferenceRecord("a", ("a tree is gone",), "drop")]
-    with pytest.raises(PairError, match="pair 'a' is of drop and of no_change"):
+    with pytest.raises(DataError, match="pair 'a' is of drop and of no_change"):
         evaluate(protocol_named("difference-list"), {"a": "a tree is gone"}, apart)
 
 
@@ -225,19 +225,19 @@ def test_interleave_scores_each_reference() -> None:
 
 
 def test_a_protocol_scores_all_of_its_metrics_or_says_why_not() -> None:
-    with pytest.raises(PairError, match="unknown metrics: ROUGE; there are BLEU"):
+    with pytest.raises(ConfigError, match="unknown metrics: ROUGE; there are BLEU"):
         evaluate(protocol_named("coco"), SAID, TRUTHS, ["ROUGE"])
     for name, there in (
         ("difference-list", "recall, precision, F1, specificity"),
         ("difference-list/first", "recall, precision, F1, specificity"),
         ("interleave-rouge", "ROUGE-L"),
     ):
-        with pytest.raises(PairError, match=f"unknown metrics: CIDEr-D, SPICE; there are {there}$"):
+        with pytest.raises(ConfigError, match=f"unknown metrics: CIDEr-D, SPICE; there are {there}$"):
             evaluate(protocol_named(name), SAID, TRUTHS, ["CIDEr-D", "SPICE"])
     # of a part that has none of the metrics asked for nothing is computed
     truths = [ReferenceRecord("a", ("a car left",), "drop"), ReferenceRecord("b", ("nothing changed",), "no_change")]
     said = {"a": "a car left", "b": "nothing changed"}
     found = evaluate(protocol_named("difference-list"), said, truths, ["recall"])
     assert {part: scores.values for part, scores in found.items()} == {"changed": {"recall": 100.0}, "unchanged": {}}
-    with pytest.raises(PairError, match="no references"):
+    with pytest.raises(DataError, match="no references"):
         evaluate(protocol_named("coco"), SAID, [])

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics import content
 from lightning_idc.metrics.reading import (
     read_ious,
@@ -64,13 +64,13 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
     """Ground truth as `caption` beside the answer as `prediction`: a usual layout of evaluations."""
     records = [{"id": "a", "caption": "a house", "prediction": "zzz"}, {"id": "b", "caption": "x", "prediction": "x"}]
     path = write(tmp_path / "p.json", records)
-    with pytest.raises(PairError, match=r"record 1 has caption 'a house' and prediction 'zzz'; .* --field prediction"):
+    with pytest.raises(DataError, match=r"record 1 has caption 'a house' and prediction 'zzz'; .* --field prediction"):
         read_predictions(path)
     assert read_predictions(path, "prediction").captions == {"a": "zzz", "b": "x"}
     assert read_predictions(write(tmp_path / "q.json", records[1:])).captions == {"b": "x"}
     answers = write(tmp_path / "r.json", [{"id": "a", "caption": "a house", "answer": "zzz"}])
     assert read_predictions(answers, "answer").captions == {"a": "zzz"}
-    with pytest.raises(PairError, match="record 1 has no 'prediction', which --field names; it has id, caption, ans"):
+    with pytest.raises(DataError, match="record 1 has no 'prediction', which --field names; it has id, caption, ans"):
         read_predictions(answers, "prediction")
     # of annotations the format says which field it is
     value = {"annotations": [{"image_id": 1, "caption": "a house", "text": "zzz"}]}
@@ -109,24 +109,24 @@ def test_a_record_with_two_captions_is_not_guessed(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, text: str, message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(DataError, match=message):
         read_predictions(write(tmp_path / "p.json", text))
 
 
 def test_files_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(PairError, match="there is no file"):
+    with pytest.raises(DataError, match="there is no file"):
         read_predictions(tmp_path / "absent.json")
-    with pytest.raises(PairError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_predictions(tmp_path)
     (tmp_path / "latin.json").write_bytes(b'{"a": "caf\xe9"}')
-    with pytest.raises(PairError, match="is not UTF-8 text"):
+    with pytest.raises(DataError, match="is not UTF-8 text"):
         read_predictions(tmp_path / "latin.json")
     (tmp_path / "cut.json.gz").write_bytes(gzip.compress(b'{"a": "x"}' * 100)[:-12])
-    with pytest.raises(PairError, match="cannot be read"):
+    with pytest.raises(DataError, match="cannot be read"):
         read_predictions(tmp_path / "cut.json.gz")
     monkeypatch.setattr(content, "MOST_BYTES", 1000)
     (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(b" " * 100_000))
-    with pytest.raises(PairError, match="more than"):
+    with pytest.raises(DataError, match="more than"):
         read_predictions(tmp_path / "bomb.json.gz")
 
 
@@ -167,7 +167,6 @@ def test_forms_of_references(tmp_path: Path) -> None:
         ([{"id": "a", "captions": "x", "change_type": 3}], "change_type is 3"),
         ([{"id": "a", "captions": "x", "iou": "far"}], "iou is 'far'"),
         ([], "holds no references"),
-        ([{"id": "a", "captions": "x", "split": s} for s in ("val", "train")], "holds the splits train, val"),
         (
             [{"id": s, "captions": "x", "split": s} for s in ("test", "train")] + [{"id": "c", "captions": "z"}],
             "1 of 3 records have no split: 'c'; the others are of test, train",
@@ -179,7 +178,13 @@ def test_forms_of_references(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_references_is_named(tmp_path: Path, value: Any, message: str) -> None:
-    with pytest.raises(PairError, match=message):
+    with pytest.raises(DataError, match=message):
+        read_truths(write(tmp_path / "r.json", value), "test")
+
+
+def test_a_split_that_the_references_lack_is_a_wrong_option(tmp_path: Path) -> None:
+    value = [{"id": "a", "captions": "x", "split": split} for split in ("val", "train")]
+    with pytest.raises(ConfigError, match="holds the splits train, val"):
         read_truths(write(tmp_path / "r.json", value), "test")
 
 
@@ -187,15 +192,15 @@ def test_facts_are_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "facts.json"
     assert read_types(write(path, {"color": ["1.png"], "add": ["2.png"]})) == {"1.png": "color", "2.png": "add"}
     assert read_types(write(path, {"1.png": "color"})) == {"1.png": "color"}
-    with pytest.raises(PairError, match="'1' is of type 'color' and of type 'add'"):
+    with pytest.raises(DataError, match="'1' is of type 'color' and of type 'add'"):
         read_types(write(path, {"color": ["1"], "add": ["1"]}))
-    with pytest.raises(PairError, match="IoU of '1' is 1"):
+    with pytest.raises(DataError, match="IoU of '1' is 1"):
         read_ious(write(path, {"1": 1.5}))
-    with pytest.raises(PairError, match="'a' has the number -1"):
+    with pytest.raises(DataError, match="'a' has the number -1"):
         read_vocabulary(write(path, {"a": -1}))
-    with pytest.raises(PairError, match="two words have one number"):
+    with pytest.raises(DataError, match="two words have one number"):
         read_vocabulary(write(path, {"a": 1, "b": 1}))
-    with pytest.raises(PairError, match="expected a map"):
+    with pytest.raises(DataError, match="expected a map"):
         read_ious(write(path, [1]))
 
 
@@ -255,7 +260,7 @@ def test_any_json_is_read_or_refused(tmp_path: Path, value: Any, cut: int, lines
     for read in READERS:
         try:
             read(path)
-        except PairError:
+        except DataError:
             continue
 
 
@@ -267,5 +272,5 @@ def test_any_bytes_are_read_or_refused(tmp_path: Path, data: bytes, packed: bool
     for read in READERS:
         try:
             read(path)
-        except PairError:
+        except DataError:
             continue

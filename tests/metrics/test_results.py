@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lightning_idc.cli import main
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.metrics.results import SCHEMA, read_result
 from lightning_idc.report.leaderboard import as_latex, as_markdown, boards, write_html
@@ -444,7 +444,7 @@ def test_any_result_is_shown_or_refused(tmp_path: Path, keys: list[str], value: 
     (tmp_path / "r.json").write_text(json.dumps({**sound_result(), **dict.fromkeys(keys, value)}), encoding="utf-8")
     try:
         found = boards(read_results(tmp_path), tmp_path)
-    except PairError:
+    except DataError:
         return
     assert as_markdown(found) and as_latex(found)
     write_html(tmp_path / "page.html", found)

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.bleu import bleu
 from lightning_idc.metrics.captions import References, score_captions
 from lightning_idc.metrics.cider import cider_d
@@ -106,24 +106,24 @@ def test_real_references_score_equal_end_to_end(shared: object) -> None:
 
 
 def test_mismatched_ids_are_named() -> None:
-    with pytest.raises(PairError, match="1 of 2 pairs have no reference: 'b'"):
+    with pytest.raises(DataError, match="1 of 2 pairs have no reference: 'b'"):
         score_captions({"a": "x", "b": "y"}, {"a": ["x"]})
-    with pytest.raises(PairError, match="1 of 2 pairs have no caption: 'c'"):
+    with pytest.raises(DataError, match="1 of 2 pairs have no caption: 'c'"):
         score_captions({"a": "x"}, {"a": ["x"], "c": ["y"]})
-    with pytest.raises(PairError, match="no list of references: 'a'"):
+    with pytest.raises(DataError, match="no list of references: 'a'"):
         score_captions({"a": "x"}, {"a": []})
-    with pytest.raises(PairError, match="no captions to score"):
+    with pytest.raises(DataError, match="no captions to score"):
         score_captions({}, {})
 
 
 def test_ids_that_come_twice_and_captions_that_are_no_text_are_named() -> None:
-    with pytest.raises(PairError, match="pair 'a' has captions twice"):
+    with pytest.raises(DataError, match="pair 'a' has captions twice"):
         score_captions([("a", "x"), ("a", "y")], {"a": ["x"]})
-    with pytest.raises(PairError, match="pair 'a' has references twice"):
+    with pytest.raises(DataError, match="pair 'a' has references twice"):
         References([("a", ["x"]), ("a", ["y"])])
-    with pytest.raises(PairError, match="pair 'a': a caption is None"):
+    with pytest.raises(DataError, match="pair 'a': a caption is None"):
         score_captions({"a": None}, {"a": ["x"]})  # type: ignore[dict-item]
-    with pytest.raises(PairError, match="pair 'b': a reference is 3"):
+    with pytest.raises(DataError, match="pair 'b': a reference is 3"):
         References({"b": [3]})  # type: ignore[list-item]
 
 

@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from lightning_idc.callbacks.selection import ValidationSelection
 from lightning_idc.callbacks.show_results import ShowResults, selected_on
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.source import PairSource
+from lightning_idc.errors import ConfigError
 from lightning_idc.metrics.results import read_result
 
 
@@ -33,7 +33,7 @@ def train(data: TinyPairs, folder: Path, *callbacks: object) -> Trainer:
 
 def test_watching_the_test_is_refused(tmp_path: Path) -> None:
     for chooser in (ModelCheckpoint(monitor="test/CIDEr-D"), EarlyStopping("test/loss")):
-        with pytest.raises(PairError, match=r"is watched to choose the model.*legacy/procap"):
+        with pytest.raises(ConfigError, match=r"is watched to choose the model.*legacy/procap"):
             train(OwnValidation(), tmp_path, chooser, ValidationSelection())
 
 
@@ -43,7 +43,7 @@ def test_a_validation_split_of_test_pairs_is_refused_unless_a_legacy_protocol_is
             tmp_path, monitor="val/CIDEr-D", mode="max", filename="best", enable_version_counter=False
         )
 
-    with pytest.raises(PairError, match="validation pairs are pairs of the test split"):
+    with pytest.raises(ConfigError, match="validation pairs are pairs of the test split"):
         train(TinyPairs(), tmp_path, chooser(), ValidationSelection())
     assert not list(tmp_path.glob("*.ckpt"))
     train(TinyPairs(), tmp_path, chooser(), ValidationSelection("legacy/procap"))
@@ -85,5 +85,5 @@ def test_a_protocol_that_does_not_fit_costs_no_test(tmp_path: Path, capsys: pyte
     Trainer(callbacks=[callback], default_root_dir=tmp_path, **QUIET).test(model, TinyPairs(), verbose=False)
     assert "no result.json: no pair is unchanged" in capsys.readouterr().out
     assert (tmp_path / "scores.json").is_file() and not (tmp_path / "result.json").exists()
-    with pytest.raises(PairError, match="there is no protocol"):
+    with pytest.raises(ConfigError, match="there is no protocol"):
         ShowResults(protocol="none")

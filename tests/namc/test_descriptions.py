@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
@@ -20,7 +20,7 @@ from lightning_idc.data.synthetic.claims import Attributes
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
 from lightning_idc.data.transforms.swap import SwapImages, swap_descriptions
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError
 
 HEAD = "The difference between the two images is that the first image"
 # the generation printed in the paper's Figure 8, without "the" before "two images"
@@ -177,11 +177,11 @@ def test_one_vocabulary_serves_pre_training_and_fine_tuning(noisy: SyntheticDesc
 
 
 def test_impossible_noise_is_refused() -> None:
-    with pytest.raises(PairError, match="word_noise is 2"):
+    with pytest.raises(ConfigError, match="word_noise is 2"):
         SyntheticDescriptions(word_noise=2)
-    with pytest.raises(PairError, match="say where things stand"):
+    with pytest.raises(ConfigError, match="say where things stand"):
         SyntheticDescriptions(relations="needed")
-    with pytest.raises(PairError, match="single change"):
+    with pytest.raises(ConfigError, match="single change"):
         SyntheticDescriptions(mode="omnidiff")
 
 
@@ -246,5 +246,5 @@ def test_what_is_hallucinated_stands_in_no_image_and_is_the_same_beside_the_same
         assert without == words_of(plain.described[place].text)
     assert said > 70 and all(len(things) == 1 for things in beside.values())
     assert not any(any(described.wrong) for described in data.source("test").described)
-    with pytest.raises(PairError, match="hallucinations"):
+    with pytest.raises(ConfigError, match="hallucinations"):
         SyntheticDescriptions(hallucinations=1.5, **sizes)

@@ -9,10 +9,9 @@ import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
-from lightning_idc.errors import DataError
+from lightning_idc.errors import CheckpointError, DataError
 from lightning_idc.methods.namc.dual_encoder import (
     MASK_WORD,
     ClipDualEncoder,
@@ -178,13 +177,5 @@ def test_noise_is_measured_over_all_processes_and_each_pair_once(
 
 def test_another_checkpoint_is_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(PairError, match="holds no dual encoder"):
+    with pytest.raises(CheckpointError, match="holds no dual encoder"):
         load_dual_encoder(tmp_path / "other.ckpt")
-
-
-def test_the_earlier_names_of_the_encoders_still_work(small: SmallDualEncoder) -> None:
-    images = torch.zeros(1, 3, 64, 64, dtype=torch.uint8)
-    with pytest.warns(DeprecationWarning, match="encode_image"):
-        assert torch.equal(small.look(images).whole, small.encode_image(images).whole)
-    with pytest.warns(DeprecationWarning, match="encode_text"):
-        assert torch.equal(small.read([["a"]]).whole, small.encode_text([["a"]]).whole)

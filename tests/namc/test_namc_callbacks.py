@@ -18,7 +18,7 @@ from lightning_idc.cli import main
 from lightning_idc.core.addon import AddonSteps, TrainingStep, addons_of
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.decoding import greedy, greedy_uncached
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures
+from lightning_idc.core.types import PairBatch, PairFeatures
 from lightning_idc.core.vocabulary import (
     BERT_SPECIALS,
     SPECIALS,
@@ -30,7 +30,7 @@ from lightning_idc.core.vocabulary import (
 )
 from lightning_idc.data.synthetic import SyntheticPairs
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
-from lightning_idc.errors import CheckpointError
+from lightning_idc.errors import CheckpointError, ConfigError, IDCError
 from lightning_idc.methods.clip4idc.module import Clip4Idc
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.losses import info_nce, sdm
@@ -475,20 +475,20 @@ def test_raw_features_are_the_ablations_target(distance: Any, folder: Path, tmp_
 
 def test_what_cannot_work_is_told(folder: Path, tmp_path: Path) -> None:
     data = described(folder)
-    with pytest.raises(PairError, match="either tokens or features"):
+    with pytest.raises(ConfigError, match="either tokens or features"):
         MaskedReconstruction()
     for share in (3.0, 1.01, 0.0, -1.0, math.nan):
-        with pytest.raises(PairError, match=f"share is {share}; expected a share of cells above 0"):
+        with pytest.raises(ConfigError, match=f"share is {share}; expected a share of cells above 0"):
             MaskedReconstruction(tokenizer(), share=share)
     MaskedReconstruction(tokenizer(), share=1.0)
-    with pytest.raises(PairError, match="word_share is 2"):
+    with pytest.raises(IDCError, match="word_share is 2"):
         NoiseMasking("x.ckpt", word_share=2)
-    with pytest.raises(PairError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
+    with pytest.raises(ConfigError, match=r"'net.gone' is not a MaskedImageEncoder of NAMC, which has net\.encoder"):
         fit(HOSTS["namc"](), [MaskedReconstruction(tokenizer(), encoder="net.gone")], data, tmp_path)
-    with pytest.raises(PairError, match="would train nothing of its host"):
+    with pytest.raises(ConfigError, match="would train nothing of its host"):
         fit(PairTransformer(width=32, freeze_backbone=True), [MaskedReconstruction(tokenizer())], data, tmp_path)
     odd = ImageTokenizer(codebook_size=8, latent=4, width=4, multipliers=(1, 1, 1), blocks=1, fold=4)
-    with pytest.raises(PairError, match="do not line up"):
+    with pytest.raises(ConfigError, match="do not line up"):
         fit(HOSTS["namc"](), [MaskedReconstruction(odd, encoder="net.encoder")], data, tmp_path)
 
 
@@ -618,7 +618,7 @@ def test_sub_words_of_a_host_are_masked_together() -> None:
 
 def test_noise_masking_on_procap(folder: Path, tmp_path: Path) -> None:
     data, watch = described(folder), Watch()
-    state = {f"tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
+    state = {f"net.tokenizer.{name}": value for name, value in tokenizer().state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer().config}, tmp_path / "tokens.ckpt")
     sizes: dict[str, Any] = dict(width=16, layers=2, heads=2, decoder_width=16, decoder_layers=1, decoder_heads=2)
     model = ProCap(tokenizer=str(tmp_path / "tokens.ckpt"), image_size=(64, 64), **sizes)

@@ -13,10 +13,10 @@ from lightning.pytorch import Trainer
 from torch.nn import functional as F
 
 from lightning_idc.cli import main
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.data.benchmarks.implicit_change import compose
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
 from lightning_idc.methods.namc.log_relevance import LogRelevance
 from lightning_idc.methods.namc.noise_masking import NoiseMasking
@@ -89,7 +89,7 @@ def test_the_command_writes_a_map(
     for side, image in zip(("before", "after"), images, strict=True):
         Image.fromarray(image.permute(1, 2, 0).numpy()).save(tmp_path / f"{side}.png")
     files = [str(tmp_path / "before.png"), str(tmp_path / "after.png")]
-    arguments = ["relevance", *files, CAPTION, "--checkpoint", str(tmp_path / "relevance.ckpt")]
+    arguments = ["relevance", *files, CAPTION, "--model", str(tmp_path / "relevance.ckpt")]
     capsys.readouterr()
     assert main([*arguments, "--out", str(tmp_path / "map.png")]) == 0
     lines = capsys.readouterr().out.splitlines()
@@ -113,6 +113,6 @@ def test_maps_are_logged_after_each_validation(tmp_path: Path) -> None:
     options: dict[str, Any] = dict(max_epochs=1, enable_checkpointing=False, default_root_dir=tmp_path, **QUIET)
     Trainer(callbacks=callbacks, limit_val_batches=1, **options).fit(PairTransformer(width=32, heads=2), data)
     assert Image.open(tmp_path / "relevance" / "step-00000002.png").height > 500
-    with pytest.raises(PairError, match="list NoiseMasking among the callbacks"):
+    with pytest.raises(ConfigError, match="list NoiseMasking among the callbacks"):
         trainer = Trainer(callbacks=[LogRelevance()], limit_val_batches=1, **options)
         trainer.fit(PairTransformer(width=32, heads=2), data)

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from lightning_idc.core.restricted import is_torchscript, read_torchscript
 from lightning_idc.core.vocabulary import ClipVocabulary
-from lightning_idc.errors import CheckpointError, ConfigError, PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.nn.clip import build_clip
 
 
@@ -80,5 +80,5 @@ def test_no_code_runs_and_other_files_are_refused(parity: Path, tmp_path: Path) 
         read_torchscript(evil)
     assert not (tmp_path / "ran").exists()
     shutil.copy(parity / "archive.pt", tmp_path / "ViT-B-32.pt")
-    with pytest.raises(PairError, match="cannot be had"):  # of another size than its name says
+    with pytest.raises(CheckpointError, match="cannot be had"):  # of another size than its name says
         build_clip("ViT-B-32-quickgelu", ClipVocabulary(), str(tmp_path / "ViT-B-32.pt"))

@@ -11,7 +11,7 @@ import torch
 from lightning_idc.core.peaks import THRESHOLD, peaks
 from lightning_idc.core.types import PairSample
 from lightning_idc.core.where import counted, locate
-from lightning_idc.errors import CheckpointError, ConfigError, PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods import PairTransformer
 from lightning_idc.methods.pretraining.cell_classification import ChangeNaming, naming_loss
 from lightning_idc.nn.backbones import build_backbone, grid_of
@@ -95,7 +95,7 @@ def test_it_is_refused_where_images_are_read_one_by_one() -> None:
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3).build()
     with pytest.raises(ConfigError, match="counts is 3 and freeze_backbone false"):
         PairTransformer(vocabulary=WORDS, max_length=4, counts=3, backbone="difference").build()
-    with pytest.raises(PairError, match="images have 1 channels"):
+    with pytest.raises(ConfigError, match="images have 1 channels"):
         DifferenceCNN()(torch.zeros(1, 2, 1, 32, 32, dtype=torch.uint8))
 
 

@@ -7,13 +7,12 @@ import torch
 from lightning.pytorch import Trainer
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.vocabulary import SPECIALS
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
 from lightning_idc.methods.m3diff.mdp import (
     MDP,
-    DifferentialLayer,
     DifferentialPerception,
     MultiScaleDifferentialPerception,
     matching_layers,
@@ -146,7 +145,7 @@ def test_layers_match_the_paper_s_depths() -> None:
 
 
 def test_heads_must_divide_the_width() -> None:
-    with pytest.raises(PairError, match="choose a divisor"):
+    with pytest.raises(ConfigError, match="choose a divisor"):
         MultiScaleDifferentialPerception(12, 1, heads=5)
 
 
@@ -206,25 +205,7 @@ def test_it_learns_where_dropout_is_off_as_in_preference_optimisation(frozen: bo
 
 
 def test_a_place_that_is_not_there_is_named() -> None:
-    with pytest.raises(PairError, match="set `at` to one of backbone"):
+    with pytest.raises(ConfigError, match="set `at` to one of backbone"):
         grid_captioner().add_adapter("mdp", MDP, at="tower")
-    with pytest.raises(PairError, match="number of channels"):
+    with pytest.raises(ConfigError, match="number of channels"):
         grid_captioner().add_adapter("mdp", MDP, at="fuse")
-
-
-def test_weights_of_earlier_editions_load() -> None:
-    layer = DifferentialLayer(8, 2, 16)
-    old = {
-        "self_attn": "look_at_difference",
-        "cross_attn": "look_at_images",
-        "mlp": "feed",
-        "image_cross_attn": "refine",
-    }
-    state = layer.state_dict()
-    stored = {
-        ".".join([old.get(key.split(".")[0], key.split(".")[0]), *key.split(".")[1:]]): state[key] for key in state
-    }
-    assert stored.keys() != state.keys()
-    again = DifferentialLayer(8, 2, 16)
-    again.load_state_dict(stored)
-    assert all(torch.equal(value, state[key]) for key, value in again.state_dict().items())

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.adpo.pool import CaptionPool, choose
 from lightning_idc.methods.adpo.reinforce import Baseline, LeaveOneOut, NoBaseline, RunningMean, entropy, reinforce
 
@@ -130,11 +129,11 @@ def test_pool_keeps_how_often_a_caption_is_said_and_never_offers_a_reference() -
     assert allowed[1].all()
     columns, _ = choose(torch.zeros(2, 4), allowed, 500)
     assert not (places[columns[0]] == 0).any()
-    with pytest.raises(PairError, match="references of one pair"):
+    with pytest.raises(DataError, match="references of one pair"):
         pool.wrong(places, [pool.texts])
-    with pytest.raises(PairError, match="at least two"):
+    with pytest.raises(DataError, match="at least two"):
         CaptionPool(["one", "One"])
-    with pytest.raises(PairError, match="weighting is 'often'"):
+    with pytest.raises(ConfigError, match="weighting is 'often'"):
         CaptionPool(said, "often")  # type: ignore[arg-type]
 
 

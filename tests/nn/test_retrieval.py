@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.nn.retrieval import ranks, recall_at, recall_of_pairs, symmetric_cross_entropy
 
 
@@ -19,7 +19,7 @@ def test_symmetric_cross_entropy_is_its_definition() -> None:
 
 
 def test_a_caption_too_many_is_refused() -> None:
-    with pytest.raises(PairError, match="one caption per pair"):
+    with pytest.raises(ConfigError, match="one caption per pair"):
         symmetric_cross_entropy(torch.zeros(3, 4))
 
 
@@ -46,7 +46,7 @@ def test_a_constant_similarity_finds_nothing() -> None:
 
 
 def test_a_query_without_an_answer_is_named() -> None:
-    with pytest.raises(PairError, match=r"\[1\]"):
+    with pytest.raises(DataError, match=r"\[1\]"):
         recall_at(torch.zeros(2, 2), torch.tensor([[True, False], [False, False]]))
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.nn.transformer import Decoder, DecoderLayer, EncoderLayer
 
 
@@ -88,10 +88,10 @@ def test_steps_equal_the_whole_even_after_reordering_rows() -> None:
 
 def test_captions_longer_than_the_decoder_are_refused() -> None:
     decoder = make_decoder()
-    with pytest.raises(PairError, match="10 tokens does not fit a decoder of 9"):
+    with pytest.raises(DataError, match="10 tokens does not fit a decoder of 9"):
         decoder(torch.randn(1, 5, 16), None, torch.zeros(1, 1, 10, dtype=torch.long))
     state = decoder.start(torch.randn(1, 5, 16), None)
     for _ in range(9):
         decoder.step(state, torch.tensor([4]))
-    with pytest.raises(PairError, match="10 tokens"):
+    with pytest.raises(DataError, match="10 tokens"):
         decoder.step(state, torch.tensor([4]))

@@ -10,7 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import (
     BERT_SPECIALS,
     BOS,
@@ -23,6 +22,7 @@ from lightning_idc.core.vocabulary import (
     load_vocabulary,
     words_of,
 )
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 SENTENCES = ["The small red cube moved.", "the red ball (left), isn't there!", "nothing changed"]
@@ -70,9 +70,9 @@ def test_words_survive_a_checkpoint() -> None:
 
 
 def test_bad_word_lists_are_refused() -> None:
-    with pytest.raises(PairError, match="starts with"):
+    with pytest.raises(ConfigError, match="starts with"):
         Vocabulary(["a", "b"])
-    with pytest.raises(PairError, match="stand twice in the vocabulary: a"):
+    with pytest.raises(ConfigError, match="stand twice in the vocabulary: a"):
         Vocabulary([*SPECIALS, "a", "b", "a"])
 
 
@@ -102,7 +102,7 @@ def test_clips_vocabulary_is_open_clips() -> None:
 
 
 def test_an_unknown_vocabulary_is_named() -> None:
-    with pytest.raises(PairError, match="'bert'"):
+    with pytest.raises(ConfigError, match="'bert'"):
         load_vocabulary("bert")
 
 
@@ -151,10 +151,10 @@ def test_berts_words_are_made_of_pieces_and_come_back(bert: Path) -> None:
 
 
 def test_a_file_that_is_not_berts_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PairError, match=r"vocab\.txt.*is not there"):
+    with pytest.raises(CheckpointError, match=r"vocab\.txt.*is not there"):
         load_vocabulary(str(tmp_path))
     (tmp_path / "vocab.txt").write_text("[PAD]\nred\n", encoding="utf-8")
-    with pytest.raises(PairError, match=r"missing: \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
+    with pytest.raises(CheckpointError, match=r"missing: \[UNK\], \[CLS\], \[SEP\], \[MASK\]"):
         load_vocabulary(str(tmp_path))
 
 

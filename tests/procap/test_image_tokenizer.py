@@ -8,8 +8,8 @@ import lightning.pytorch as pl
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic import SyntheticCells, SyntheticPairs
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.procap.tokenizer import NamingTokenizer, TokenizerTraining
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels, load_image_tokenizer
 
@@ -81,11 +81,11 @@ def test_the_gradient_passes_straight_through_and_each_loss_moves_its_own_side()
 
 def test_a_size_that_does_not_fit_and_floats_are_refused() -> None:
     tokenizer = ImageTokenizer(**SMALL)
-    with pytest.raises(PairError, match="multiples of 8"):
+    with pytest.raises(DataError, match="multiples of 8"):
         tokenizer.encode(images(1, 20, 24))
-    with pytest.raises(PairError, match="uint8"):
+    with pytest.raises(DataError, match="uint8"):
         tokenizer.encode(torch.rand(1, 3, 16, 16))
-    with pytest.raises(PairError, match="fold is 0"):
+    with pytest.raises(ConfigError, match="fold is 0"):
         ImageTokenizer(fold=0)
 
 
@@ -126,7 +126,7 @@ def test_the_checkpoint_gives_the_same_tokenizer_frozen(trained: tuple[Path, flo
 
 def test_other_checkpoints_are_refused(tmp_path: Path) -> None:
     torch.save({"state_dict": {}, "hyper_parameters": {}}, tmp_path / "other.ckpt")
-    with pytest.raises(PairError, match="no image tokenizer"):
+    with pytest.raises(CheckpointError, match="no image tokenizer"):
         load_image_tokenizer(tmp_path / "other.ckpt")
 
 
@@ -230,5 +230,5 @@ def test_a_naming_tokenizer_learns_what_stands_in_its_cells(tmp_path: Path) -> N
     assert torch.equal(loaded.features(pixels), model.tokenizer.features(pixels))
     again = NamingTokenizer.load_from_checkpoint(tmp_path / "naming.ckpt", weights_only=True)
     assert torch.equal(again.head.weight, model.head.weight) and again.classes == [3, 9, 3, 4]
-    with pytest.raises(PairError, match="the tokenizer has 4 and 4x4"):
+    with pytest.raises(DataError, match="the tokenizer has 4 and 4x4"):
         model.training_step((images, cells[..., :2]), 0)

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.data.synthetic import SyntheticPairs
-from lightning_idc.errors import ConfigError
+from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.procap.flow import CrossFade, DISMidpoint, FlowMidpoint, RAFTMidpoint, blend, warp
 from lightning_idc.methods.procap.interpolation import EveryPair, FrameInterpolator, FrameSimilarity, interpolate
 from lightning_idc.methods.procap.procedures import SIMILARITIES, ProcedureFolder
@@ -91,18 +90,18 @@ def test_warping_reads_at_the_place_that_the_flow_points_to() -> None:
 
 def test_no_other_number_of_frames() -> None:
     for frames in (0, 2, 8):
-        with pytest.raises(PairError, match="1, 3, 7, 15"):
+        with pytest.raises(ConfigError, match="1, 3, 7, 15"):
             interpolate(pair(), frames, CrossFade())
 
 
 def test_raft_runs_from_a_file_and_says_what_is_missing(tmp_path: Path) -> None:
     from torchvision.models.optical_flow import raft_small
 
-    with pytest.raises(PairError, match="no RAFT weights"):
+    with pytest.raises(CheckpointError, match="no RAFT weights"):
         RAFTMidpoint(str(tmp_path / "absent.pth"))
     torch.manual_seed(0)
     torch.save(raft_small(weights=None).state_dict(), tmp_path / "raft.pth")
-    with pytest.raises(PairError, match="raft_large"):
+    with pytest.raises(CheckpointError, match="raft_large"):
         RAFTMidpoint(str(tmp_path / "raft.pth"), size="large")
     found = interpolate(pair(), 1, RAFTMidpoint(str(tmp_path / "raft.pth"), size="small", updates=1))
     assert found.shape == (1, 1, 3, 64, 64)
@@ -193,19 +192,14 @@ def test_other_images_and_other_settings_are_refused(tmp_path: Path) -> None:
     predict(FrameInterpolator(str(tmp_path / "frames"), 1, CrossFade()), pairs)
     folder = ProcedureFolder(tmp_path / "frames")
     sample = pairs.data.pairs_of("val").load(0)
-    with pytest.raises(PairError, match="other images; use the same `image_size` and `interpolation`"):
+    with pytest.raises(DataError, match="other images; use the same `image_size` and `interpolation`"):
         folder.of(sample.id, sample.after, sample.before)
-    with pytest.raises(PairError, match="no procedure of the pair 'nobody'"):
+    with pytest.raises(DataError, match="no procedure of the pair 'nobody'"):
         folder.of("nobody", sample.before, sample.after)
-    with pytest.raises(PairError, match="another folder"):
+    with pytest.raises(ConfigError, match="another folder"):
         predict(FrameInterpolator(str(tmp_path / "frames"), 3, CrossFade()), pairs)
-    with pytest.raises(PairError, match="midpoint_weights"):
+    with pytest.raises(ConfigError, match="midpoint_weights"):
         predict(FrameInterpolator(str(tmp_path / "frames"), 1, Faded(0.5)), pairs)
-    # of an earlier version, which knew the names of the classes only
-    folder = ProcedureFolder(tmp_path / "earlier")
-    folder.check_settings({"frames": 1, "midpoint": "CrossFade", "similarity": None})
-    predict(FrameInterpolator(str(tmp_path / "earlier"), 1, CrossFade()), pairs)
-    assert len(ProcedureFolder(tmp_path / "earlier")) == 7
 
 
 def test_frames_are_made_of_images_scaled_as_the_data_scales_them(tmp_path: Path) -> None:
@@ -239,7 +233,7 @@ def test_similarities_of_another_model_are_refused_under_the_same_name(tmp_path:
         predict(FrameSimilarity(frames, Weighted(1.0, stop_after=2), "mine"), pairs)
     assert len(ProcedureFolder(frames).similarities("mine")) == 4
     for other in (Weighted(2.0), Likeness()):
-        with pytest.raises(PairError, match=r"holds similarities made with .*'Weighted'.*use another name"):
+        with pytest.raises(ConfigError, match=r"holds similarities made with .*'Weighted'.*use another name"):
             predict(FrameSimilarity(frames, other, "mine"), pairs)
     assert len(ProcedureFolder(frames).similarities("mine")) == 4
     predict(FrameSimilarity(frames, Weighted(1.0), "mine"), pairs)
@@ -260,11 +254,10 @@ def test_similarities_that_nobody_could_read_are_refused_before_they_are_measure
 def test_similarities_that_do_not_say_what_made_them_are_read_but_not_added_to(tmp_path: Path) -> None:
     pairs, frames = data(tmp_path), tmp_path / "frames"
     predict(FrameInterpolator(str(frames), 1, CrossFade()), pairs)
-    # as an earlier version wrote them
     kept = KeyedStore(frames / SIMILARITIES / "old", identity={"name": "old"})
     kept.add(["pair"], scores=np.zeros((1, 2, 1)))
     assert "pair" in ProcedureFolder(frames).similarities("old")
-    with pytest.raises(PairError, match="use another name"):
+    with pytest.raises(ConfigError, match="use another name"):
         predict(FrameSimilarity(str(frames), Weighted(1.0), "old"), pairs)
 
 

@@ -13,8 +13,8 @@ from lightning.pytorch import Trainer
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lightning_idc.core.types import PairError, PairSample
-from lightning_idc.errors import ConfigError
+from lightning_idc.core.types import PairSample
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.procap.flow import CrossFade
 from lightning_idc.methods.procap.interpolation import FrameSimilarity, interpolate
 from lightning_idc.methods.procap.keyframes import (
@@ -98,15 +98,15 @@ def test_a_seed_draws_and_no_seed_takes_the_most_confident(folder: Path) -> None
 def test_too_many_keyframes_and_an_empty_folder_are_refused(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    with pytest.raises(PairError, match="cannot give 8"):
+    with pytest.raises(DataError, match="cannot give 8"):
         Keyframes(folder, 8).of(sample())
-    with pytest.raises(PairError, match="no procedures"):
+    with pytest.raises(DataError, match="no procedures"):
         Keyframes(tmp_path_factory.mktemp("empty"), 2)
 
 
 def test_frames_that_were_never_measured_are_not_chosen_by_their_own_similarity(folder: Path) -> None:
     assert len(Keyframes(folder, 2, similarity="own").of(sample())) == 4
-    with pytest.raises(PairError, match="has no similarity 'own' of the pair 'plain'"):
+    with pytest.raises(DataError, match="has no similarity 'own' of the pair 'plain'"):
         Keyframes(folder, 2, similarity="own").of(sample("plain"))
 
 
@@ -141,7 +141,7 @@ def test_fewer_frames_are_every_second_one(folder: Path) -> None:
     assert torch.equal(Keyframes(folder, 3, length=3).of(sample("plain"))[1:-1], frames[[1, 3, 5]])
     chosen = confidence(COSINES[:, [1, 3, 5]]).topk(1).indices
     assert torch.equal(Keyframes(folder, 1, length=3).of(sample())[1], frames[[1, 3, 5]][chosen][0])
-    with pytest.raises(PairError, match="cannot be taken evenly"):
+    with pytest.raises(ConfigError, match="cannot be taken evenly"):
         Keyframes(folder, 1, length=2).of(sample())
 
 
@@ -166,7 +166,7 @@ def test_another_similarity_chooses_among_the_same_frames(folder: Path) -> None:
     flat = {tuple(Keyframes(folder, 6, similarity="random").of(sample(seed=n)).flatten().tolist()) for n in range(60)}
     assert len(flat) == 7, "any frame may be left out"
     Keyframes(folder, 2, similarity={"constant": 0.7, "own": 0.3}).of(sample())
-    with pytest.raises(PairError, match="no similarity 'other'"):
+    with pytest.raises(DataError, match="no similarity 'other'"):
         Keyframes(folder, 2, similarity="other").of(sample())
 
 
@@ -207,7 +207,7 @@ def test_a_mix_draws_by_its_confidence_among_the_frames_that_are_taken(folder: P
     three = mixed_in_float64({"own": COSINES[:, 1::2], "visual": LOOKS[:, 1::2]})
     best = three.topk(2).indices.sort().values
     assert torch.equal(Keyframes(folder, 2, length=3, similarity=WEIGHTS).of(sample())[1:-1], drawn[1::2][best])
-    with pytest.raises(PairError, match="'own' of the pair 'plain'"):
+    with pytest.raises(DataError, match="'own' of the pair 'plain'"):
         keyframes.of(sample("plain"))
 
 
@@ -239,7 +239,7 @@ def dino_class_token(folder: Path, image: Tensor) -> Tensor:
 def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
-    state = {f"tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
+    state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     coded, seen = TokenizerSimilarity(str(tmp_path / "t.ckpt")), VisualSimilarity(small_dino(tmp_path / "dino"))
     looks = {
@@ -259,7 +259,7 @@ def test_visual_similarities_are_cosines_of_features_of_each_image_alone(tmp_pat
 def test_a_tokenizer_in_bfloat16_tells_frames_apart_as_in_float32(tmp_path: Path) -> None:
     torch.manual_seed(0)
     tokenizer = ImageTokenizer(16, 8, 8, [1, 2], 1, fold=4)
-    state = {f"tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
+    state = {f"net.tokenizer.{key}": value for key, value in tokenizer.state_dict().items()}
     torch.save({"state_dict": state, CONFIG_KEY: tokenizer.config}, tmp_path / "t.ckpt")
     similarity = TokenizerSimilarity(str(tmp_path / "t.ckpt"))
     expected = similarity(*fade(), [[], []])
@@ -288,7 +288,7 @@ def test_visual_text_similarity_is_the_mean_cosine_over_all_captions_of_the_pair
             halves = torch.stack([torch.stack([pairs[row, 0], middle]), torch.stack([middle, pairs[row, 1]])])
             expected = (encoder.embed_pairs(halves) @ encoder.embed_captions(captions[row]).T).mean(1)
             assert torch.allclose(found[row, :, frame], expected, atol=1e-6)
-    with pytest.raises(PairError, match="no caption"):
+    with pytest.raises(DataError, match="no caption"):
         VisualTextSimilarity(Means())(pairs, frames, [["a"], []])
-    with pytest.raises(PairError, match="embed_pairs"):
+    with pytest.raises(ConfigError, match="embed_pairs"):
         VisualTextSimilarity(nn.Linear(1, 1))

@@ -15,7 +15,6 @@ from lightning_idc.callbacks import CacheFeatures, UnchangedControl
 from lightning_idc.core.decoding import greedy, greedy_uncached
 from lightning_idc.core.loading import load_captioner
 from lightning_idc.core.schedules import Constant, WarmupLinear
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import Vocabulary, words_of
 from lightning_idc.errors import CheckpointError, ConfigError, DataError
 from lightning_idc.methods.namc.dual_encoder import SmallDualEncoder, vocabulary_with_mask
@@ -99,9 +98,9 @@ def test_it_starts_from_the_encoder_of_the_first_stage(folder: Path) -> None:
         assert torch.equal(value, expected[f"net.tokenizer.{name}"])
     static = built(folder, procedure=str(folder / "first.ckpt"), queries=0).net.encoder
     assert torch.equal(static.frame_place, expected["net.encoder.frame_place"][[0, 3]])
-    with pytest.raises(PairError, match="another shape"):
+    with pytest.raises(CheckpointError, match="another shape"):
         built(folder, procedure=str(folder / "first.ckpt"), queries=1)
-    with pytest.raises(PairError, match="no procedure encoder"):
+    with pytest.raises(CheckpointError, match="no procedure encoder"):
         built(folder, procedure=str(folder / "tokenizer.ckpt"))
 
 
@@ -116,15 +115,15 @@ def test_a_first_stage_of_another_tokenizer_is_refused(folder: Path, tmp_path: P
 
 
 def test_what_is_missing_is_named(folder: Path) -> None:
-    with pytest.raises(PairError, match="needs an image tokenizer"):
+    with pytest.raises(ConfigError, match="needs an image tokenizer"):
         built(folder, tokenizer=None)
-    with pytest.raises(PairError, match="size of the images"):
+    with pytest.raises(ConfigError, match="size of the images"):
         built(folder, image_size=None)
-    with pytest.raises(PairError, match="of the edition 'paper'"):
+    with pytest.raises(CheckpointError, match="of the edition 'paper'"):
         built(folder, variant="official", procedure=str(folder / "first.ckpt"))
-    with pytest.raises(PairError, match="queries is -1"):
+    with pytest.raises(ConfigError, match="queries is -1"):
         second_stage(folder, queries=-1)
-    with pytest.raises(PairError, match="for 16x16"):
+    with pytest.raises(DataError, match="for 16x16"):
         built(folder).net.encode(torch.zeros(1, 2, 3, 24, 24, dtype=torch.uint8))
 
 
@@ -161,7 +160,7 @@ def test_explicit_frames_take_the_place_of_queries(folder: Path) -> None:
     for row, own in enumerate(frames):
         assert torch.equal(own[1:3], kept.of(batch.ids[row], own[0], own[3]).frames[[2, 4]]), "evenly spaced"
     assert not model.net.encoder.mask_embedding.requires_grad, "it stands nowhere"
-    with pytest.raises(PairError, match="no procedure of the pair"):
+    with pytest.raises(DataError, match="no procedure of the pair"):
         model.describe(batch.images[0, 0], batch.images[0, 1])
 
 
@@ -292,7 +291,7 @@ def test_the_tokenizer_sees_every_image_once_with_cached_features(
     assert sum(counts) == 2 * 10
     for name, value in cached.state_dict().items():
         torch.testing.assert_close(value, plain.state_dict()[name], rtol=1e-3, atol=1e-5)
-    with pytest.raises(PairError, match=r"without a call of 'net.tokenizer'.*name the part.*net.tokenizer.encoder"):
+    with pytest.raises(ConfigError, match=r"without a call of 'net.tokenizer'.*name the part.*net.tokenizer.encoder"):
         fitted(CacheFeatures(tmp_path, module="net.tokenizer", always=True))
 
 

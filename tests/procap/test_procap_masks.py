@@ -7,7 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.procap import masks, warps
 
 GRID = (4, 14, 14)
@@ -65,7 +65,7 @@ def test_blocks_cover_half_of_the_frame_on_average_and_reach_everywhere() -> Non
 
 
 def test_a_grid_without_such_a_rectangle_is_refused() -> None:
-    with pytest.raises(PairError, match="1x1"):
+    with pytest.raises(ConfigError, match="1x1"):
         masks.random_rectangle(1, 1, dice(0))
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from lightning_idc.cli.import_ import run
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, DataError
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.convert import (
     below,
@@ -129,7 +129,7 @@ def test_their_words_become_ours_with_the_special_ones_first() -> None:
     names, rows = word_order({word: index for index, word in enumerate(theirs)})
     assert names == ["<pad>", "<bos>", "<eos>", "<unk>", "<cls>", "<sep>", "<vid>", "<mask>", "cube", "sphere"]
     assert rows == [0, 4, 5, 6, 1, 2, 3, 7, 8, 9]
-    with pytest.raises(PairError, match="begins with"):
+    with pytest.raises(DataError, match="begins with"):
         word_order({"cube": 0, "[PAD]": 1})
 
 
@@ -153,11 +153,11 @@ def test_an_official_checkpoint_becomes_a_captioner(shared: Path, tmp_path: Path
     model.save_pretrained(tmp_path / "out")
     again = ProCap.from_pretrained(tmp_path / "out")
     assert again.describe(images[0, 0], images[0, 1]) == model.describe(images[0, 0], images[0, 1])
-    with pytest.raises(PairError, match="has 80 words"):
+    with pytest.raises(CheckpointError, match="has 80 words"):
         (tmp_path / "few.json").write_text(json.dumps({word: index for index, word in enumerate(words[:20])}))
         convert(tmp_path / "last.chkpt", vocabulary=str(tmp_path / "few.json"))
     torch.save({"model": {}}, tmp_path / "other.pt")
-    with pytest.raises(PairError, match="no second stage"):
+    with pytest.raises(CheckpointError, match="no second stage"):
         convert(tmp_path / "other.pt", vocabulary=str(tmp_path / "words.json"))
 
 
@@ -173,6 +173,6 @@ def test_a_vqgan_becomes_a_tokenizer_that_can_be_trained_on(shared: Path, tmp_pa
     with torch.no_grad():
         ids = tokenizer.ids_of(tokenizer.features(image))
     assert ids.shape == (1, 14, 14) and len(ids.unique()) > 1
-    with pytest.raises(PairError, match="no VQGAN"):
+    with pytest.raises(CheckpointError, match="no VQGAN"):
         torch.save({"state_dict": {}}, tmp_path / "other.ckpt")
         run(["import", "vqgan", str(tmp_path / "other.ckpt"), str(tmp_path / "x.ckpt")])

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from lightning_idc.cli.import_ import run
 from lightning_idc.core.loading import load_module
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.methods import OfficialProcedureModel
 from lightning_idc.methods.procap.official.bert_adam import BertAdam
 from lightning_idc.methods.procap.official.convert import below
@@ -163,7 +163,7 @@ def test_the_official_second_stage_starts_from_the_official_first(folder: Path, 
     # empty captions are the words 0 to 23, and the alignment token is left out
     assert torch.equal(encoder.control_words, torch.cat([first.words.weight[:24], first.special[1:]]))
     assert torch.equal(encoder.control_places, torch.cat([first.word_places, first.special_places[1:]]))
-    with pytest.raises(PairError, match="of the edition 'official'"):
+    with pytest.raises(CheckpointError, match="of the edition 'official'"):
         second_stage(folder, procedure=str(tmp_path / "first.ckpt"), vocabulary=WORDS).build()
 
 
@@ -193,7 +193,7 @@ def test_an_official_first_stage_is_imported(shared: Path, tmp_path: Path, capsy
     assert hidden.visual.shape == (1, 784, 64) and bool(torch.isfinite(hidden.align).all())
     del state["text_emb.weight"]
     torch.save(state, tmp_path / "other.pt")
-    with pytest.raises(PairError, match="no first stage"):
+    with pytest.raises(CheckpointError, match="no first stage"):
         run(["import", "procap_stage1", str(tmp_path / "other.pt"), str(tmp_path / "x.ckpt"), "--procedures", "p"])
 
 
@@ -224,9 +224,9 @@ def test_layers_begin_with_the_visual_blocks_of_clip(folder: Path, tmp_path: Pat
         assert torch.equal(model.net.encoder.layers[layer].qkv.weight, state[f"{prefix}.attn.in_proj_weight"])
         assert torch.equal(model.net.encoder.layers[layer].feed[2].bias, state[f"{prefix}.mlp.c_proj.bias"])
     assert "trunk" not in model.hparams
-    with pytest.raises(PairError, match="at least 4 visual blocks"):
+    with pytest.raises(CheckpointError, match="at least 4 visual blocks"):
         built(folder, trunk=str(tmp_path / "clip.pt"), layers=4)
-    with pytest.raises(PairError, match="another width"):
+    with pytest.raises(CheckpointError, match="another width"):
         built(folder, trunk=str(tmp_path / "clip.pt"), width=32)
 
 
@@ -266,7 +266,7 @@ def test_bert_adam_by_hand_in_float64() -> None:
     resumed = BertAdam([parameter, untouched])
     resumed.load_state_dict(optimizer.state_dict())
     assert torch.equal(resumed.state[parameter]["mean_square"], optimizer.state[parameter]["mean_square"])
-    with pytest.raises(PairError, match="betas"):
+    with pytest.raises(ConfigError, match="betas"):
         BertAdam([parameter], betas=(1.0, 0.9))
 
 
@@ -304,7 +304,7 @@ def test_half_precision_moves_what_a_rate_of_1e_7_leaves_in_place(beta: float, s
     matrix.grad = torch.full_like(matrix, 1e6)  # more than 16 bits hold
     optimizer.step()
     assert bool(matrix.isfinite().all())
-    with pytest.raises(PairError, match="not a group"):
+    with pytest.raises(ConfigError, match="not a group"):
         BertAdam([{"name": "vision", "params": [matrix]}], half_precision=["text"])
 
 

@@ -10,8 +10,8 @@ import torch
 from helpers.procap_tiny import QUIET, data, first_stage, prepared, tokenizer
 from lightning.pytorch import Trainer, seed_everything
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.sampling import Draw
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.procap.pictures import LogProcedures, Strip, blanked, procedure_sheet, strips_of
 
 
@@ -37,7 +37,7 @@ def test_every_frame_is_on_the_sheet() -> None:
     sheet = np.asarray(procedure_sheet([("it moved", [Strip("all", frames), Strip("two", frames[:2])])], side=32))
     areas = [int((sheet == color.numpy()).all(-1).sum()) for color in colors]
     assert areas == [2 * 32 * 32, 2 * 32 * 32, 32 * 32]
-    with pytest.raises(PairError, match="no pairs"):
+    with pytest.raises(DataError, match="no pairs"):
         procedure_sheet([])
 
 
@@ -90,7 +90,7 @@ def test_without_keyframes_the_pair_is_shown_and_no_procedure_is_needed(tmp_path
 def test_a_captioner_has_no_procedures_to_show() -> None:
     from lightning_idc.methods.procap.module import ProCap
 
-    with pytest.raises(PairError, match="ProcedureModel"):
+    with pytest.raises(ConfigError, match="ProcedureModel"):
         LogProcedures().setup(Trainer(**QUIET), ProCap(), "fit")
-    with pytest.raises(PairError, match="0 pairs"):
+    with pytest.raises(ConfigError, match="0 pairs"):
         LogProcedures(0)

@@ -13,8 +13,8 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairBatch, PairError, PairSample
-from lightning_idc.errors import ConfigError
+from lightning_idc.core.types import PairBatch, PairSample
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.procap.procedure import ProcedureModel, WarmupHold
 from lightning_idc.methods.procap.procedure_net import discrimination_loss, masked_sequence_loss
 from lightning_idc.nn.image_tokenizer import as_pixels
@@ -189,7 +189,7 @@ def test_no_caption_is_too_long_and_none_is_missing(folder: Path) -> None:
     batch = model.collate(samples(folder, 2, [["cube " * 300], ["left"]]))
     assert batch.tokens.shape[-1] > 300
     assert all(bool(torch.isfinite(value)) for value in model.losses(model.encode(batch), batch).values())
-    with pytest.raises(PairError, match="there is none for"):
+    with pytest.raises(DataError, match="there is none for"):
         model.collate(samples(folder, 2, [["left"], []]))
 
 

@@ -57,14 +57,6 @@ CHANGED = {
 """Recipes that say something else than before, on purpose, and what."""
 
 
-def renamed(value: Any) -> Any:
-    """The stage ``look`` is called ``pretrain_backbone`` now."""
-    text = (
-        json.dumps(value).replace("stages.look.", "stages.pretrain_backbone.").replace('"look"', '"pretrain_backbone"')
-    )
-    return json.loads(text)
-
-
 def effective(stages: list[Stage]) -> list[dict[str, Any]]:
     """What each stage runs with: one that loads the checkpoint of another takes from it what it does not say."""
     found, fits = [], {}
@@ -80,7 +72,6 @@ def effective(stages: list[Stage]) -> list[dict[str, Any]]:
         if stage.run != "fit" and of in fits:
             trained = {k: v for k, v in (fits[of].get("init_args") or {}).items() if k not in TRAINING_ONLY}
             model["init_args"] = {**trained, **(model.get("init_args") or {})}
-        # classes have the names of today, also where an option chose them before
         found.append({"name": stage.name, "run": stage.run, "config": with_full_names(config)})
     return found
 
@@ -99,7 +90,7 @@ def test_no_recipe_of_before_is_missing() -> None:
 
 @pytest.mark.parametrize("name", FULL)
 def test_a_recipe_expands_to_what_it_said_in_full(name: str) -> None:
-    smoke, *stages = renamed(json.loads(FULL[name].read_text(encoding="utf-8")))
+    smoke, *stages = json.loads(FULL[name].read_text(encoding="utf-8"))
     file, choice = MERGED.get(name, (name, {}))
     recipe: Recipe = load(ROOT / "recipes" / f"{file}.yaml", choice)
     before, now = effective([Stage(**stage) for stage in stages]), effective(recipe.stages)

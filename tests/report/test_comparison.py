@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from lightning_idc.errors import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.bootstrap import compare
 from lightning_idc.metrics.captions import score_captions
 from lightning_idc.report.comparison import Captioned, differences_table, facts_over, facts_table, interval, rows_of
@@ -55,7 +55,7 @@ def test_pairs_without_references_do_not_count_and_missing_captions_are_an_error
     (with_more,) = rows_of({"x": Captioned({**SEES, "silent": "words"})}, more)
     (without,) = rows_of({"x": Captioned(SEES)}, REFERENCES)
     assert with_more.as_dict() == without.as_dict()
-    with pytest.raises(PairError, match="35"):
+    with pytest.raises(DataError, match="35"):
         rows_of({"x": Captioned({id: text for id, text in SEES.items() if id != "35"})}, REFERENCES)
 
 

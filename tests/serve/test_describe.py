@@ -217,13 +217,3 @@ def test_a_picture_that_cannot_be_written_is_named_before_the_work(
     given = ["describe", str(draw("before.png")), str(draw("after.png", seed=1)), "--model", "absent", "--save", save]
     assert main(given) == 1
     assert f"--save {save!r}" in (told := capsys.readouterr().err) and said in told
-
-
-def test_the_old_name_of_model_is_no_part_of_a_file(
-    model: Path, draw: Callable[..., Path], capsys: pytest.CaptureFixture[str]
-) -> None:
-    before, after = draw("run--checkpoint1.png"), draw("run--checkpoint2.png", square=(8, 8))
-    for option in (["--checkpoint", str(model)], [f"--checkpoint={model}"], ["--model", str(model)]):
-        assert main(["describe", str(before), str(after), *option, "--no-where"]) == 0
-        assert main(["describe", before.name, after.name, *option, "--no-where"]) == 1  # they lie elsewhere
-        assert "'run--checkpoint1.png'" in capsys.readouterr().err

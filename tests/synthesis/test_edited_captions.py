@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from helpers.toy_stages import Canned
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.methods.img_diff.captions import LexiconEdits, PromptedEdits, changed_words, replace_noun
 from lightning_idc.methods.img_diff.lexicon import CATEGORIES, Lexicon
 from lightning_idc.synthesis.run import run
@@ -78,5 +78,5 @@ def test_wordnets_files_are_read_by_class(tmp_path: Path) -> None:
     lexicon = Lexicon.wordnet(tmp_path)
     assert lexicon.category["fruita"] == "fruit" and lexicon.category["livingthingb"] == "living_thing"
     assert "somebody" not in lexicon.category and "two_words" not in lexicon.category
-    with pytest.raises(PairError, match=r"data\.noun"):
+    with pytest.raises(DataError, match=r"data\.noun"):
         Lexicon.wordnet(tmp_path / "nowhere")

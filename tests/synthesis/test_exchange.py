@@ -16,7 +16,7 @@ from PIL import Image
 
 from lightning_idc.cli import main
 from lightning_idc.data.benchmarks.folder import FolderPairs
-from lightning_idc.errors import DataError, DatasetNotFoundError, PairError
+from lightning_idc.errors import DataError, DatasetNotFoundError
 from lightning_idc.synthesis.duplicates import Deduplicate
 from lightning_idc.synthesis.export import export_records
 from lightning_idc.synthesis.juicer import JsonLines
@@ -205,5 +205,5 @@ def test_captions_are_read_from_wherever_fsspec_reads(tmp_path: Path) -> None:
         "only a line break ends a caption"
     )
     for missing in ("memory://none.txt", str(tmp_path / "none.txt"), "nowhere://x"):
-        with pytest.raises(PairError, match="cannot be read"):
+        with pytest.raises(DataError, match="cannot be read"):
             Sentences(missing)

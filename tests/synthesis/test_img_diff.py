@@ -15,7 +15,6 @@ from helpers.toy_stages import pair_of
 from PIL import Image
 from synthesis import scenes
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.folder import FolderPairs
 from lightning_idc.data.benchmarks.img_diff import ImgDiff, image_of
 from lightning_idc.data.core.checking import check_benchmark
@@ -155,7 +154,7 @@ def test_table_17_is_there_by_name() -> None:
         f = filters_named(f"table17_{number}")
         assert (f.pair_similarity, f.region_match, f.caption_similarity, f.caption_match) == row
     assert filters_named("paper") == filters_named("table17_3")
-    with pytest.raises(PairError, match="table17_1"):
+    with pytest.raises(ConfigError, match="table17_1"):
         filters_named("table18")
 
 
@@ -332,7 +331,7 @@ def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
         cut[..., 3] = 0
         cut[4:16, 4:16, 3] = 255
         Image.fromarray(cut).save(tmp_path / f"{name}.png")
-    with pytest.raises(PairError, match=r"2 cut-outs.*needs 3.*things"):
+    with pytest.raises(ConfigError, match=r"2 cut-outs.*needs 3.*things"):
         PasteEdits(size=96, library=str(tmp_path), things=(1, 2)).setup("predict")
     store = run(PasteEdits(size=96, library=str(tmp_path), things=(1, 1)), SamplePhotos(copies=2), tmp_path / "a")
     assert store.counts()[0] > 0
@@ -340,7 +339,7 @@ def test_a_library_has_a_thing_for_every_place(tmp_path: Path) -> None:
 
 def test_a_caption_that_is_named_and_not_there_ends_the_run_at_once(tmp_path: Path) -> None:
     stages = Sequential([PasteEdits(size=64), ReleasePairs(str(tmp_path / "out"), caption="sumary")])
-    with pytest.raises(PairError, match=r"no fact 'sumary'.*captions"):
+    with pytest.raises(ConfigError, match=r"no fact 'sumary'.*captions"):
         run(stages, SamplePhotos(), tmp_path / "a")
 
 

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError
 from lightning_idc.methods.namc.mining import Features, Search, SimilarPairs, Window, spectral_clusters
 from lightning_idc.synthesis.records import Record
@@ -166,5 +165,5 @@ def test_a_store_without_features_says_so(tmp_path: Path) -> None:
     from helpers.toy_stages import Numbers
 
     run(MapStage(as_it_is), Numbers(4), tmp_path / "plain")
-    with pytest.raises(PairError, match="Features"):
+    with pytest.raises(ConfigError, match="Features"):
         Search.over(RecordStore(tmp_path / "plain"), "clip", True)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from helpers.tiny_models import make_blip, make_clip, make_llama, make_llava, make_sam
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.methods.img_diff.questions import PromptedTeller
 from lightning_idc.synthesis.slots.base import CutOff
 from lightning_idc.synthesis.slots.chat import (
@@ -48,7 +48,7 @@ def test_clip_encodes_pictures_and_texts_the_same_in_any_batch(clip: str, pictur
 
 
 def test_a_model_that_is_not_there_says_how_to_get_it() -> None:
-    with pytest.raises(PairError, match="hf download nobody/nothing"):
+    with pytest.raises(CheckpointError, match="hf download nobody/nothing"):
         ClipImages("nobody/nothing").load()
 
 
@@ -62,7 +62,7 @@ def test_missing_weights_are_refused(clip: str, tmp_path: Path) -> None:
     weights = load_file(file)
     weights.pop("visual_projection.weight")
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(PairError, match="visual_projection"):
+    with pytest.raises(CheckpointError, match="visual_projection"):
         ClipImages(str(tmp_path / "clip")).load()
 
 
@@ -216,7 +216,7 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_model_without_a_template_is_never_asked_bare(llama: Path, tmp_path: Path) -> None:
     import shutil
 
-    with pytest.raises(PairError, match="has no chat template"):
+    with pytest.raises(CheckpointError, match="has no chat template"):
         ChatModel(str(llama), dtype="float32").load()
     vicuna = tmp_path / "vicuna-tiny"
     shutil.copytree(llama, vicuna)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.slots.base import Region
 from lightning_idc.synthesis.slots.sam import (
     FastSamSegmenter,
@@ -126,5 +126,5 @@ def test_fastsam_finds_nothing_in_an_empty_picture() -> None:
 
 
 def test_fastsam_says_that_it_is_installed_by_hand() -> None:
-    with pytest.raises(PairError, match="ultralytics"):
+    with pytest.raises(ConfigError, match="ultralytics"):
         FastSamSegmenter().load()

@@ -7,12 +7,12 @@ import io
 import re
 from pathlib import Path
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_objects, read_text, sentences
 from lightning_idc.data.io.tables import Row
+from lightning_idc.errors import DataError
 
 PAIRS = {"train": 2_685, "val": 325, "test": 337}
 SENTENCES = {"train": 12_890, "val": 1_556, "test": 1_604}
@@ -106,16 +106,16 @@ def _official(path: Path, split: str) -> list[Row]:
                 header = [field.strip() for field in fields]
                 absent = [name for name in ("description", "split", "img1ImgURL", "img2ImgURL") if name not in header]
                 if absent:
-                    raise PairError(f"{where}: no column {absent[0]!r}; expected {', '.join(COLUMNS)}")
+                    raise DataError(f"{where}: no column {absent[0]!r}; expected {', '.join(COLUMNS)}")
             elif fields:
                 if len(fields) != len(header):
-                    raise PairError(f"{where}: {len(fields)} fields, expected {len(header)}")
+                    raise DataError(f"{where}: {len(fields)} fields, expected {len(header)}")
                 row = Row(where, 0, dict(zip(header, map(_unquoted, fields), strict=True)))
                 check_split(own := row.text("split"), where)
                 if own == split:
                     rows.append(row)
     except csv.Error as error:
-        raise PairError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None
+        raise DataError(f"{path}, line {reader.line_num}: not readable as a table ({error})") from None
     return rows
 
 
@@ -134,4 +134,4 @@ def _photo(row: Row, side: int) -> str:
         for address in addresses:
             if match := pattern.search(address):
                 return match.group(1)
-    raise PairError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")
+    raise DataError(f"{row.where}: no photograph is named in img{side}ImgURL or img{side}ObservationURL: {addresses}")

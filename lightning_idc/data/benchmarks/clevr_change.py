@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.sampling import PairSampler
@@ -15,7 +14,7 @@ from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, read_json, sentences
 from lightning_idc.data.io.tables import short
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import ConfigError, DataError, check_choice
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 Pairs = Literal["all", "change", "no_change"]
@@ -79,7 +78,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         check_choice("pairs", pairs, get_args(Pairs))
         self.pairs: Pairs = pairs
         if scenes_together and (pairs != "all" or self.batch_size % 2):
-            raise PairError(
+            raise ConfigError(
                 "scenes_together puts both pairs of a scene into a step; expected pairs: all and an even batch_size, "
                 f"found {pairs} and {self.batch_size}"
             )
@@ -118,7 +117,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
             for number in numbers:
                 overlap = overlaps.get(str(number))
                 if overlap is not None and (type(overlap) not in (int, float) or not 0 <= overlap <= 1):
-                    raise PairError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
+                    raise DataError(f"{iou}: the overlap of scene {number} is {short(overlap)}; expected 0 to 1")
                 meta = {} if overlap is None else {"iou": float(overlap)}
                 records.append(self._record(number, "", kinds.get(number, CHANGE), meta))
         if self.pairs != "change":
@@ -130,7 +129,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
         table = self._table("no_change_captions.json" if ending else "change_captions.json")
         key = f"CLEVR_default_{number:06d}.png"
         if key not in table:
-            raise PairError(f"{where}: the captions hold no {key!r}")
+            raise DataError(f"{where}: the captions hold no {key!r}")
         folder, label = ("nsc_images", "nonsemantic") if ending else ("sc_images", "semantic")
         return Record(
             f"{number:06d}.png{ending}",
@@ -155,7 +154,7 @@ change_captions_by_IOU.json                    optional: {"0": overlap of the vi
             for name in names if isinstance(names, list) else [names]:
                 number = name.removesuffix(".png") if isinstance(name, str) else ""
                 if not (number.isascii() and number.isdecimal() and len(number) <= 9):
-                    raise PairError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
+                    raise DataError(f"{path}: {kind} names {name!r}; expected a name such as '000000.png'")
                 found[int(number)] = _NAMES.get(kind, kind)
         return found
 
@@ -168,12 +167,12 @@ def numbers_of(path: Path, split: str) -> list[int]:
     """Scenes of a split in a file ``{"train": [numbers], ...}``.
 
     Raises:
-        PairError: the split is absent, or what it lists are not whole numbers.
+        DataError: the split is absent, or what it lists are not whole numbers.
     """
     splits = read_json(path, dict)
     numbers = splits.get(split)
     if not isinstance(numbers, list) or any(type(number) is not int or not 0 <= number < 10**9 for number in numbers):
-        raise PairError(
+        raise DataError(
             f"{path}: {split!r} must be a list of whole numbers; the file has {', '.join(splits) or 'none'}"
         )
     return numbers

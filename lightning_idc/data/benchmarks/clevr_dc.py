@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.clevr_change import numbers_of
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import read_json, sentences
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 PAIRS = {"train": 40_800, "val": 2_400, "test": 4_800}
@@ -81,7 +81,7 @@ split.json                 {"train": [numbers], "val": [...], "test": [...]}"""
         for number in numbers:
             where = f"{self.title} pair {number}"
             if str(number) not in captions:
-                raise PairError(f"{where}: the captions hold no {str(number)!r}")
+                raise DataError(f"{where}: the captions hold no {str(number)!r}")
             texts = sentences(captions[str(number)], where)
             image = f"{number:06d}.png" if padded else f"{number}.png"
             before, after = (self.files.file(f"{side}/{image}", where) for side in ("bef", "aft"))

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from lightning_idc.core.images import read_image, resize
 from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.benchmarks.defects import (
     BOARD,
     TYPES,
@@ -26,7 +26,7 @@ from lightning_idc.data.benchmarks.defects import (
 )
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.core.source import PairSource
-from lightning_idc.errors import check_number
+from lightning_idc.errors import DataError, check_number
 
 LISTED = {"trainval": 1000, "test": 500}
 
@@ -94,7 +94,7 @@ class BoardPairs(PairSource):
         for path in find_images(self.root, self.entries[twin][0]):
             image = read_image(path, f"pair {self.ids[index]!r}")
             if tuple(image.shape[1:]) != (BOARD, BOARD):
-                raise PairError(
+                raise DataError(
                     f"pair {self.ids[index]!r}: {str(path)!r} is {image.shape[2]}x{image.shape[1]}; the official "
                     f"boards, in whose pixels the boxes are given, are {BOARD}x{BOARD}"
                 )
@@ -119,11 +119,11 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
     """Defects of an annotation file: lines of x1 y1 x2 y2 type.
 
     Raises:
-        PairError: the file is missing or a line is something else.
+        DataError: the file is missing or a line is something else.
     """
     path = inside(root, annotation, "DeepPCB")
     if not path.is_file():
-        raise PairError(f"there is no annotation {str(path)!r}; is the download complete?")
+        raise DataError(f"there is no annotation {str(path)!r}; is the download complete?")
     found = []
     for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
         fields = re.split(r"[\s,]+", line.strip())
@@ -131,12 +131,12 @@ def read_defects(root: Path, annotation: str) -> list[Defect]:
             continue
         values = [int(field) for field in fields if re.fullmatch(r"[0-9]{1,4}", field)]
         if len(fields) != 5 or len(values) != 5:
-            raise PairError(f"{path}, line {number}: expected x1 y1 x2 y2 type, found {line!r}")
+            raise DataError(f"{path}, line {number}: expected x1 y1 x2 y2 type, found {line!r}")
         x1, y1, x2, y2, kind = values
         if not 1 <= kind <= len(TYPES):
-            raise PairError(f"{path}, line {number}: type {kind} is unknown; expected 1 to {len(TYPES)}")
+            raise DataError(f"{path}, line {number}: type {kind} is unknown; expected 1 to {len(TYPES)}")
         if not (x1 < x2 <= BOARD and y1 < y2 <= BOARD):
-            raise PairError(
+            raise DataError(
                 f"{path}, line {number}: the box {x1} {y1} {x2} {y2} is empty or leaves the {BOARD}x{BOARD} board"
             )
         found.append(Defect(kind - 1, (x1, y1, x2, y2)))
@@ -147,7 +147,7 @@ def find_images(root: Path, listed: str) -> tuple[Path, Path]:
     """Files of the template and the tested board for a name in a list, as JPEG or PNG.
 
     Raises:
-        PairError: one is missing.
+        DataError: one is missing.
     """
     stem, extension = listed.rsplit(".", 1) if "." in listed else (listed, "jpg")
     paths = []
@@ -156,7 +156,7 @@ def find_images(root: Path, listed: str) -> tuple[Path, Path]:
         paths.append(next((path for path in options if path.is_file()), options[0]))
     absent = [str(path) for path in paths if not path.is_file()]
     if absent:
-        raise PairError(f"pair {Path(listed).stem!r}: there is no {absent[0]!r} (nor a PNG); is the download complete?")
+        raise DataError(f"pair {Path(listed).stem!r}: there is no {absent[0]!r} (nor a PNG); is the download complete?")
     return paths[0], paths[1]
 
 
@@ -242,17 +242,17 @@ class DeepPCB(PairDataModule):
         folders = sorted(self.root.glob("group*")) if self.root.is_dir() else []
         missing = [f"{other}.txt" for other in LISTED if not (self.root / f"{other}.txt").is_file()]
         if missing or not folders:
-            raise PairError(_layout(self.root, [*missing, *([] if folders else ["group*/"])]))
+            raise DataError(_layout(self.root, [*missing, *([] if folders else ["group*/"])]))
         entries = []
         for number, line in enumerate(path.read_text(encoding="utf-8", errors="replace").splitlines(), 1):
             fields = line.split()
             if not fields:
                 continue
             if len(fields) != 2:
-                raise PairError(f"{path}, line {number}: expected an image and an annotation, found {line!r}")
+                raise DataError(f"{path}, line {number}: expected an image and an annotation, found {line!r}")
             entries.append((fields[0], fields[1]))
         if self.official and len(entries) != LISTED[name]:
-            raise PairError(
+            raise DataError(
                 f"{path} lists {len(entries)} pairs; the official list has {LISTED[name]:,}. Fetch it again, or set "
                 "official: false if the list is your own"
             )
@@ -260,7 +260,7 @@ class DeepPCB(PairDataModule):
         absent = sorted({image.rsplit("/", 1)[0] for image, _ in entries if "/" in image})
         absent = [folder for folder in absent if not inside(self.root, folder, str(path)).is_dir()]
         if absent:
-            raise PairError(_layout(self.root, [f"{folder}/" for folder in absent]))
+            raise DataError(_layout(self.root, [f"{folder}/" for folder in absent]))
         return entries
 
 

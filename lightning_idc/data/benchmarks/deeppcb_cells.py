@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError, PairSample, stack_images
+from lightning_idc.core.types import PairSample, stack_images
 from lightning_idc.data.benchmarks.deeppcb import DeepPCB
+from lightning_idc.errors import DataError
 
 IGNORED = -100
 
@@ -26,7 +27,7 @@ def change_cells(sample: PairSample, cell: int) -> Tensor:
         cell: height and width of a cell, pixels.
     """
     if sample.boxes is None:
-        raise PairError(f"pair {sample.id!r} has no boxes to label cells from")
+        raise DataError(f"pair {sample.id!r} has no boxes to label cells from")
     rows, columns = (side // cell for side in sample.after.shape[1:])
     cells = torch.zeros(rows, columns, dtype=torch.long)
     centres = ((sample.boxes[:, 1, :2] + sample.boxes[:, 1, 2:]) / 2 / cell).tolist()

@@ -8,7 +8,7 @@ from typing import Any
 
 from lightning_idc.core.images import Interpolation, read_pair, resize
 from lightning_idc.core.paths import inside
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.value_range import PLAIN, ImageOptions
 from lightning_idc.data.benchmarks.preference_pairs import margin_of
 from lightning_idc.data.benchmarks.preference_pairs import preference as meta_of_preference
@@ -18,7 +18,7 @@ from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.files import state_of
 from lightning_idc.data.io.jsonfiles import sentences
 from lightning_idc.data.io.tables import require, short
-from lightning_idc.errors import DataError
+from lightning_idc.errors import ConfigError, DataError, IDCError
 from lightning_idc.files import digest, digest_of_all
 
 SPLITS: Mapping[str, str] = {"train": "train", "val": "validation", "test": "test"}
@@ -47,7 +47,8 @@ class TableSource(PairSource):
         options: value range, bands and page of the images.
 
     Raises:
-        PairError: a column is missing, or does not hold what it should.
+        ConfigError: a column is missing.
+        DataError: a column does not hold what it should.
     """
 
     def __init__(
@@ -72,7 +73,7 @@ class TableSource(PairSource):
         columns += [column for column in named_by.values() if column not in columns]
         for column in columns:
             if column not in table.column_names:
-                raise PairError(require(table.column_names, column, Path(where), "named in the settings"))
+                raise ConfigError(require(table.column_names, column, Path(where), "named in the settings"))
         for column in (before, after):
             if isinstance(table.features[column], ImageFeature):
                 table = table.cast_column(column, ImageFeature(decode=False))
@@ -165,7 +166,7 @@ class TableSource(PairSource):
             return data
         if isinstance(path, str) and self._folder is not None:
             return _below(self._folder, path, where)
-        raise PairError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
+        raise DataError(f"{where} is {short(value)}; expected an image, its bytes, or its path below a local table")
 
 
 def _below(folder: Path, path: str, where: str) -> Path:
@@ -241,7 +242,7 @@ class HuggingFaceTable(PairDataModule):
         self.id_columns = [id] if isinstance(id, str) else list(id)
         for split in splits:
             if split not in ("train", "val", "test", "predict"):
-                raise PairError(f"splits names {split!r}; expected train, val, test or predict")
+                raise ConfigError(f"splits names {split!r}; expected train, val, test or predict")
         self.splits = dict(splits)
         self.labelled = tuple(split for split in ALL_SPLITS if split in splits)
         self._tables: Any = None
@@ -251,7 +252,7 @@ class HuggingFaceTable(PairDataModule):
         tables = self._load()
         if name not in tables:
             missing = f"{self.path} has no split {name!r} for" if name else f"{self.path}: splits names none for"
-            raise PairError(
+            raise ConfigError(
                 f"{missing} {split!r}; found {', '.join(map(repr, tables))}. Say which with splits: {{train: ..., "
                 "val: ..., test: ...}"
             )
@@ -341,20 +342,21 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
         texts: columns of a local CSV that hold texts, also where these look like numbers.
 
     Raises:
-        PairError: there is nothing to load, or it cannot be loaded.
+        ConfigError: the package datasets is missing, or the file is not a table by its name.
+        DataError: the table cannot be loaded.
     """
     try:
         import datasets
         from datasets.packaged_modules.csv.csv import CsvConfig
     except ImportError as error:
-        raise PairError("tables of Hugging Face need the package datasets: pip install datasets") from error
+        raise ConfigError("tables of Hugging Face need the package datasets: pip install datasets") from error
     local = Path(path).expanduser()
     # pandas would take texts such as "None" and "NA" for nothing, and ids such as 007 for numbers
     plain = {"keep_default_na": False, "na_values": [""], "converters": dict.fromkeys(texts, _text)}
     try:
         if local.is_file():
             if local.suffix not in _BUILDERS:
-                raise PairError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
+                raise ConfigError(f"{path} is not a table; expected one of {', '.join(_ENDINGS)}")
             builder = _BUILDERS[local.suffix]
             return datasets.load_dataset(builder, data_files=str(local), **(plain if builder == "csv" else {}))
         if local.is_dir() and any((local / name).is_file() for name in ("dataset_info.json", "dataset_dict.json")):
@@ -366,8 +368,8 @@ def load_tables(path: str, config: str | None = None, texts: Sequence[str] = ())
             _refuse_files_outside(local, found.data_files)
             return datasets.load_dataset(str(local), config, **(plain if isinstance(found, CsvConfig) else {}))
         return datasets.load_dataset(path, config)
-    except PairError:
+    except IDCError:
         raise
     except Exception as error:  # datasets raises errors of half a dozen packages
         hint = "" if local.exists() else "; there is no such file or folder either"
-        raise PairError(f"the table {path!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error
+        raise DataError(f"the table {path!r} cannot be loaded: {type(error).__name__}: {error}{hint}") from error

@@ -9,13 +9,13 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, split_by_hash
 from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
 from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import ConfigError, DataError, check_choice
 
 Part = Literal["replacement", "removal"]
 REMOVAL = 5_773
@@ -79,7 +79,9 @@ object_replacement/filtered_new_edit_data/PATH_1.jpg   after; likewise object_re
         super().__init__(root, **options)
         check_choice("part", part, get_args(Part))
         if len(shares) != 3 or min(shares) < 0 or abs(sum(shares) - 1) > 1e-6:
-            raise PairError(f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1")
+            raise ConfigError(
+                f"shares is {tuple(shares)}; expected three numbers for train, val and test that sum to 1"
+            )
         self.part: Part = part
         self.shares = tuple(shares)
         self._all: list[Record] | None = None
@@ -156,7 +158,7 @@ def box_of(row: Row) -> list[float]:
     """Box of a record, x1 y1 x2 y2 in shares of the image; the release writes it as a list or as the text of one.
 
     Raises:
-        PairError: it is not such a list.
+        DataError: it is not such a list.
     """
     value = row.values.get("bbox")
     if isinstance(value, str) and len(value) < 200:
@@ -168,17 +170,17 @@ def box_of(row: Row) -> list[float]:
         x1, y1, x2, y2 = value
         if 0 <= x1 <= x2 <= 1 and 0 <= y1 <= y2 <= 1:
             return [float(part) for part in value]
-    raise PairError(f"{row.where}: bbox is {short(row.values.get('bbox'))}; expected x1, y1, x2, y2 in [0, 1]")
+    raise DataError(f"{row.where}: bbox is {short(row.values.get('bbox'))}; expected x1, y1, x2, y2 in [0, 1]")
 
 
 def _conversation(row: Row) -> tuple[str, str]:
     """Question and last answer."""
     turns = row.values.get("conversations")
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
-        raise PairError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
+        raise DataError(f"{row.where}: conversations is {short(turns)}; expected a list of turns")
     said = [(turn.get("from"), turn.get("value")) for turn in turns if isinstance(turn.get("value"), str)]
     questions = [text for who, text in said if who == "human"]
     answers = [text for who, text in said if who == "gpt"]
     if not questions or not answers:
-        raise PairError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
+        raise DataError(f"{row.where}: the conversation needs a turn from 'human' and one from 'gpt'")
     return questions[-1], answers[-1]

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import read_json, read_text, sentences
 from lightning_idc.data.io.tables import parse_json, short
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import DataError, IDCError, check_choice
 
 Seeds = Literal["first", "all"]
 PROMPTS = 313_010
@@ -96,7 +96,7 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
         records = self.records(split)
         problem = self.miscount(split) if self.official else None
         if problem:
-            raise PairError(f"{problem}. Fetch seeds.json again, or set official: false if it is your own")
+            raise DataError(f"{problem}. Fetch seeds.json again, or set official: false if it is your own")
         some = records[:: max(1, len(records) // _LOOKED_AT)]
         absent = [path for record in some for path in (record.before, record.after) if not path.is_file()]
         if absent and self.on_missing == "raise":
@@ -113,9 +113,9 @@ seeds.json                           [["0000132", ["127380018", "1818564940"]], 
             for number, entry in enumerate(read_json(path, list), 1):
                 right = isinstance(entry, list) and len(entry) == 2 and isinstance(entry[0], str)
                 if not right or not isinstance(entry[1], list) or not entry[1]:
-                    raise PairError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
+                    raise DataError(f"{path}, entry {number}: expected [folder, [seeds]], found {short(entry)}")
                 if not all(isinstance(seed, (str, int)) for seed in entry[1]):
-                    raise PairError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
+                    raise DataError(f"{path}, entry {number}: the seeds are {short(entry[1])}; expected texts")
                 listed.append((entry[0], [str(seed) for seed in entry[1]]))
             self._listed = listed
         return self._listed
@@ -141,11 +141,11 @@ class PromptSource(FileSource):
             try:
                 prompt = parse_json(read_text(path))
             except (ValueError, RecursionError) as error:
-                if isinstance(error, PairError):
+                if isinstance(error, IDCError):
                     raise
-                raise PairError(f"{path} is not readable as JSON ({error})") from None
+                raise DataError(f"{path} is not readable as JSON ({error})") from None
             if not isinstance(prompt, dict) or "edit" not in prompt:
-                raise PairError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
+                raise DataError(f"{path} holds {short(prompt)}; expected an object with the instruction as edit")
             record.captions = sentences(prompt["edit"], str(path))
         return record.captions
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, check_split
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_json, sentences
 from lightning_idc.data.io.tables import Row, short
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.no_change import CHANGE, NO_CHANGE
 
 PAIRS = {"train": 6_815, "val": 1_333, "test": 1_929}
@@ -89,12 +89,12 @@ _Listed = list[tuple[str, str, str, list[str]]]
 
 def _official(path: Path, images: Any) -> _Listed:
     if not isinstance(images, list):
-        raise PairError(f"{path}: images is {short(images)}; expected a list")
+        raise DataError(f"{path}: images is {short(images)}; expected a list")
     found: _Listed = []
     for number, image in enumerate(images, 1):
         where = f"{path}, image {number}"
         if not isinstance(image, dict) or not isinstance(image.get("sentences"), list):
-            raise PairError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
+            raise DataError(f"{where}: expected an object with filename, split and sentences; found {short(image)}")
         row = Row(where, 0, image)
         raw = [part.get("raw", part.get("tokens")) if isinstance(part, dict) else part for part in image["sentences"]]
         # the release ends every sentence with a blank and a full stop, which no protocol of this family scores

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.hf_table import TableSource, load_tables
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import find, needed, read_objects, sentences
+from lightning_idc.errors import DataError
 
 TURNS = {"train": 8_807, "val": 528, "test": 1_053}
 """Edits of each split."""
@@ -96,7 +96,7 @@ data_magicbrush_train.json, test.json        instead: AURORA's lists, whose path
             return super().source(split)
         problem = self.miscount(split) if self.official else None
         if problem:
-            raise PairError(f"{problem}. Fetch the tables again, or set official: false if they are your own")
+            raise DataError(f"{problem}. Fetch the tables again, or set official: false if they are your own")
         return self._table(name)
 
     def _tables(self, split: Split) -> Sequence[str]:

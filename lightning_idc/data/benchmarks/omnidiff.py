@@ -6,13 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import read_objects, sentences
 from lightning_idc.data.io.tables import Row, short
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import DataError, check_choice
 
 Subset = Literal["real", "render"]
 PAIRS = {
@@ -106,7 +105,7 @@ real/val.json, real/test.json, render/train.json, ...
             before, after = (self.files.file(side, row.where) for side in sides)
             own = self._value(row, "id") if self.fields["id"] else f"{sides[0]}..{sides[1]}"
             if isinstance(own, bool) or not isinstance(own, (str, int)) or own == "":
-                raise PairError(f"{row.where}: {self.fields['id']} is {short(own)}; expected a name")
+                raise DataError(f"{row.where}: {self.fields['id']} is {short(own)}; expected a name")
             texts = sentences(self._value(row, "caption"), row.where)
             records.append(Record(str(own), row.where, before, after, texts, change_type=self._type(row)))
         return records
@@ -115,7 +114,7 @@ real/val.json, real/test.json, render/train.json, ...
         """Value at the path of a field.
 
         Raises:
-            PairError: the record has none.
+            DataError: the record has none.
         """
         path = self.fields[what]
         value: Any = row.values
@@ -125,7 +124,7 @@ real/val.json, real/test.json, render/train.json, ...
             elif isinstance(value, list) and step.isascii() and step.isdecimal() and int(step[:9]) < len(value):
                 value = value[int(step[:9])]
             else:
-                raise PairError(
+                raise DataError(
                     f"{row.where}: no field {path!r} for {what}; the record has "
                     f"{', '.join(map(repr, row.values)) or 'nothing'}. Say where it is with fields: {{{what}: ...}}"
                 )
@@ -134,7 +133,7 @@ real/val.json, real/test.json, render/train.json, ...
     def _path(self, row: Row, side: str) -> str:
         value = self._value(row, side)
         if not isinstance(value, str) or not value.strip():
-            raise PairError(f"{row.where}: {self.fields[side]} is {short(value)}; expected the path of an image")
+            raise DataError(f"{row.where}: {self.fields[side]} is {short(value)}; expected the path of an image")
         return value.strip()
 
     def _type(self, row: Row) -> str | None:
@@ -145,5 +144,5 @@ real/val.json, real/test.json, render/train.json, ...
         value = self._value(row, "types")
         types = value if isinstance(value, list) else [value]
         if not all(isinstance(kind, str) for kind in types):
-            raise PairError(f"{row.where}: {self.fields['types']} is {short(value)}; expected names of types")
+            raise DataError(f"{row.where}: {self.fields['types']} is {short(value)}; expected names of types")
         return types[0] if len(types) == 1 else "mixed" if types else None

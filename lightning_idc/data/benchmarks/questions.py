@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lightning_idc.data.io.files import Root
 from lightning_idc.data.io.tables import Row, read_table, require
-from lightning_idc.errors import ConfigError, DataError, PairError
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.metrics.paired_accuracy import corrected_key
 
 COLUMNS = ("pair", "question", "answer", "before", "after")
@@ -65,7 +65,8 @@ def read_questions(
         published_keys: whether MMVP's keys stay as they were published.
 
     Raises:
-        PairError: the table lacks something, an image is not there, or a path leaves the folder.
+        ConfigError: the table asks about pairs where single pictures are asked for.
+        DataError: the table lacks something, an image is not there, or a path leaves the folder.
     """
     table = Path(path)
     if table.suffix == ".parquet":
@@ -76,7 +77,7 @@ def read_questions(
     needed = MMVP if mmvp else ALONE if alone else COLUMNS
     for name in needed:
         if name not in columns:
-            raise PairError(require(columns, name, table, "of questions"))
+            raise DataError(require(columns, name, table, "of questions"))
     if single and not (mmvp or alone):
         raise ConfigError(
             f"{table.name} asks about pairs; single pictures need a column image in place of before and after, or "
@@ -86,7 +87,7 @@ def read_questions(
     for number, row in enumerate(rows, 1):
         values = [row.text(name) or "" for name in needed]
         if not all(values):
-            raise PairError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
+            raise DataError(f"{row.where}: a column is empty; a question needs all of {', '.join(needed)}")
         if mmvp:
             found.append(_of_mmvp(number, row, values, files, single, published_keys))
         else:
@@ -95,7 +96,7 @@ def read_questions(
     shown = (image for asked in found for image in (*asked.images, *asked.compared))
     absent = files.absent(dict.fromkeys(image for image in shown if isinstance(image, Path)))
     if absent:
-        raise PairError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
+        raise DataError(f"{len(absent)} images of {table.name} are not there, the first being {str(absent[0])!r}")
     return found
 
 
@@ -125,7 +126,7 @@ def _spatial(path: Path) -> Iterator[Question]:
     names = file.schema_arrow.names
     for name in SPATIAL:
         if name not in names:
-            raise PairError(require(names, name, path, "of SpatialEval"))
+            raise DataError(require(names, name, path, "of SpatialEval"))
     for batch in file.iter_batches(64, columns=list(SPATIAL)):
         for row in batch.to_pylist():
             image = (row["image"] or {}).get("bytes")

@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.data.core.benchmark import Benchmark, Counts, Remote, count
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
@@ -25,7 +24,6 @@ SILENT_PAIRS = {"train": 37, "val": 4, "test": 7}
 _RAW = "https://raw.githubusercontent.com/harsh19/spot-the-diff/d26bdcd4f2d33246355a503c3f8f1def9295dda2/data"
 
 
-@renamed_arguments
 class SpotTheDiff(Benchmark):
     """Spot-the-Diff: 12,562 annotation records on 11,329 pairs of frames from fixed cameras.
 

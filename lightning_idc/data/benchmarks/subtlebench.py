@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.benchmark import Benchmark, Remote
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.io.files import Record
 from lightning_idc.data.io.jsonfiles import needed, read_objects, sentences
+from lightning_idc.errors import ConfigError
 
 CATEGORIES = (
     *("action", "attribute", "emotion", "existence", "quality"),
@@ -94,5 +94,5 @@ data/val.jsonl, data/test.jsonl   {"image_1", "image_2", "question", "answer", "
         for option, chosen in (("category", self.category), ("domain_name", self.domain_name)):
             if chosen is not None and chosen not in there[option]:
                 known = ", ".join(sorted(there[option])) or "no records"
-                raise PairError(f"{option} is {chosen!r}; the {split} split of {self.title} has {known}")
+                raise ConfigError(f"{option} is {chosen!r}; the {split} split of {self.title} has {known}")
         return records

@@ -9,18 +9,17 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import SPLITS, PairDataModule, Split
 from lightning_idc.data.core.loading import PairDataset
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.io.files import FileSource, Record, Root
 from lightning_idc.data.io.jsonfiles import find
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import ConfigError, DataError, check_choice
 
 _SHOWN = 5
 
 
-class LayoutError(PairError):
+class LayoutError(DataError):
     """A folder that does not hold a benchmark as its authors lay it out."""
 
 
@@ -88,7 +87,7 @@ class Benchmark(PairDataModule):
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Raises:
-        PairError: an argument is not one of its choices.
+        ConfigError: an argument is not one of its choices.
     """
 
     folder: ClassVar[str]
@@ -143,12 +142,13 @@ class Benchmark(PairDataModule):
         """All pairs of a split, read once.
 
         Raises:
+            ConfigError: the benchmark has no such split.
             LayoutError: an annotation file is missing.
-            PairError: one cannot be understood.
+            DataError: one cannot be understood.
         """
         name: Split = "test" if split == "predict" else split
         if name not in self.labelled:
-            raise PairError(f"{self.title} has no split {name!r}; it has {', '.join(self.labelled)}")
+            raise ConfigError(f"{self.title} has no split {name!r}; it has {', '.join(self.labelled)}")
         if name not in self._read:
             missing = [names[0] for names in self.annotations(name) if find(self.root, *names) is None]
             if missing:
@@ -167,7 +167,7 @@ class Benchmark(PairDataModule):
         records = self.records(split)
         problem = self.miscount(split) if self.official else None
         if problem:
-            raise PairError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
+            raise DataError(f"{problem}. Fetch the annotation files again, or set official: false if they are your own")
         told = records if self.keeps(split) else [record for record in records if any(record.captions)]
         return self.source_of(self.present(split, told))
 
@@ -274,10 +274,10 @@ def check_split(name: str | None, where: str) -> None:
     """Refuse a split that an annotation file names and no data module has, whose pairs would be in none.
 
     Raises:
-        PairError: it is unknown.
+        DataError: it is unknown.
     """
     if name not in SPLITS:
-        raise PairError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
+        raise DataError(f"{where}: the split is {name!r}; expected {', '.join(SPLITS[:-1])} or {SPLITS[-1]}")
 
 
 def count(records: Sequence[Record], entries: int | None = None) -> Counts:

@@ -8,9 +8,10 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from copy import copy
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.benchmark import Benchmark
 from lightning_idc.data.core.datamodule import PairDataModule, Split
+from lightning_idc.errors import IDCError
 from lightning_idc.files import digest
 
 Say = Callable[[str], object]
@@ -39,7 +40,7 @@ def check_benchmark(data: Benchmark, say: Say = _log.info) -> list[str]:
     for split in data.labelled:
         try:
             records, expected = data.records(split), data.expected(split)
-        except PairError as error:
+        except IDCError as error:
             problems[str(error)] = None
             continue
         say(f"{split}: expected {expected}; found {data.found(split)}")
@@ -87,7 +88,7 @@ def check_pairs(
     for split in splits:
         try:
             source = data.pairs_of(split)
-        except PairError as error:
+        except IDCError as error:
             problems[str(error)] = None
             continue
         found: dict[str, list[str]] = {}
@@ -102,7 +103,7 @@ def check_pairs(
                 found.setdefault("pairs have no caption", []).append(name)
             try:
                 sample = source.load(index)
-            except PairError as error:
+            except IDCError as error:
                 found.setdefault("pairs cannot be read", []).append(str(error))
                 continue
             own_sizes[f"{sample.before.shape[1]}x{sample.before.shape[2]}"] += 1

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.utilities import rank_zero_deprecation, rank_zero_info
+from lightning.pytorch.utilities import rank_zero_info
 
 from lightning_idc.core.images import Interpolation
-from lightning_idc.core.types import PairError, PairSample, stack_images
+from lightning_idc.core.types import PairSample, stack_images
 from lightning_idc.core.value_range import Bands, ImageOptions, ValueRange
 from lightning_idc.data.core.loading import Batches, PairDataset, PairLoader, Transform
 from lightning_idc.data.core.sampling import PairSampler
@@ -20,7 +20,7 @@ from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.data.io.record_table import distinct
 from lightning_idc.data.store.decoded import decoded_once
 from lightning_idc.data.transforms.robustness import Corrupted, Corruption
-from lightning_idc.errors import check_number
+from lightning_idc.errors import ConfigError, DataError, IDCError, check_choice, check_number
 from lightning_idc.metrics.no_change import NO_CHANGE
 
 Split = Literal["train", "val", "test", "predict"]
@@ -46,7 +46,6 @@ class PairDataModule(LightningDataModule):
         group_by_length: let the pairs of a training batch have captions of nearly one length in words, so that little
             of it is padding.
         cache_images: folder for decoded images of ``image_size``, which are used where they are faster to read.
-        decode_once: deprecated name of ``cache_images``.
         value_range: which values become 0 and 255, for images of more than 8 bits: ``[low, high]``, ``auto`` (both
             images of a pair together), ``{percentile: [2, 98]}`` or ``{center: 40, width: 400}``. None refuses them.
         bands: indices of the channels that are read, from 0, or ``all``; None refuses all but grey and colour images.
@@ -70,7 +69,6 @@ class PairDataModule(LightningDataModule):
         interpolation: Interpolation = "bilinear",
         corruption: Corruption | None = None,
         cache_images: str | Path | None = None,
-        decode_once: str | Path | None = None,
         value_range: ValueRange | None = None,
         bands: Bands | None = None,
         page: int | None = None,
@@ -79,12 +77,9 @@ class PairDataModule(LightningDataModule):
         group_by_length: bool = False,
     ) -> None:
         super().__init__()
-        if batch_size < 1 or num_workers < 0:
-            raise PairError(f"batch_size is {batch_size} and num_workers {num_workers}; expected at least 1 and 0")
-        if interpolation not in get_args(Interpolation):
-            raise PairError(f"interpolation is {interpolation!r}; expected one of {', '.join(get_args(Interpolation))}")
         check_number("batch_size", batch_size, minimum=1)
         check_number("num_workers", num_workers, minimum=0)
+        check_choice("interpolation", interpolation, get_args(Interpolation))
         if limit is not None:
             check_number("limit", limit, minimum=1)
         self.interpolation: Interpolation = interpolation
@@ -93,20 +88,17 @@ class PairDataModule(LightningDataModule):
             (image_size, image_size) if isinstance(image_size, int) else (tuple(image_size) if image_size else None)  # type: ignore[assignment]
         )
         if self.image_size is not None and (len(self.image_size) != 2 or min(self.image_size) < 1):
-            raise PairError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
+            raise ConfigError(f"image_size is {image_size}; expected a height and a width of at least 1 pixel")
         if group_by_size and self.image_size is not None:
-            raise PairError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
+            raise ConfigError("group_by_size goes by the sizes of images, which image_size makes one; leave out either")
         if group_by_size and group_by_length:
-            raise PairError("group_by_size and group_by_length want two orders of the pairs; leave out either")
+            raise ConfigError("group_by_size and group_by_length want two orders of the pairs; leave out either")
         self.group_by_size, self.group_by_length = group_by_size, group_by_length
         self.image_options = ImageOptions(value_range, bands, page, fill_nan)
         self.transform, self.corruption = transform, corruption
-        if decode_once is not None:
-            rank_zero_deprecation("decode_once is called cache_images now; the old name goes with the next version")
-            cache_images = cache_images or decode_once
         self.cache_images = Path(cache_images).expanduser() if cache_images is not None else None
         if self.cache_images is not None and self.image_size is None:
-            raise PairError("cache_images keeps images of one size; set image_size, too")
+            raise ConfigError("cache_images keeps images of one size; set image_size, too")
         self._sources: dict[str, PairSource] = {}
         self._training: PairLoader | None = None
         self._position: dict[str, int] = {}
@@ -127,15 +119,15 @@ class PairDataModule(LightningDataModule):
         """Pairs of a split, cut to ``limit``.
 
         Raises:
-            PairError: the split is empty or names a pair twice.
+            DataError: the split is empty or names a pair twice.
         """
         if split not in self._sources:
             source = self.source(split)
             if not len(source):
-                raise PairError(f"{type(self).__name__}: the split {split!r} has no pairs")
+                raise DataError(f"{type(self).__name__}: the split {split!r} has no pairs")
             if distinct(source.ids) < len(source):
                 twice = [name for name, count in Counter(source.ids).items() if count > 1]
-                raise PairError(
+                raise DataError(
                     f"{type(self).__name__}: ids must be unique in {split!r}; twice: {', '.join(twice[:5])}"
                 )
             if self.limit is not None:
@@ -156,7 +148,7 @@ class PairDataModule(LightningDataModule):
         for split in _READ_FIRST:
             try:
                 return self.pairs_of(split).load(0)
-            except PairError:
+            except IDCError:
                 continue
         return None
 
@@ -304,11 +296,11 @@ def refuse_options(options: ImageOptions, why: str) -> None:
     """Refuse options of reading for data that are always read in one way.
 
     Raises:
-        PairError: one is given.
+        ConfigError: one is given.
     """
     given = [name for name, value in options.to_dict().items() if value is not None]
     if given:
-        raise PairError(f"{why}; {given[0]} has no meaning there, leave it out")
+        raise ConfigError(f"{why}; {given[0]} has no meaning there, leave it out")
 
 
 def stack_samples(samples: Sequence[PairSample]) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.value_range import PLAIN
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.sampling import PairSampler, sample_seed
 from lightning_idc.data.core.source import PairSource, View
-from lightning_idc.errors import check_positive
+from lightning_idc.errors import ConfigError, check_positive
 
 
 class Mixture(PairDataModule):
@@ -36,7 +36,7 @@ class Mixture(PairDataModule):
         options: of :class:`~lightning_idc.data.core.datamodule.PairDataModule`.
 
     Raises:
-        PairError: there are no parts, a name is not that of a part, or a part has no weight above 0.
+        ConfigError: there are no parts, a name is not that of a part, or a part has no weight above 0.
 
     Example:
         >>> from lightning_idc.data import CLEVRDC, SpotTheDiff
@@ -56,24 +56,24 @@ class Mixture(PairDataModule):
     ) -> None:
         super().__init__(**options)
         if not parts:
-            raise PairError("a mixture needs at least one part")
+            raise ConfigError("a mixture needs at least one part")
         for what, names in (("weights", weights or {}), ("per_caption", per_caption)):
             unknown = [name for name in names if name not in parts]
             if unknown:
-                raise PairError(f"{what} names {unknown[0]!r}; the parts are {', '.join(parts)}")
+                raise ConfigError(f"{what} names {unknown[0]!r}; the parts are {', '.join(parts)}")
         without = [name for name in parts if weights and name not in weights]
         if without:
-            raise PairError(f"{without[0]!r} has no weight; give every part one, or none any")
+            raise ConfigError(f"{without[0]!r} has no weight; give every part one, or none any")
         for name, weight in (weights or {}).items():
             check_positive(f"the weight of {name!r}", weight)
         bad = [name for name in parts if "/" in name or not name]
         if bad:
-            raise PairError(f"a part is called {bad[0]!r}; names hold no slash and are not empty")
+            raise ConfigError(f"a part is called {bad[0]!r}; names hold no slash and are not empty")
         if epoch_pairs is not None and epoch_pairs < 1:
-            raise PairError(f"epoch_pairs is {epoch_pairs}; expected at least 1")
+            raise ConfigError(f"epoch_pairs is {epoch_pairs}; expected at least 1")
         self.parts, self.weights = dict(parts), dict(weights or {})
         if not train_splits or len(set(train_splits)) < len(train_splits):
-            raise PairError(f"train_splits is {list(train_splits)}; expected at least one split, each once")
+            raise ConfigError(f"train_splits is {list(train_splits)}; expected at least one split, each once")
         self.epoch_pairs, self.per_caption = epoch_pairs, list(per_caption)
         self.train_splits = tuple(train_splits)
         for part in self.parts.values():

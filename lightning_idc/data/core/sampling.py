@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DistributedSampler
 
 from lightning_idc.core.distributed import get_rank_world_size
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 WINDOW = 50
 """Steps whose pairs are sorted by size, or by length, together."""
@@ -70,7 +70,7 @@ class PairSampler(DistributedSampler[Draw]):
             batch_size: pairs per process and step.
 
         Raises:
-            PairError: pairs are kept together by name as well.
+            ConfigError: pairs are kept together by name as well.
         """
         self._group([(height * width, height) for height, width in sizes], batch_size)
 
@@ -82,13 +82,15 @@ class PairSampler(DistributedSampler[Draw]):
             batch_size: pairs per process and step.
 
         Raises:
-            PairError: pairs are kept together by name as well.
+            ConfigError: pairs are kept together by name as well.
         """
         self._group([(length,) for length in lengths], batch_size)
 
     def _group(self, ranks: Sequence[tuple[int, ...]], batch_size: int) -> None:
         if self._groups is not None:
-            raise PairError("pairs are grouped by size or length, or kept together by name, not both; leave out either")
+            raise ConfigError(
+                "pairs are grouped by size or length, or kept together by name, not both; leave out either"
+            )
         self._ranks, self._batch = ranks, batch_size
 
     def keep_together(self, names: Sequence[Hashable]) -> None:

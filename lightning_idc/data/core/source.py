@@ -41,7 +41,7 @@ class PairSource(Dataset[PairSample], ABC):
         """Read a pair with its images.
 
         Raises:
-            PairError: an image is missing or cannot be read.
+            DataError: an image is missing or cannot be read.
         """
 
     @abstractmethod

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import DataError
 from lightning_idc.metrics.tokenizer import ptb_tokenize
 
 LONG = 20  # words; table 1 calls captions of more than this long
@@ -61,7 +61,7 @@ def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
         captions: of each pair, all its captions.
 
     Raises:
-        PairError: there are no pairs.
+        DataError: there are no pairs.
     """
     pairs = words = sentences = long_captions = count = 0
     vocabulary: set[str] = set()
@@ -75,7 +75,7 @@ def caption_statistics(captions: Iterable[Sequence[str]]) -> CaptionStatistics:
             long_captions += len(tokens) > LONG
             vocabulary.update(tokens)
     if not pairs:
-        raise PairError("there are no pairs to count")
+        raise DataError("there are no pairs to count")
     return CaptionStatistics(pairs, count, words, sentences, len(vocabulary), long_captions)
 
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import Split
 from lightning_idc.data.synthetic.datamodule import SyntheticPairs
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS, cell_labels
+from lightning_idc.errors import ConfigError
 
 CELL_CLASSES = {name: len(words) + 1 for name, words in ATTRIBUTE_WORDS.items()}
 """Number of labels of each attribute, in the order of the label maps; 0 means that nothing stands in the cell."""
@@ -84,7 +84,7 @@ class SyntheticCells(SyntheticPairs):
         kwargs: arguments of `SyntheticPairs`.
 
     Raises:
-        PairError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
+        ConfigError: `image_size` or `transform` is given; labels are for the pictures as they are rendered.
 
     Example:
         >>> sizes = {"train_pairs": 2, "val_pairs": 1, "test_pairs": 1, "render_size": 16}
@@ -99,7 +99,7 @@ class SyntheticCells(SyntheticPairs):
     ) -> None:
         super().__init__(batch_size=batch_size, **kwargs)
         if self.image_size is not None or self.transform is not None:
-            raise PairError(
+            raise ConfigError(
                 "cell labels are for the pictures as rendered: set render_size, not image_size or transform"
             )
         self.grid, self.pairs = grid, pairs

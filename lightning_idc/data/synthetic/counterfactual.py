@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.claims import Attributes, ParsedChange, claim_of
 from lightning_idc.data.synthetic.facts import change_accuracy
 from lightning_idc.data.synthetic.phrases import sentences
 from lightning_idc.data.synthetic.scene import COLORS, MATERIALS, SHAPES, SIZES
+from lightning_idc.errors import ConfigError
 
 BACKWARDS = {"add": "drop", "drop": "add"}
 OPPOSITE = {"left": "right", "right": "left", "front": "behind", "behind": "front"}
@@ -35,10 +35,12 @@ def false_claims(truth: Mapping[str, Any]) -> list[ParsedChange]:
         truth: of a pair of ``clevr_change`` or ``clevr_dc``, as `SyntheticSource.truth` gives it.
 
     Raises:
-        PairError: the pair is of a mode with more than one change.
+        ConfigError: the pair is of a mode with more than one change.
     """
     if truth.get("mode") == "omnidiff" or len(truth["changes"]) > 1:
-        raise PairError("counterfactuals are planted in pairs with one change; use the modes clevr_change or clevr_dc")
+        raise ConfigError(
+            "counterfactuals are planted in pairs with one change; use the modes clevr_change or clevr_dc"
+        )
     if not truth["changes"]:
         return list(dict.fromkeys(_invented(truth)))
     return list(dict.fromkeys(_altered(claim_of(truth["changes"][0]), truth)))
@@ -93,7 +95,7 @@ def counterfactuals(
         wording: number of the template they are all told with; drawn for each when None.
 
     Raises:
-        PairError: the pair is of a mode with more than one change.
+        ConfigError: the pair is of a mode with more than one change.
     """
     claims = false_claims(truth)
     found: list[str] = []

@@ -6,13 +6,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule, Split, refuse_options
 from lightning_idc.data.synthetic.cache import Key, ensure
 from lightning_idc.data.synthetic.facts import change_accuracy, report_accuracy
 from lightning_idc.data.synthetic.modes import load_mode
 from lightning_idc.data.synthetic.sampling import Relations
 from lightning_idc.data.synthetic.source import SyntheticSource
+from lightning_idc.errors import ConfigError
 from lightning_idc.files import default_cache_dir
 
 
@@ -39,7 +39,7 @@ class SyntheticPairs(PairDataModule):
         kwargs: arguments of `PairDataModule`.
 
     Raises:
-        PairError: an argument that no scene can be drawn with.
+        ConfigError: an argument that no scene can be drawn with.
 
     Example:
         >>> data = SyntheticPairs(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
@@ -69,16 +69,16 @@ class SyntheticPairs(PairDataModule):
         height, width = (render_size, render_size) if isinstance(render_size, int) else render_size
         for name, value in (("train_pairs", train_pairs), ("val_pairs", val_pairs), ("test_pairs", test_pairs)):
             if value < 1:
-                raise PairError(f"{name} is {value}; expected at least one pair")
+                raise ConfigError(f"{name} is {value}; expected at least one pair")
         if min(height, width) < 16:
-            raise PairError(f"render_size is {height}x{width}; expected at least 16 pixels each way")
+            raise ConfigError(f"render_size is {height}x{width}; expected at least 16 pixels each way")
         if no_change is not None and not 0 <= no_change <= 1:
-            raise PairError(f"no_change is {no_change}; expected a share between 0 and 1")
+            raise ConfigError(f"no_change is {no_change}; expected a share between 0 and 1")
         world = replace(load_mode(mode).WORLD, aspect=width / height)
         if relations is not None and relations not in get_args(Relations):
-            raise PairError(f"relations is {relations!r}; choose one of {', '.join(get_args(Relations))}")
+            raise ConfigError(f"relations is {relations!r}; choose one of {', '.join(get_args(Relations))}")
         if relations is not None and mode == "omnidiff":
-            raise PairError("relations is for the modes with a single change; omnidiff has rules of its own")
+            raise ConfigError("relations is for the modes with a single change; omnidiff has rules of its own")
         given: dict[str, Any] = {
             "things": things,
             "camera_jitter": camera_jitter,
@@ -87,7 +87,7 @@ class SyntheticPairs(PairDataModule):
         }
         if things is not None:
             if len(things) != 2 or not 2 <= things[0] <= things[1]:
-                raise PairError(f"things is {things}; expected a least and a greatest number, at least 2")
+                raise ConfigError(f"things is {things}; expected a least and a greatest number, at least 2")
             given["things"] = tuple(things)
         world = replace(world, **{name: value for name, value in given.items() if value is not None})
         sizes = {"train": train_pairs, "val": val_pairs, "test": test_pairs}

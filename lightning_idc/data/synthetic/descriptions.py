@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.benchmarks.implicit_change import component_spans, components, compose
 from lightning_idc.data.core.datamodule import Split
@@ -25,6 +25,7 @@ from lightning_idc.data.synthetic.phrases import RELATION_PHRASES
 from lightning_idc.data.synthetic.sampling import Relations, Rng
 from lightning_idc.data.synthetic.source import SyntheticSource
 from lightning_idc.data.synthetic.truth import ATTRIBUTE_WORDS
+from lightning_idc.errors import ConfigError
 from lightning_idc.metrics.no_change import NO_CHANGE
 
 _VERBS = ("shows", "depicts", "displays", "presents", "contains", "features")
@@ -223,7 +224,7 @@ class SyntheticDescriptions(SyntheticPairs):
             half of what a description describes.
 
     Raises:
-        PairError: a share is not between 0 and 1, the mode has several changes, or ``relations`` is not ``always``.
+        ConfigError: a share is not between 0 and 1, the mode has several changes, or ``relations`` is not ``always``.
 
     Example:
         >>> data = SyntheticDescriptions(train_pairs=2, val_pairs=1, test_pairs=1, render_size=16, progress=False)
@@ -242,14 +243,14 @@ class SyntheticDescriptions(SyntheticPairs):
         **kwargs: Any,
     ) -> None:
         if mode == "omnidiff":
-            raise PairError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
+            raise ConfigError("descriptions tell a single change; take the mode clevr_change or clevr_dc")
         if relations != "always":
-            raise PairError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
+            raise ConfigError(f"relations is {relations!r}; descriptions say where things stand: leave it at 'always'")
         super().__init__(mode=mode, relations=relations, **kwargs)
         shares = {"word_noise": word_noise, "description_noise": description_noise, "hallucinations": hallucinations}
         for name, share in shares.items():
             if not 0 <= share <= 1:
-                raise PairError(f"{name} is {share}; expected a share between 0 and 1")
+                raise ConfigError(f"{name} is {share}; expected a share between 0 and 1")
         self._noise = (word_noise, description_noise, hallucinations)
         self._noise_seed = noise_seed
         self._described: dict[str, DescribedSource] = {}

@@ -11,7 +11,6 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.images import Interpolation, resize
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairSample
 from lightning_idc.data.transforms.sides import swap_heights, swap_sides
 from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
@@ -120,7 +119,6 @@ def _mirrored(sample: PairSample, axis: int, words: Callable[[str], str]) -> Pai
     )
 
 
-@renamed_arguments
 class RandomCrop(PairTransform):
     """The same random window of both images, scaled back to their size; captions stay.
 

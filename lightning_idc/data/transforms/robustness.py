@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import Interpolation
-from lightning_idc.core.renamed import renamed_arguments
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.source import PairSource, View
 from lightning_idc.errors import ConfigError
 from lightning_idc.metrics.no_change import NO_CHANGE, says_nothing_changed
@@ -50,13 +49,13 @@ class Corruption:
         seed: of all chance.
 
     Raises:
-        PairError: a split is unknown.
+        ConfigError: a split is unknown.
     """
 
     def __init__(self, splits: Sequence[str], seed: int = 0) -> None:
         unknown = [split for split in splits if split not in SPLITS]
         if unknown:
-            raise PairError(f"splits names {unknown[0]!r}; expected some of {', '.join(SPLITS)}")
+            raise ConfigError(f"splits names {unknown[0]!r}; expected some of {', '.join(SPLITS)}")
         self.splits, self.seed = tuple(splits), seed
 
     def image(self, image: Tensor, generator: torch.Generator) -> Tensor:
@@ -81,7 +80,6 @@ class Corruption:
         return captions
 
 
-@renamed_arguments
 class ReplaceWords(Corruption):
     """Replaces words of captions by others that the split's captions use.
 
@@ -240,7 +238,7 @@ def plasma(levels: int, decay: float, generator: torch.Generator) -> Tensor:
 
 def _of_severity(levels: Sequence[_Level], severity: int) -> _Level:
     if not 1 <= severity <= len(levels):
-        raise PairError(f"severity is {severity}; expected 1 to {len(levels)}")
+        raise ConfigError(f"severity is {severity}; expected 1 to {len(levels)}")
     return levels[severity - 1]
 
 

@@ -23,7 +23,7 @@ from lightning_idc.methods.adpo.negatives import Draw, NegativeSource, offer, po
 from lightning_idc.methods.adpo.policy_callback import train_data
 from lightning_idc.methods.adpo.pool import NO_CHANGE_SHARE, CaptionPool, Weighting, choose, same_words
 from lightning_idc.methods.adpo.preference import PreferenceOptimization
-from lightning_idc.methods.adpo.preference_addon import LOOK_EVERY
+from lightning_idc.methods.adpo.preference_addon import CHECK_EVERY
 from lightning_idc.methods.adpo.reinforce import Baseline, RunningMean, entropy, reinforce
 from lightning_idc.methods.adpo.retriever import EncoderHeads, FeatureHeads, PairTextMatcher
 from lightning_idc.nn.retrieval import symmetric_cross_entropy
@@ -118,7 +118,7 @@ class Retriever(Addon, NegativeSource):
     def _warn(self, effective: Tensor, candidates: int) -> None:
         """Look now and then, since each look waits for the accelerator, whether the draws have become the same few."""
         self._steps += 1
-        if self._steps % LOOK_EVERY:
+        if self._steps % CHECK_EVERY:
             return
         before, self._effective = self._effective, float(effective)
         if before and max(before, self._effective) < min(FEWEST, candidates / 4) and self.sharpness:

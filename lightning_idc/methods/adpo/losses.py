@@ -104,7 +104,7 @@ def adversarial_reward(losses: Tensor) -> Tensor:
     return losses.detach().float()
 
 
-def divergence(policy: Tensor, reference: Tensor) -> Tensor:
+def k2_estimator(policy: Tensor, reference: Tensor) -> Tensor:
     """Half the squared log-ratio of every caption: a proxy of the KL divergence that is never negative.
 
     Schulman's k2 estimator. It is a proxy because the captions come from the data, not from the policy.

@@ -34,7 +34,7 @@ class PreferenceOptimization(PolicyCallback):
         caption_weight: of the caption loss of the chosen captions, an anchor that the papers do without.
         dropout: leave dropout on. Off, the policy starts at the reference exactly; activation checkpointing of
             transformers needs it on.
-        falling: nats by which the chosen captions may become less likely, on average, before a warning.
+        displacement_threshold: nats by which the chosen captions may become less likely, on average, before a warning.
         validation: also log the figures of comparisons on validation pairs, against random negatives.
         image_weight: of a loss that prefers the pair itself to another pair of images, for the same caption (mDPO's
             conditional preference). Costs a look at those; pairs without a change are left out.
@@ -56,7 +56,7 @@ class PreferenceOptimization(PolicyCallback):
         length_normalise: bool = False,
         caption_weight: float = 0.0,
         dropout: bool = False,
-        falling: float = 3.0,
+        displacement_threshold: float = 3.0,
         validation: bool = False,
         image_weight: float = 0.0,
         other_images: str = "identical",
@@ -75,36 +75,36 @@ class PreferenceOptimization(PolicyCallback):
         self.loss, self.beta = loss, beta
         self.negatives = RandomCaption() if negatives is None else negatives
         self.length_normalise, self.caption_weight = length_normalise, caption_weight
-        self.falling = falling
-        self.rivals = RandomCaption() if validation else None
+        self.displacement_threshold = displacement_threshold
+        self.val_negatives = RandomCaption() if validation else None
 
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner):
             raise ConfigError(f"PreferenceOptimization trains a PairCaptioner; {type(host).__name__} is none")
-        for source in (self.negatives, self.rivals):
+        for source in (self.negatives, self.val_negatives):
             if source is not None:
                 source.connect(train_data(host))
         assert self.reference is not None
         self.reference.connect(host)
         return Preference(
-            self.loss,
-            self.beta,
-            self.negatives,
-            self.reference,
-            self.length_normalise,
-            self.caption_weight,
-            self.falling,
-            self.image_weight,
-            self.other_images,
-            train_data(host).no_change_captions(),
-            0.0 if isinstance(self.reference, NoReference) else self.anchor,
+            loss=self.loss,
+            beta=self.beta,
+            negatives=self.negatives,
+            reference=self.reference,
+            length_normalise=self.length_normalise,
+            caption_weight=self.caption_weight,
+            displacement_threshold=self.displacement_threshold,
+            image_weight=self.image_weight,
+            other_images=self.other_images,
+            no_change=train_data(host).no_change_captions(),
+            anchor=0.0 if isinstance(self.reference, NoReference) else self.anchor,
         )
 
     def adopt(self, host: LightningModule, addon: Addon) -> None:
         assert isinstance(addon, Preference)
         self.negatives, self.reference = addon.negatives, addon.reference
-        if self.rivals is not None:
-            self.rivals.connect(train_data(host))
+        if self.val_negatives is not None:
+            self.val_negatives.connect(train_data(host))
 
     def addon(self, host: LightningModule) -> Preference:
         """The add-on that this callback attached."""
@@ -113,16 +113,16 @@ class PreferenceOptimization(PolicyCallback):
         return found
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Hand over the source of negatives that trains beside this one; by now all add-ons are attached."""
-        opponents = {
+        """Connect the adversary, an add-on that gives negatives; by now all add-ons are attached."""
+        adversaries = {
             name: addon
             for name, addon in addons_of(pl_module).items()
             if isinstance(addon, NegativeSource) and addon.weight
         }
-        if len(opponents) > 1:
-            raise ConfigError(f"add-ons {list(opponents)} all give negatives; at most one may: remove the others")
-        for opponent in opponents.values():
-            self.addon(pl_module).play_against(opponent, opponent.share)
+        if len(adversaries) > 1:
+            raise ConfigError(f"add-ons {list(adversaries)} all give negatives; at most one may: remove the others")
+        for adversary in adversaries.values():
+            self.addon(pl_module).set_adversary(adversary, adversary.share)
 
     def on_validation_batch_end(
         self,
@@ -133,11 +133,11 @@ class PreferenceOptimization(PolicyCallback):
         batch_idx: int,
         dataloader_idx: int = 0,
     ) -> None:
-        if self.rivals is None or not self.weight or trainer.sanity_checking:
+        if self.val_negatives is None or not self.weight or trainer.sanity_checking:
             return
         step = TrainingStep(pl_module, batch, batch_idx, name=self.name)
-        figures = self.addon(pl_module).validate(step, self.rivals)
-        logged = {f"val/{name}": value for name, value in figures.items()}
+        metrics = self.addon(pl_module).validate(step, self.val_negatives)
+        logged = {f"val/{name}": value for name, value in metrics.items()}
         pl_module.log_dict(logged, batch_size=len(batch), sync_dist=True)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -138,7 +138,6 @@ class EncoderHeads(PairTextMatcher):
             self._train_what_sees(images)
         else:
             self._frozen.append(encoder)
-            self.register_load_state_dict_pre_hook(_forget_encoder)
 
     def _train_what_sees(self, images: Tensor | None) -> None:
         """Train only what a pair's vector depends on: a weight without a gradient would stop distributed training."""
@@ -185,12 +184,6 @@ class EncoderHeads(PairTextMatcher):
 
     def embed_captions(self, places: Tensor) -> Tensor:
         return F.normalize(self.captions(self.table[places]), dim=-1)
-
-
-def _forget_encoder(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Drop the frozen encoder's weights, which earlier checkpoints hold: a ``load_state_dict`` pre-hook."""
-    for key in [key for key in state_dict if key.startswith(f"{prefix}encoder.")]:
-        del state_dict[key]
 
 
 def _terms(caption: str) -> list[str]:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import CLIP
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, reads_file
 from lightning_idc.methods.clip4idc.module import Clip4Idc, Clip4IdcRetrieval
 
 HEAD_WIDTH = 64
@@ -61,7 +60,7 @@ def convert(checkpoint: Path, intra_layers: int | None = None, heads: int = 8) -
         heads: attention heads of the decoder, which the file does not tell.
 
     Raises:
-        PairError: the file is not such a checkpoint, or holds something that is not understood.
+        CheckpointError: the file is not such a checkpoint, or holds something that is not understood.
     """
     state = read_checkpoint(checkpoint)
     return from_official(state, intra_layers, heads, name=str(checkpoint))
@@ -84,12 +83,14 @@ def from_official(
         name: of the checkpoint, for messages.
 
     Raises:
-        PairError: a weight is missing, unknown, or differs from the one it should be shared with.
+        CheckpointError: a weight is missing, unknown, or differs from the one it should be shared with.
     """
     if "clip.visual.joint_positional_embedding" not in state:
-        raise PairError(f"{name} has no 'clip.visual.joint_positional_embedding'; expected an official CLIP4IDC file")
+        raise CheckpointError(
+            f"{name} has no 'clip.visual.joint_positional_embedding'; expected an official CLIP4IDC file"
+        )
     if "clip.visual.conv2.weight" in state:
-        raise PairError(f"{name} was trained with --linear_patch 3d, which is not supported; expected 2d")
+        raise CheckpointError(f"{name} was trained with --linear_patch 3d, which is not supported; expected 2d")
     clip = _configuration(state)
     options: dict[str, Any] = {
         "clip": clip,
@@ -108,7 +109,7 @@ def from_official(
     try:
         module.net.load_state_dict({key: value.float() for key, value in found.items()})  # type: ignore[union-attr]
     except RuntimeError as error:
-        raise PairError(f"{name} does not hold the weights of a CLIP4IDC: {error}") from error
+        raise CheckpointError(f"{name} does not hold the weights of a CLIP4IDC: {error}") from error
     return module.eval()
 
 
@@ -158,11 +159,11 @@ def _decoder(state: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
             continue
         if key in _SHARED:
             if not torch.equal(value, state[_SHARED[key]]):
-                raise PairError(f"{name}: {key!r} differs from {_SHARED[key]!r}, with which it should be shared")
+                raise CheckpointError(f"{name}: {key!r} differs from {_SHARED[key]!r}, with which it should be shared")
             continue
         target = _target(key)
         if target is None:
-            raise PairError(f"{name} holds {key!r}, which CLIP4IDC has no place for")
+            raise CheckpointError(f"{name} holds {key!r}, which CLIP4IDC has no place for")
         match = _PROJECTION.search(target)
         if match is None:
             found[target] = value

@@ -14,9 +14,9 @@ from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_dict, all_gather_object
 from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
 from lightning_idc.core.module import PairModule
-from lightning_idc.core.types import PairError, ProvidesCaptions
+from lightning_idc.core.types import ProvidesCaptions
 from lightning_idc.core.vocabulary import CLIP, Vocabulary, load_vocabulary
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, DataError, reads_file
 from lightning_idc.methods.clip4idc.net import Clip4IdcNet, PairClip, encoder_computation, tower_computation
 from lightning_idc.nn.clip import build_clip
 from lightning_idc.nn.retrieval import also_right, recall_of_pairs, symmetric_cross_entropy
@@ -114,7 +114,7 @@ class Clip4IdcRetrieval(PairModule):
     def _captions_of_epoch(self, ids: Sequence[str], captions: Sequence[Sequence[str]]) -> list[str]:
         empty = [name for name, own in zip(ids, captions, strict=True) if not own]
         if empty:
-            raise PairError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
+            raise DataError(f"no caption to train on for {', '.join(empty[:5])}; add captions or leave these pairs out")
         # by name and epoch alone, so that neither processes nor resuming change what is drawn
         turns = (zlib.crc32(name.encode()) + self.current_epoch for name in ids)
         return [own[turn % len(own)] for own, turn in zip(captions, turns, strict=True)]
@@ -247,7 +247,7 @@ class Clip4Idc(PairCaptioner):
         if start is None and encoder is not None:
             words = plain_hparams(read_checkpoint(encoder), encoder).get("vocabulary")
             if words is None:
-                raise PairError(
+                raise CheckpointError(
                     f"{encoder!r} names no vocabulary; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
                 )
             self.hparams["vocabulary"] = words
@@ -277,20 +277,19 @@ def load_tower(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
         Hyper-parameters of the checkpoint.
 
     Raises:
-        PairError: the checkpoint is missing or holds another tower.
+        CheckpointError: the checkpoint is missing or holds another tower.
     """
     content = read_checkpoint(checkpoint)
-    state = content["state_dict"]
-    prefix = "tower." if any(key.startswith("tower.") for key in state) else "net.backbone.tower."
+    state, prefix = content["state_dict"], "net.backbone.tower."
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     seen = {key: value for key, value in own.items() if not key.startswith("clip.") or key.startswith("clip.visual.")}
     if not seen:
-        raise PairError(f"{str(checkpoint)!r} holds no image tower; expected a checkpoint of PairNaming")
+        raise CheckpointError(f"{str(checkpoint)!r} holds no image tower; expected a checkpoint of PairNaming")
     text = {key: value for key, value in encoder.state_dict().items() if key in own.keys() - seen.keys()}
     try:
         encoder.load_state_dict(seen | text)
     except RuntimeError as error:
-        raise PairError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
+        raise CheckpointError(f"{str(checkpoint)!r} holds another image tower: {error}") from error
     return plain_hparams(content, str(checkpoint))
 
 
@@ -302,16 +301,18 @@ def load_encoder(encoder: PairClip, checkpoint: str | Path) -> dict[str, Any]:
         Hyper-parameters of the checkpoint.
 
     Raises:
-        PairError: the checkpoint is missing or holds another encoder.
+        CheckpointError: the checkpoint is missing or holds another encoder.
     """
     content = read_checkpoint(checkpoint)
     state = content["state_dict"]
     prefix = "net.encoder." if "net.encoder.side" in state else "net."
     own = {key.removeprefix(prefix): value for key, value in state.items() if key.startswith(prefix)}
     if "side" not in own:
-        raise PairError(f"{str(checkpoint)!r} holds no encoder; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc")
+        raise CheckpointError(
+            f"{str(checkpoint)!r} holds no encoder; expected a checkpoint of Clip4IdcRetrieval or Clip4Idc"
+        )
     try:
         encoder.load_state_dict(own)
     except RuntimeError as error:
-        raise PairError(f"{str(checkpoint)!r} holds another encoder: {error}") from error
+        raise CheckpointError(f"{str(checkpoint)!r} holds another encoder: {error}") from error
     return plain_hparams(content, str(checkpoint))

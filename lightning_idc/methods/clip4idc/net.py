@@ -13,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.core.types import PairFeatures
 from lightning_idc.core.vocabulary import Vocabulary
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.nn.backbones import SmallCNN
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, TEXT_HEADS, clip_computation, eot_pooling, pad_texts, text_tokens
 from lightning_idc.nn.grid_backbone import IMAGENET_MEAN, IMAGENET_STD
@@ -43,7 +44,7 @@ class Stem(nn.Module):
         patches: the convolution that it replaces.
 
     Raises:
-        PairError: its patches are of another size.
+        ConfigError: its patches are of another size.
     """
 
     scale: Tensor
@@ -52,7 +53,7 @@ class Stem(nn.Module):
     def __init__(self, patches: nn.Conv2d) -> None:
         super().__init__()
         if patches.stride != (STEM_PATCH, STEM_PATCH):
-            raise PairError(f"the stem has patches of {STEM_PATCH} pixels; set `patch_size` to {STEM_PATCH}")
+            raise ConfigError(f"the stem has patches of {STEM_PATCH} pixels; set `patch_size` to {STEM_PATCH}")
         self.cnn = SmallCNN()
         self.project = nn.Conv2d(self.cnn.width, patches.out_channels, 1)
         # from images normalised as CLIP's to images normalised as the CNN's
@@ -77,7 +78,7 @@ class PairClip(nn.Module):
             little data (Xiao et al. 2021). It is not CLIP's: no official weights have it.
 
     Raises:
-        PairError: the image tower has too few blocks, or its patches are not those of the stem.
+        ConfigError: the image tower has too few blocks, or its patches are not those of the stem.
     """
 
     mean: Tensor
@@ -90,7 +91,7 @@ class PairClip(nn.Module):
         self.clip, self.vocabulary, self.intra_layers = clip, vocabulary, intra_layers
         blocks = len(clip.visual.transformer.resblocks)
         if not 0 <= intra_layers < blocks:
-            raise PairError(
+            raise ConfigError(
                 f"intra_layers is {intra_layers}; expected 0 to {blocks - 1}: some block must see both images"
             )
         self.tokens_per_image, width = clip.visual.positional_embedding.shape
@@ -104,11 +105,11 @@ class PairClip(nn.Module):
         """uint8 images ``(..., 3, H, W)`` as CLIP's image tower expects them.
 
         Raises:
-            PairError: they are not of the tower's size.
+            DataError: they are not of the tower's size.
         """
         expected = tuple(self.clip.visual.image_size)
         if tuple(images.shape[-2:]) != expected:
-            raise PairError(
+            raise DataError(
                 f"this CLIP takes images of {expected[0]}x{expected[1]}, not {images.shape[-2]}x{images.shape[-1]}; "
                 "set the data module's `image_size`"
             )
@@ -224,7 +225,7 @@ class Clip4IdcNet(nn.Module):
         dropout: share of activations and attention weights dropped in training.
 
     Raises:
-        PairError: CLIP's text tower has not the width of the joint space, so its embeddings cannot be shared.
+        ConfigError: CLIP's text tower has not the width of the joint space, so its embeddings cannot be shared.
     """
 
     def __init__(self, encoder: PairClip, layers: int = 3, heads: int = 8, dropout: float = 0.1) -> None:
@@ -232,7 +233,7 @@ class Clip4IdcNet(nn.Module):
         clip = encoder.clip
         words, width = clip.token_embedding.weight.shape
         if clip.visual.proj.shape[1] != width:
-            raise PairError(
+            raise ConfigError(
                 f"the text tower is {width} wide and the joint space {clip.visual.proj.shape[1]}; CLIP4IDC shares the "
                 "word embeddings with its decoder, so both must be equal"
             )
@@ -274,7 +275,7 @@ class Clip4IdcNet(nn.Module):
         clip = self.encoder.clip
         length = past + tokens.shape[-1]
         if length > len(clip.positional_embedding):
-            raise PairError(
+            raise DataError(
                 f"a caption of {length} tokens does not fit CLIP's {len(clip.positional_embedding)}; shorten the "
                 "captions or lower max_length"
             )
@@ -287,11 +288,11 @@ class Clip4IdcNet(nn.Module):
         """Logits ``(B, K, T, V)`` of the token after each of ``tokens (B, K, T)``.
 
         Raises:
-            PairError: a caption is longer than CLIP's text tower takes.
+            DataError: a caption is longer than CLIP's text tower takes.
         """
         most = len(self.encoder.clip.positional_embedding)
         if tokens.shape[-1] > most:
-            raise PairError(
+            raise DataError(
                 f"a caption of {tokens.shape[-1]} tokens does not fit CLIP's {most}, and `max_length`, of what is "
                 "written, cuts none of the data; shorten those, or take a `clip` with a longer context_length"
             )

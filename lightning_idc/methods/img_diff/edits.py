@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.data.synthetic.scene import COLORS
 from lightning_idc.errors import ConfigError, check_choice, check_number
@@ -40,7 +39,7 @@ class PasteEdits(PipelineStage):
         seed: see `PipelineStage`.
 
     Raises:
-        PairError: a kind is unknown, or sizes are out of range.
+        ConfigError: a kind is unknown, or sizes are out of range.
     """
 
     reads = ("image",)
@@ -59,9 +58,9 @@ class PasteEdits(PipelineStage):
         super().__init__(seed)
         unknown = [kind for kind in kinds if kind not in KINDS]
         if unknown or not kinds:
-            raise PairError(f"kinds is {list(kinds)}; expected some of {', '.join(KINDS)}")
+            raise ConfigError(f"kinds is {list(kinds)}; expected some of {', '.join(KINDS)}")
         if not (0 < scale[0] <= scale[1] < 0.5 and 1 <= things[0] <= things[1]):
-            raise PairError(
+            raise ConfigError(
                 f"things is {tuple(things)} and scale {tuple(scale)}; expected rising and below half a side"
             )
         check_choice("blend", blend, ("paste", "clone"))

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError, DataError
 
 CATEGORIES = (
     "machine", "living_thing", "natural_object", "fruit", "vehicle", "container", "clothing", "fixture", "appliance",
@@ -37,7 +37,7 @@ class Lexicon:
         nouns: by category.
 
     Raises:
-        PairError: a category has fewer than two nouns, so that none can be replaced by another.
+        ConfigError: a category has fewer than two nouns, so that none can be replaced by another.
     """
 
     def __init__(self, nouns: Mapping[str, Sequence[str]]) -> None:
@@ -49,7 +49,7 @@ class Lexicon:
             self.nouns[name] = own
         short = [name for name, words in self.nouns.items() if len(words) < 2]
         if short:
-            raise PairError(f"the lexicon has fewer than two nouns for {', '.join(short)}; expected two or more each")
+            raise ConfigError(f"the lexicon has fewer than two nouns for {', '.join(short)}; expected two or more each")
 
     def __len__(self) -> int:
         return len(self.category)
@@ -71,7 +71,7 @@ class Lexicon:
             folder: holding WordNet's ``data.noun`` and ``index.noun`` (3.0 or 3.1).
 
         Raises:
-            PairError: the files are not there or not WordNet's.
+            DataError: the files are not there or not WordNet's.
         """
         path = Path(folder).expanduser()
         try:
@@ -79,7 +79,7 @@ class Lexicon:
             senses = dict(_senses(path / "index.noun"))
             roots = {senses[name][0]: name for name in _root_words(senses)}
         except (OSError, ValueError, KeyError, IndexError) as error:
-            raise PairError(
+            raise DataError(
                 f"{path} holds no WordNet nouns ({error!r}); expected data.noun and index.noun, as in Debian's "
                 "wordnet-base (/usr/share/wordnet) or the dict folder of wordnetcode.princeton.edu"
             ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.slots.base import ImageTextMatcher
 
 
@@ -99,10 +99,10 @@ def check_matcher(filters: Filters, matcher: ImageTextMatcher) -> Filters:
     """The thresholds, if the matcher's scores are of the kind that they are for.
 
     Raises:
-        PairError: they are of another kind.
+        ConfigError: they are of another kind.
     """
     if None not in (filters.match_score, matcher.score) and filters.match_score != matcher.score:
-        raise PairError(
+        raise ConfigError(
             f"the thresholds of this preset are for a matcher's {filters.match_score}; it gives a {matcher.score}: "
             f"set the matcher's score to {filters.match_score}, or choose another preset"
         )
@@ -113,8 +113,8 @@ def filters_named(name: str) -> Filters:
     """Thresholds by name.
 
     Raises:
-        PairError: there are none of that name.
+        ConfigError: there are none of that name.
     """
     if name not in PRESETS:
-        raise PairError(f"there are no filters {name!r}; expected one of {', '.join(PRESETS)}")
+        raise ConfigError(f"there are no filters {name!r}; expected one of {', '.join(PRESETS)}")
     return PRESETS[name]

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.prompts import DIFFERENCE, REGION_CAPTION, box_in_pixels, box_in_shares
 from lightning_idc.synthesis.drawing import side_by_side
 from lightning_idc.synthesis.slots.base import DifferenceTeller, ImageCaptioner, VisionLanguageModel
@@ -24,7 +24,7 @@ class PromptedRegions(ImageCaptioner):
         coordinates: ``shares`` of the picture's sides, as for replaced objects, or ``pixels``, as for removed ones.
 
     Raises:
-        PairError: the coordinates are of another kind.
+        ConfigError: the coordinates are of another kind.
     """
 
     def __init__(
@@ -35,7 +35,7 @@ class PromptedRegions(ImageCaptioner):
     ) -> None:
         super().__init__()
         if coordinates not in _WRITTEN:
-            raise PairError(f"coordinates is {coordinates!r}; expected shares or pixels")
+            raise ConfigError(f"coordinates is {coordinates!r}; expected shares or pixels")
         self.model, self.prompt, self.coordinates = model, prompt, coordinates
 
     def settings(self) -> dict[str, Any]:

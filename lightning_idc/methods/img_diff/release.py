@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any, Literal
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.methods.img_diff.filtering import kept
 from lightning_idc.methods.img_diff.prompts import RELEASED_QUESTION, box_in_shares
 from lightning_idc.synthesis.drawing import draw_box
@@ -33,7 +33,7 @@ class Release(ReleasePairs):
     def __init__(self, folder: str, boxes: Literal["drawn", "plain"] = "drawn", **options: Any) -> None:
         super().__init__(folder, **options)
         if boxes not in ("drawn", "plain"):
-            raise PairError(f"boxes is {boxes!r}; expected drawn or plain")
+            raise ConfigError(f"boxes is {boxes!r}; expected drawn or plain")
         self.boxes = boxes
 
     def settings(self) -> dict[str, Any]:

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.methods.m3diff.cost import measure_forward
 from lightning_idc.nn.transformer import FeedForward, merge_heads, split_heads
 
 # of SigLIP's 26 used layers, those that the paper reads (section 5.2)
@@ -67,7 +67,6 @@ class DifferentialLayer(nn.Module):
         self.image_cross_attn = Attention(width, heads)
         norms: list[nn.Module] = [nn.Identity() if as_printed else nn.LayerNorm(width) for _ in range(5)]
         self.norm_delta, self.norm_query, self.norm_feed, self.norm_refined, self.norm_images = norms
-        self.register_load_state_dict_pre_hook(_rename_weights)
 
     def forward(self, images: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
         """Images ``(B, 2, L, D)`` and their difference ``(B, L, D)``, both refined."""
@@ -83,22 +82,6 @@ class DifferentialLayer(nn.Module):
 
     def _onto(self, before: Tensor, change: Tensor) -> Tensor:
         return change if self.as_printed else before + change
-
-
-RENAMED = {
-    "look_at_difference": "self_attn",
-    "look_at_images": "cross_attn",
-    "feed": "mlp",
-    "refine": "image_cross_attn",
-}
-"""Parts of a layer in checkpoints of earlier editions, and what they are called now."""
-
-
-def _rename_weights(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    for key in [key for key in state_dict if key.startswith(prefix)]:
-        part, _, rest = key.removeprefix(prefix).partition(".")
-        if part in RENAMED:
-            state_dict[f"{prefix}{RENAMED[part]}.{rest}"] = state_dict.pop(key)
 
 
 class DifferentialPerception(nn.Module):
@@ -160,8 +143,8 @@ class MultiScaleDifferentialPerception(nn.Module):
             replaces the features of a trained model by others.
 
     Raises:
-        IDCError: ``width`` cannot be split among ``heads``.
-        ConfigError: no depths, a negative number of layers, or a softmax over one depth.
+        ConfigError: no depths, a negative number of layers, a softmax over one depth, or a ``width`` that cannot be
+            split among ``heads``.
     """
 
     def __init__(
@@ -182,7 +165,7 @@ class MultiScaleDifferentialPerception(nn.Module):
             raise ConfigError("the softmax over one depth is always 1; choose more depths, or leave out softmax")
         heads = heads or max(h for h in range(1, 17) if width % h == 0)
         if width % heads:
-            raise PairError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
+            raise ConfigError(f"features of width {width} cannot be split among {heads} heads; choose a divisor")
         self.softmax, self.as_printed = softmax, as_printed
         self.recomputes = False
         """Whether the backward pass computes the activations of each depth again instead of keeping them."""
@@ -271,7 +254,7 @@ class MDP(Adapter):
             reads = list(self.reads or matching_layers(net.feature_depth))
             wrong = [layer for layer in reads if not 1 <= layer <= net.feature_depth]
             if wrong or reads[-1] != net.feature_depth or sorted(set(reads)) != reads:
-                raise PairError(
+                raise ConfigError(
                     f"MDP cannot read the layers {reads}: expected rising depths from 1 to {net.feature_depth}, the "
                     "last of them included"
                 )
@@ -283,12 +266,14 @@ class MDP(Adapter):
             module = net.get_submodule(self.at)
         except AttributeError:
             paths = ", ".join(name for name, _ in net.named_children())
-            raise PairError(
+            raise ConfigError(
                 f"MDP finds no module {self.at!r} in {type(net).__name__}; set `at` to one of {paths}"
             ) from None
         channels = getattr(module, "width", None)
         if not isinstance(channels, int):
-            raise PairError(f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`")
+            raise ConfigError(
+                f"MDP needs the number of channels of {self.at!r}; {type(module).__name__} has no `width`"
+            )
         self.mdp = MultiScaleDifferentialPerception(channels, 1, **self.options)
         module.register_forward_hook(self.rewrite_grid)
 
@@ -298,6 +283,18 @@ class MDP(Adapter):
     def rewrite(self, features: list[Tensor]) -> Tensor:
         """Features that go on: MDP's, or the last ones while it is switched off."""
         return self(features) if self.on else features[-1]
+
+    def forward_cost(self, num_patches: int, bytes_per_value: int) -> tuple[float, int]:
+        heads = next(part.heads for part in self.mdp.modules() if isinstance(part, Attention))
+        # the first linear layer is the gate, which reads both images
+        width = next(part.in_features for part in self.mdp.modules() if isinstance(part, nn.Linear)) // 2
+        features = [torch.empty(1, 2, num_patches // 2, width, device="meta").requires_grad_() for _ in self.mdp.norms]
+        recomputes, self.mdp.recomputes = self.mdp.recomputes, False
+        try:
+            flops, size = measure_forward(self.mdp, features, heads)
+        finally:
+            self.mdp.recomputes = recomputes
+        return flops, size * bytes_per_value // torch.float32.itemsize
 
     def rewrite_grid(self, module: nn.Module, inputs: object, grid: Tensor) -> Tensor:
         """Forward hook on a grid backbone."""

@@ -34,6 +34,5 @@ class MDPAdapter(AdapterCallback):
         name: str = "mdp",
     ) -> None:
         options = {"heads": heads, "hidden": hidden, "stacked": stacked, "shared": shared, "softmax": softmax}
-        # checkpoints of earlier versions know no more than these
-        options |= {"as_printed": True} if as_printed else {}
+        options["as_printed"] = as_printed
         super().__init__(name, MDP, layers=layers, at=at, **options)

@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.benchmarks.implicit_change import (
     VERBS,
     WITHIN_LIMIT,
@@ -19,7 +18,7 @@ from lightning_idc.data.benchmarks.implicit_change import (
     says_something,
     unquoted,
 )
-from lightning_idc.errors import DataError
+from lightning_idc.errors import DataError, check_choice
 from lightning_idc.synthesis.records import Record, record_seed
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, VisionLanguageModel, crop
 from lightning_idc.synthesis.slots.contours import DifferenceContours
@@ -78,8 +77,7 @@ class Descriptions(PipelineStage):
         seed: int = 0,
     ) -> None:
         super().__init__(seed)
-        if kind not in PROMPTS:
-            raise PairError(f"kind is {kind!r}; expected one of {', '.join(PROMPTS)}")
+        check_choice("kind", kind, tuple(PROMPTS))
         self.model, self.kind = model or EmbeddedDescriber(), kind
 
     def settings(self) -> dict[str, Any]:

@@ -9,12 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.pytorch.utilities import rank_zero_deprecation
 from torch import Tensor, nn
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, EOS, PAD, SPECIALS, UNK, ClipVocabulary
-from lightning_idc.errors import reads_file
+from lightning_idc.errors import CheckpointError, reads_file
 from lightning_idc.nn.backbones import build_backbone
 from lightning_idc.nn.clip import CLIP_MEAN, CLIP_STD, build_clip, eot_pooling, text_tokens
 from lightning_idc.nn.transformer import EncoderLayer
@@ -70,16 +68,6 @@ class DualEncoder(nn.Module):
     @abstractmethod
     def encode_text(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
         """Encode N texts, given as words; the word ``[MASK]`` stands for a masked one."""
-
-    def look(self, images: Tensor, masked: Tensor | None = None) -> ImageEmbeddings:
-        """Deprecated name of :meth:`encode_image`."""
-        rank_zero_deprecation("DualEncoder.look is called encode_image now; the old name goes with the next version")
-        return self.encode_image(images, masked)
-
-    def read(self, texts: Sequence[Sequence[str]]) -> TextEmbeddings:
-        """Deprecated name of :meth:`encode_text`."""
-        rank_zero_deprecation("DualEncoder.read is called encode_text now; the old name goes with the next version")
-        return self.encode_text(texts)
 
 
 class SmallDualEncoder(DualEncoder):
@@ -177,17 +165,16 @@ def load_dual_encoder(path: str | Path) -> SmallDualEncoder:
     """The encoders of a checkpoint of `RelevancePretraining`.
 
     Raises:
-        PairError: the file is missing or holds something else.
+        CheckpointError: the file is missing or holds something else.
     """
     from lightning_idc.core.io import read_checkpoint
 
     checkpoint = read_checkpoint(path)
     options: dict[str, Any] | None = checkpoint.get("dual_encoder")
     if options is None:
-        raise PairError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
+        raise CheckpointError(f"{str(path)!r} holds no dual encoder; expected a checkpoint of RelevancePretraining")
     encoder = SmallDualEncoder(**options)
-    state = checkpoint["state_dict"]
-    prefix = "encoder." if any(key.startswith("encoder.") for key in state) else "net."
+    state, prefix = checkpoint["state_dict"], "net."
     encoder.load_state_dict({key.removeprefix(prefix): state[key] for key in state if key.startswith(prefix)})
     return encoder.eval()
 
@@ -203,7 +190,8 @@ class ClipDualEncoder(DualEncoder):
         pretrained: open_clip's name of the weights, or a file; None for random ones.
 
     Raises:
-        PairError: open_clip knows no such model, or the weights are not available.
+        ConfigError: open_clip knows no such model.
+        CheckpointError: the weights are not available.
     """
 
     mean: Tensor

@@ -10,10 +10,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.loggers import TensorBoardLogger
 
 from lightning_idc.core.addon import addons_of
-from lightning_idc.core.types import PairError
 from lightning_idc.data.core.datamodule import PairDataModule
 from lightning_idc.data.synthetic.descriptions import SyntheticDescriptions
 from lightning_idc.data.transforms.pairs import Resize
+from lightning_idc.errors import ConfigError
 from lightning_idc.files import save
 from lightning_idc.methods.namc.noise_masking import NoiseMaskingAddon
 from lightning_idc.methods.namc.relevance_maps import judge, relevance_map
@@ -32,7 +32,7 @@ class LogRelevance(Callback):
 
     def __init__(self, pairs: int = 4, of: str = "noise_masking") -> None:
         if pairs < 1:
-            raise PairError(f"LogRelevance is to draw {pairs} pairs; give it at least one, or leave it out")
+            raise ConfigError(f"LogRelevance is to draw {pairs} pairs; give it at least one, or leave it out")
         self.pairs, self.of = pairs, of
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -41,7 +41,7 @@ class LogRelevance(Callback):
         addon = addons_of(pl_module).get(self.of)
         data = trainer.datamodule  # type: ignore[attr-defined]
         if not isinstance(addon, NoiseMaskingAddon) or not isinstance(data, PairDataModule):
-            raise PairError(
+            raise ConfigError(
                 f"LogRelevance asks the encoder of a NoiseMasking called {self.of!r} about a PairDataModule; list "
                 "NoiseMasking among the callbacks, or leave LogRelevance out"
             )

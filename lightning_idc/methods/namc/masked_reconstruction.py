@@ -14,7 +14,8 @@ from lightning_idc.core.addon import Addon, TrainingStep, addons_of
 from lightning_idc.core.addon_callback import AddonCallback
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.trial import trial_features
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures
+from lightning_idc.core.types import PairBatch, PairFeatures
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.methods.namc.masked_encoder import MaskedImageEncoder
 from lightning_idc.methods.namc.noise import (
     DESCRIPTION,
@@ -55,7 +56,7 @@ class ImageTokens(nn.Module):
         side = self.per_side
         cells = ids.unflatten(1, (-1, side)).unflatten(3, (-1, side)).transpose(2, 3).flatten(3).flatten(1, 2)
         if cells.shape[1] != tokens.shape[1]:
-            raise PairError(
+            raise DataError(
                 f"the image tokenizer cuts images of {images.shape[-2]}x{images.shape[-1]} into {tuple(ids.shape[1:])} "
                 f"tokens, which {tokens.shape[1]} cells of features cannot share; keep to one image size"
             )
@@ -165,7 +166,7 @@ class MaskedReconstructionAddon(Addon):
         masked = resize_mask(batch.model_inputs[NOISE_MASK], self.grid).flatten(0, 1).flatten(1)
         encoder = self._encoder(step.host)
         if self.path is None and not grids.requires_grad and torch.is_grad_enabled():
-            raise PairError(
+            raise ConfigError(
                 "MaskedReconstruction would train nothing of its host, whose image features are frozen: train the "
                 "backbone, or name a MaskedImageEncoder of the host in `encoder`"
             )
@@ -229,9 +230,9 @@ class MaskedReconstruction(AddonCallback):
     ) -> None:
         super().__init__(name, weight)
         if (tokenizer is None) == (distance is None):
-            raise PairError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
+            raise ConfigError("MaskedReconstruction rebuilds either tokens or features: give `tokenizer` or `distance`")
         if not 0 < share <= 1:
-            raise PairError(
+            raise ConfigError(
                 f"MaskedReconstruction: share is {share}; expected a share of cells above 0 and up to 1, such as 0.2: "
                 "without masked cells there is nothing to rebuild"
             )
@@ -240,13 +241,13 @@ class MaskedReconstruction(AddonCallback):
 
     def build(self, host: LightningModule) -> Addon:
         if not isinstance(host, PairCaptioner):
-            raise PairError(f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(host).__name__}")
+            raise ConfigError(f"MaskedReconstruction reads a PairCaptioner's features; this is a {type(host).__name__}")
         height, width = host.hparams["image_size"] or (64, 64)
         channels, cells = self._features_of(host, height, width)
         rows = round((cells * height / width) ** 0.5)
         grid = (rows, cells // rows)
         if grid[0] * grid[1] != cells:
-            raise PairError(
+            raise ConfigError(
                 f"{cells} cells of features are not a grid over images of {height}x{width}; set `image_size`"
             )
         own = None
@@ -264,7 +265,7 @@ class MaskedReconstruction(AddonCallback):
                 tokenizer = load_image_tokenizer(tokenizer)
             per_side, rest = divmod(height // tokenizer.stride, grid[0])
             if rest or per_side * grid[1] != width // tokenizer.stride:
-                raise PairError(
+                raise ConfigError(
                     f"a tokenizer of stride {tokenizer.stride} cuts images of {height}x{width} into "
                     f"{height // tokenizer.stride}x{width // tokenizer.stride} tokens, which do not line up with "
                     f"{grid[0]}x{grid[1]} cells of features; take a stride or a backbone that divides evenly"
@@ -287,7 +288,7 @@ class MaskedReconstruction(AddonCallback):
         found = dict(host.named_modules()).get(self.encoder)
         if not isinstance(found, MaskedImageEncoder):
             kept = [path for path, module in host.named_modules() if isinstance(module, MaskedImageEncoder)]
-            raise PairError(
+            raise ConfigError(
                 f"MaskedReconstruction: {self.encoder!r} is not a MaskedImageEncoder of {type(host).__name__}, which "
                 f"has {', '.join(kept) or 'none; leave `encoder` out'}"
             )
@@ -300,7 +301,7 @@ class MaskedReconstruction(AddonCallback):
         features = trial_features(host, PairBatch(gray, nothing, nothing.bool(), ["gray"], [[]], [None]))
         missing = [name for name in self.extras if name not in features.extras]
         if missing:
-            raise PairError(
+            raise ConfigError(
                 f"{type(host).__name__} keeps no features {missing} in PairFeatures.extras (it has "
                 f"{sorted(features.extras)}); MaskedReconstruction needs those of both images, (B, cells, channels)"
             )

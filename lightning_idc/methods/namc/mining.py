@@ -14,8 +14,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import ConfigError, check_choice
 from lightning_idc.synthesis.records import Record
 from lightning_idc.synthesis.slots.base import ImageEncoder
 from lightning_idc.synthesis.slots.embedded import PixelEncoder
@@ -122,7 +121,7 @@ class SimilarPairs(PipelineStage):
     ) -> None:
         super().__init__(seed)
         if neighbours < 1 or clusters < 1:
-            raise PairError(f"neighbours is {neighbours} and clusters {clusters}; expected at least 1")
+            raise ConfigError(f"neighbours is {neighbours} and clusters {clusters}; expected at least 1")
         check_choice("index", index, ("auto", "exact", "approximate"))
         self.features = Path(features)
         self.neighbours, self.clusters, self.gamma, self.alpha, self.beta = neighbours, clusters, gamma, alpha, beta
@@ -146,7 +145,7 @@ class SimilarPairs(PipelineStage):
     def prepare(self, source: RecordSource) -> None:
         self._store = RecordStore(self.features)
         if not isinstance(source, RecordStore) or source.folder.resolve() != self.features.resolve():
-            raise PairError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
+            raise ConfigError(f"SimilarPairs reads the records of {self.features}; name the same folder as the source")
         exact = self.index == "exact" or (self.index == "auto" and len(self._store) <= EXACT_UP_TO)
         self._search = {name: Search.over(self._store, name, exact) for name in VIEWS}
 
@@ -247,12 +246,12 @@ class Search:
         """Search among the arrays of a store; a record without one, or that was dropped, is like none.
 
         Raises:
-            PairError: no record has such an array.
+            ConfigError: no record has such an array.
         """
         count = len(store)
         first = next((found for index in range(count) if (found := store.array(index, name)) is not None), None)
         if first is None:
-            raise PairError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
+            raise ConfigError(f"{store.folder} holds no features {name!r}; make them with the stage Features")
 
         dropped = store.column("dropped")
 

@@ -49,7 +49,6 @@ class RelevancePretraining(PairModule):
 
     vision_modules = ("net",)
     computation_hparams = ("heads",)
-    renamed_weights = (("encoder.", "net."),)
 
     def __init__(
         self,

@@ -91,7 +91,6 @@ class CellNet(nn.Module):
         super().__init__()
         self.backbone, self.compares = backbone, compares
         self.head = nn.Conv2d(3 * width if compares else width, outputs, 1)
-        self.register_load_state_dict_pre_hook(_head_as_convolution)
 
     def forward(self, images: Tensor) -> Tensor:
         """Logits ``(M, outputs, h, w)``."""
@@ -99,13 +98,6 @@ class CellNet(nn.Module):
             return self.head(self.backbone(images))
         before, after = self.backbone(images.flatten(0, 1)).unflatten(0, (-1, 2)).unbind(1)
         return self.head(torch.cat([before, after, after - before], 1))
-
-
-def _head_as_convolution(module: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Some heads of earlier checkpoints are matrices."""
-    weight = state_dict.get(f"{prefix}head.weight")
-    if weight is not None and weight.ndim == 2:
-        state_dict[f"{prefix}head.weight"] = weight[..., None, None]
 
 
 class CellNaming(PairModule):
@@ -120,7 +112,6 @@ class CellNaming(PairModule):
     """
 
     vision_modules = ("net",)
-    renamed_weights = (("backbone.", "net.backbone."), ("tower.", "net.backbone.tower."), ("head.", "net.head."))
 
     def __init__(self, classes: Sequence[int], **options: Any) -> None:
         super().__init__(**options)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.core.io import read_checkpoint
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 
 
 class Midpoint(nn.Module, ABC):
@@ -49,13 +49,13 @@ class DISMidpoint(FlowMidpoint):
         preset: trade of speed for care.
 
     Raises:
-        PairError: OpenCV is not installed.
+        ConfigError: OpenCV is not installed.
     """
 
     def __init__(self, preset: Literal["ultrafast", "fast", "medium"] = "medium") -> None:
         super().__init__()
         if importlib.util.find_spec("cv2") is None:
-            raise PairError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
+            raise ConfigError("DISMidpoint needs OpenCV: install opencv-python-headless, or take CrossFade")
         self.preset = preset
 
     def extra_repr(self) -> str:
@@ -79,7 +79,7 @@ class RAFTMidpoint(FlowMidpoint):
         updates: refinements of the flow.
 
     Raises:
-        PairError: there is no such file, or it holds another network.
+        CheckpointError: there is no such file, or it holds another network.
     """
 
     def __init__(self, weights: str, size: Literal["small", "large"] = "large", updates: int = 12) -> None:
@@ -87,7 +87,7 @@ class RAFTMidpoint(FlowMidpoint):
         from torchvision.models import optical_flow
 
         if not Path(weights).is_file():
-            raise PairError(
+            raise CheckpointError(
                 f"there are no RAFT weights at {weights!r}; fetch torchvision's state dict of raft_{size}, or use "
                 "DISMidpoint"
             )
@@ -96,7 +96,7 @@ class RAFTMidpoint(FlowMidpoint):
         try:
             self.net.load_state_dict(state)
         except RuntimeError as error:
-            raise PairError(f"{weights!r} does not hold the weights of raft_{size}: {error}") from error
+            raise CheckpointError(f"{weights!r} does not hold the weights of raft_{size}: {error}") from error
         self.net.requires_grad_(False).eval()
         self.updates = updates
 

@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch import LightningModule
 from torch import Tensor
 
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.datamodule import PairDataModule, Split
 from lightning_idc.data.core.source import PairSource
 from lightning_idc.data.store.feature_store import weights_digest
@@ -41,11 +41,11 @@ def interpolate(pairs: Tensor, frames: int, midpoint: Midpoint) -> Tensor:
         uint8 ``(B, l, 3, H, W)``, without the two ends.
 
     Raises:
-        PairError: no recursion gives this number of frames.
+        ConfigError: no recursion gives this number of frames.
     """
     levels = (frames + 1).bit_length() - 1
     if frames < 1 or frames + 1 != 2**levels:
-        raise PairError(f"halving gives 1, 3, 7, 15, ... frames; {frames} were asked for")
+        raise ConfigError(f"halving gives 1, 3, 7, 15, ... frames; {frames} were asked for")
     sequence = pairs.float()
     for _ in range(levels):
         before, after = sequence[:, :-1], sequence[:, 1:]

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.core.loading import load_module
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.store.growing import KeyedStore
-from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number
 from lightning_idc.methods.procap.procedures import ProcedureFolder
 from lightning_idc.nn.image_tokenizer import as_pixels, load_image_tokenizer
 from lightning_idc.nn.retrieval import PairTextEncoder
@@ -109,7 +109,8 @@ class Keyframes:
         even: take evenly spaced frames, by no similarity.
 
     Raises:
-        PairError: the folder holds no procedures, or an argument could choose no frame.
+        ConfigError: an argument could choose no frame.
+        DataError: the folder holds no procedures.
     """
 
     def __init__(
@@ -137,13 +138,14 @@ class Keyframes:
             name: self.procedures.similarities(name) for name in named if name not in (RANDOM, OWN)
         }
         if count and not len(self.procedures):
-            raise PairError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
+            raise DataError(f"there are no procedures in {str(folder)!r}; make them with FrameInterpolator first")
 
     def of(self, sample: PairSample) -> Tensor:
         """uint8 ``(k + 2, 3, H, W)``: drawn by ``meta["seed"]``, the most confident frames without a seed.
 
         Raises:
-            PairError: the procedure has fewer than k frames.
+            ConfigError: l frames cannot be taken evenly of the procedure's.
+            DataError: the procedure has fewer than k frames, or no similarity to choose by.
         """
         if not self.count:
             return torch.stack([sample.before, sample.after])
@@ -151,11 +153,11 @@ class Keyframes:
         frames = procedure.frames
         step, rest = divmod(len(frames) + 1, (self.length or len(frames)) + 1)
         if rest:
-            raise PairError(f"{self.length} frames cannot be taken evenly of {len(frames)}; make others")
+            raise ConfigError(f"{self.length} frames cannot be taken evenly of {len(frames)}; make others")
         taken = slice(step - 1, None, step)
         frames = frames[taken]
         if len(frames) < self.count:
-            raise PairError(f"procedures of {len(frames)} frames cannot give {self.count}; make longer ones")
+            raise DataError(f"procedures of {len(frames)} frames cannot give {self.count}; make longer ones")
         seed = sample.meta.get("seed")
         if self.even:
             chosen = torch.tensor(evenly_spaced(len(frames), self.count))
@@ -174,7 +176,7 @@ class Keyframes:
         found = {} if own is None else {OWN: own[:, taken]}
         for kind, store in self._kept.items():
             if name not in store:
-                raise PairError(
+                raise DataError(
                     f"{str(store.folder)!r} has no similarity {kind!r} of the pair {name!r}; measure it with "
                     "FrameSimilarity over this split first"
                 )
@@ -185,7 +187,7 @@ class Keyframes:
         named = [self.similarity] if isinstance(self.similarity, str) else self.similarity
         missing = [kind for kind in named if kind not in found]
         if missing:
-            raise PairError(
+            raise DataError(
                 f"{str(self.procedures.path)!r} has no similarity {missing[0]!r} of the pair {name!r}; {OWN!r} is that "
                 "which FrameInterpolator measures, other ones come from FrameSimilarity"
             )
@@ -258,7 +260,7 @@ class VisualTextSimilarity(nn.Module):
         encoder: of pairs and captions, or a checkpoint of ``Clip4IdcRetrieval``, the paper's.
 
     Raises:
-        PairError: the encoder embeds something else.
+        ConfigError: the encoder embeds something else.
     """
 
     def __init__(self, encoder: str | nn.Module) -> None:
@@ -268,7 +270,7 @@ class VisualTextSimilarity(nn.Module):
 
             encoder = load_module(Clip4IdcRetrieval, encoder)
         if not isinstance(encoder, PairTextEncoder):
-            raise PairError(
+            raise ConfigError(
                 f"{type(encoder).__name__} embeds no pairs and captions; expected embed_pairs and embed_captions"
             )
         self.encoder = encoder.requires_grad_(False).eval()
@@ -283,7 +285,7 @@ class VisualTextSimilarity(nn.Module):
         changes = encoder.embed_pairs(halves.flatten(0, 2)).view(len(pairs), 2, length, -1)
         empty = [row for row, texts in enumerate(captions) if not texts]
         if empty:
-            raise PairError(f"{len(empty)} pairs have no caption to compare frames with; leave them out")
+            raise DataError(f"{len(empty)} pairs have no caption to compare frames with; leave them out")
         words = encoder.embed_captions([text for texts in captions for text in texts])
         means = torch.stack([part.mean(0) for part in words.split([len(texts) for texts in captions])])
         # the mean of the cosines with all captions is the product with the mean of their unit vectors

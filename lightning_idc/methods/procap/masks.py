@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 MaskRule = Callable[[tuple[int, int, int], torch.Generator], Tensor]
 """Frames, height and width of a sample's grid to bool ``(F, h, w)``, True where a patch is masked."""
@@ -49,7 +49,7 @@ def random_rectangle(
     ProCap Eq. 15
 
     Raises:
-        PairError: the grid has no rectangle of such a share.
+        ConfigError: the grid has no rectangle of such a share.
     """
     cells = height * width
     least, most = math.ceil(area[0] * cells - 1e-9), math.floor(area[1] * cells + 1e-9)
@@ -65,7 +65,7 @@ def random_rectangle(
     # widths at the border of the grid may be far from the wanted area: half a row or column is near enough
     near = [(rows, columns) for rows, columns in fits if abs(rows * columns - wanted) <= rows / 2 + 1e-9] or fits
     if not near:
-        raise PairError(f"a grid of {height}x{width} has no rectangle of {area[0]:g} to {area[1]:g} of its area")
+        raise ConfigError(f"a grid of {height}x{width} has no rectangle of {area[0]:g} to {area[1]:g} of its area")
     rows, columns = near[int(torch.randint(len(near), (), generator=generator))]
     top = int(torch.randint(height - rows + 1, (), generator=generator))
     left = int(torch.randint(width - columns + 1, (), generator=generator))

@@ -4,28 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.io import plain_hparams, read_checkpoint, refuse_other_computation
-from lightning_idc.core.names import class_and_options
 from lightning_idc.core.schedules import Constant, Schedule
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
 from lightning_idc.errors import CheckpointError, ConfigError, reads_file
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder
-from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
-from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
+from lightning_idc.nn.image_tokenizer import ImageTokenizer
 from lightning_idc.nn.transformer import Decoder
-
-if TYPE_CHECKING:
-    from lightning_idc.methods.procap.procedure import ProcedureModel
-
-Tokenizer = str | dict[str, Any] | None
 
 
 class ProCap(PairCaptioner):
@@ -80,12 +74,11 @@ class ProCap(PairCaptioner):
         relative_places: bool = False,
         **options: Any,
     ) -> None:
-        drop_variant(self, options)
         super().__init__(**options)
         if queries < 0:
-            raise PairError(f"queries is {queries}; expected 0, which is the static pair, or more")
+            raise ConfigError(f"queries is {queries}; expected 0, which is the static pair, or more")
         # a checkpoint brings all weights, so it must not ask for the file again; the schedule is an object
-        for name in ("procedure", "encoder_schedule", "variant", "trunk"):
+        for name in ("procedure", "encoder_schedule", "trunk"):
             self.hparams.pop(name, None)
         self._trunk: str | None = trunk
         self._procedure, self.encoder_schedule = procedure, encoder_schedule
@@ -141,7 +134,7 @@ class ProCap(PairCaptioner):
         if self.hparams["explicit"] is None:
             return shown
         if not torch.equal(images[:, 0], images[:, 1]):
-            raise frames_of_own_images(self, self.hparams["explicit"])
+            raise frames_of_own_images(type(self).__name__, self.hparams["explicit"])
         # halfway between an image and itself stands that image
         frames = images[:, :1].expand_as(batch.model_inputs["frames"]).contiguous()
         return replace(shown, model_inputs={**shown.model_inputs, "frames": frames})
@@ -204,15 +197,6 @@ class ProCap(PairCaptioner):
         return self.encoder_schedule if group == "vision" else self.schedule
 
 
-def frames_of_own_images(module: ProCap | ProcedureModel, folder: str) -> ConfigError:
-    """What is said to whoever puts other images in place of those that the frames of a folder were made between."""
-    return ConfigError(
-        f"{type(module).__name__} reads the frames in {folder!r}, which were made between the pairs' own images, so an "
-        "add-on that changes images would change nothing of what it sees; use ProCap without `explicit`, or leave the "
-        "images as they are (`paint: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
-    )
-
-
 def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
     """Weights of a procedure encoder of two frames: those of the first and the last frame of one of more."""
     ends, frames = [0, -1], len(state["frame_place"])
@@ -221,18 +205,6 @@ def first_and_last(state: dict[str, Tensor]) -> dict[str, Tensor]:
         table = state["relative.table"].unflatten(0, (frames, frames, -1))
         found["relative.table"] = table[ends][:, ends].flatten(0, 2)
     return found
-
-
-def tokenizer_of(given: Tokenizer) -> tuple[ImageTokenizer, dict[str, Any]]:
-    """Tokenizer of a checkpoint, or an untrained one of a description that weights will follow.
-
-    Raises:
-        PairError: none was given.
-    """
-    if given is None:
-        raise PairError("ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one")
-    tokenizer = load_image_tokenizer(given) if isinstance(given, str) else ImageTokenizer(**given)
-    return tokenizer, tokenizer.config
 
 
 def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor], checkpoint: str) -> None:
@@ -255,57 +227,6 @@ def refuse_other_tokenizer(tokenizer: ImageTokenizer, state: Mapping[str, Tensor
         )
 
 
-def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
-    """Height and width that the places of the encoder are made for.
-
-    Raises:
-        PairError: it is unknown.
-    """
-    size = options["image_size"]
-    if size is None:
-        raise PairError(
-            "ProCap has a place for every cell of the grid and must know the size of the images; set the model's "
-            "`image_size: [height, width]`, or the data module's `image_size`"
-        )
-    return int(size[0]), int(size[1])
-
-
-def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
-    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
-
-    Raises:
-        PairError: there is no such file, or its blocks are too few or of another width.
-    """
-    found = read_weights(weights)
-    own = trunk_state(found, "visual.transformer.resblocks.")
-    needed = {name: own.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
-    try:
-        encoder.load_state_dict({name: value for name, value in needed.items() if value is not None}, strict=False)
-    except RuntimeError as error:
-        raise PairError(f"the visual blocks in {weights!r} have another width: {error}") from error
-    absent = [name for name, value in needed.items() if value is None]
-    if absent:
-        raise PairError(
-            f"{weights!r} has no {absent[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
-            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
-        )
-
-
-def drop_variant(module: ProCap | ProcedureModel, options: dict[str, Any]) -> None:
-    """Take ``variant`` out of the options of a stage, by which one class was two in earlier versions.
-
-    Raises:
-        ConfigError: the variant is another class now.
-    """
-    if (variant := options.pop("variant", module.edition)) != module.edition:
-        raise ConfigError(
-            f"variant {variant!r} is a class of its own now: OfficialProCap and OfficialProcedureModel compute what "
-            "the authors' code does, ProCap and ProcedureModel what the paper says"
-        )
-
-
 def edition_of(checkpoint: Mapping[str, Any]) -> str:
-    """Whose first stage a checkpoint holds; one without a class, of an older version, is of the paper."""
-    options = checkpoint.get("hyper_parameters") or {}
-    name, _ = class_and_options(str(checkpoint.get("class_path", "ProcedureModel")), options)
-    return "official" if name.endswith(".OfficialProcedureModel") else str(options.get("variant", "paper"))
+    """Whose first stage a checkpoint holds."""
+    return "official" if str(checkpoint.get("class_path")).endswith(".OfficialProcedureModel") else "paper"

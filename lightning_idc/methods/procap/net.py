@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError, PairFeatures
+from lightning_idc.core.types import PairFeatures
+from lightning_idc.errors import DataError
 from lightning_idc.nn.image_tokenizer import ImageTokenizer, as_pixels
 from lightning_idc.nn.relative_position import RelativePositionBias
 from lightning_idc.nn.transformer import DecoderState, EncoderLayer
@@ -136,12 +137,12 @@ class ProCapNet(nn.Module):
         """Features ``(B, F, latent, h, w)`` of uint8 frames ``(B, F, 3, H, W)``.
 
         Raises:
-            PairError: the frames are not of the size that the encoder has places for.
+            DataError: the frames are not of the size that the encoder has places for.
         """
         found, expected = self.tokenizer.grid(*images.shape[-2:]), self.encoder.grid
         if found != expected:
             stride = self.tokenizer.stride
-            raise PairError(
+            raise DataError(
                 f"images of {images.shape[-2]}x{images.shape[-1]} meet a ProCap for {expected[0] * stride}x"
                 f"{expected[1] * stride}; set the data module's `image_size`"
             )

@@ -14,8 +14,9 @@ from lightning.pytorch.loggers import TensorBoardLogger
 from torch import Tensor
 
 from lightning_idc.core.text import plain
-from lightning_idc.core.types import PairError, PairSample
+from lightning_idc.core.types import PairSample
 from lightning_idc.data.core.sampling import Draw
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.files import save
 from lightning_idc.methods.procap.keyframes import Keyframes
 from lightning_idc.methods.procap.procedure import ProcedureModel
@@ -50,12 +51,12 @@ def procedure_sheet(pairs: Sequence[tuple[str, Sequence[Strip]]], side: int = SI
         side: height of a frame, pixels.
 
     Raises:
-        PairError: there is nothing to draw.
+        DataError: there is nothing to draw.
     """
     from PIL import Image, ImageDraw, ImageFont
 
     if not pairs:
-        raise PairError("no pairs to draw procedures of")
+        raise DataError("no pairs to draw procedures of")
     font, small = ImageFont.load_default(14), ImageFont.load_default(12)
     height, width = pairs[0][1][0].frames.shape[-2:]
     size = (max(1, round(side * width / height)), side)
@@ -137,12 +138,12 @@ class LogProcedures(Callback):
 
     def __init__(self, pairs: int = 4) -> None:
         if pairs < 1:
-            raise PairError(f"LogProcedures is to draw {pairs} pairs; give it at least one, or leave it out")
+            raise ConfigError(f"LogProcedures is to draw {pairs} pairs; give it at least one, or leave it out")
         self.pairs = pairs
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if not isinstance(pl_module, ProcedureModel):
-            raise PairError(f"LogProcedures shows the work of a ProcedureModel; this is a {type(pl_module).__name__}")
+            raise ConfigError(f"LogProcedures shows the work of a ProcedureModel; this is a {type(pl_module).__name__}")
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if trainer.sanity_checking or not trainer.is_global_zero:

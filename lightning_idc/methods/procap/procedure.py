@@ -13,18 +13,11 @@ from torch import Tensor
 
 from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.schedules import Warmup
-from lightning_idc.core.types import PairBatch, PairError, PairFeatures, PairSample
+from lightning_idc.core.types import PairBatch, PairFeatures, PairSample
 from lightning_idc.core.vocabulary import Vocabulary
-from lightning_idc.errors import ConfigError, check_number
+from lightning_idc.errors import ConfigError, DataError, check_number
 from lightning_idc.methods.procap.keyframes import CLIP_SCALE, Keyframes, Similarities
 from lightning_idc.methods.procap.masks import PROBABILITIES, RULES, MaskRule, multi_granularity_mask
-from lightning_idc.methods.procap.module import (
-    drop_variant,
-    frames_of_own_images,
-    image_size_of,
-    start_from_clip,
-    tokenizer_of,
-)
 from lightning_idc.methods.procap.net import ProcedureEncoder
 from lightning_idc.methods.procap.procedure_net import (
     ProcedureNet,
@@ -32,6 +25,7 @@ from lightning_idc.methods.procap.procedure_net import (
     discrimination_loss,
     masked_sequence_loss,
 )
+from lightning_idc.methods.procap.stages import frames_of_own_images, image_size_of, start_from_clip, tokenizer_of
 from lightning_idc.methods.procap.warps import shifted_color, warp
 from lightning_idc.metrics.no_change import NO_CHANGE
 from lightning_idc.nn.image_tokenizer import CONFIG_KEY
@@ -132,12 +126,10 @@ class ProcedureModel(PairCaptioner):
         captions_per_pair: int = 1,
         **options: Any,
     ) -> None:
-        drop_variant(self, options)
         super().__init__(captions_per_pair=captions_per_pair, **options)
         if captions_per_pair != 1:
-            raise PairError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
+            raise ConfigError(f"a procedure is read with one caption; captions_per_pair is {captions_per_pair}")
         check_number("keyframes", keyframes, minimum=0)
-        self.hparams.pop("variant", None)
         # plain types only: a checkpoint must load without running code, and must not ask for the trunk again
         weights = list(loss_weights or self.default_loss_weights)
         counted = weights if read_caption else weights[::2]
@@ -201,7 +193,7 @@ class ProcedureModel(PairCaptioner):
         All choices come from the samples' seeds, so that neither workers nor processes change them.
 
         Raises:
-            PairError: a pair has no caption, or no procedure.
+            DataError: a pair has no caption, or no procedure.
         """
         if self.hparams["first_caption"]:
             samples = [replace(sample, captions=sample.captions[:1]) for sample in samples]
@@ -229,13 +221,13 @@ class ProcedureModel(PairCaptioner):
         Raises:
             ConfigError: always.
         """
-        raise frames_of_own_images(self, self.hparams["procedures"])
+        raise frames_of_own_images(type(self).__name__, self.hparams["procedures"])
 
     def _wrong_captions(self, samples: Sequence[PairSample], batch: PairBatch) -> Tensor:
         """Whose caption is the wrong one for each pair, ``(B,)``; -1 where there is none."""
         empty = [sample.id for sample, mask in zip(samples, batch.caption_mask, strict=True) if not mask.any()]
         if empty:
-            raise PairError(f"a procedure is learned with a caption; there is none for {', '.join(empty[:5])}")
+            raise DataError(f"a procedure is learned with a caption; there is none for {', '.join(empty[:5])}")
         lengths = 1 + batch.caption_mask[:, 0].sum(1)
         said = [tokens[0, :length].tolist() for tokens, length in zip(batch.tokens, lengths, strict=True)]
         own = [self.tokenize(sample.captions) for sample in samples]

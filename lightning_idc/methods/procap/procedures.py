@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.data.store.growing import KeyedStore
 from lightning_idc.data.store.manifest import MANIFEST, Manifest, read_manifest
+from lightning_idc.errors import ConfigError, DataError
 from lightning_idc.files import digest
 
 SIMILARITIES = "similarities"
@@ -62,16 +62,16 @@ class ProcedureFolder:
             after: the same.
 
         Raises:
-            PairError: the file is missing, was made between other images, or it is damaged.
+            DataError: the file is missing, was made between other images, or it is damaged.
         """
         if name not in self:
-            raise PairError(
+            raise DataError(
                 f"there is no procedure of the pair {name!r} in {str(self.path)!r}, which holds {len(self)}; run "
                 "FrameInterpolator over this split first"
             )
         frames, images, similarities = (self._store.value(name, cell) for cell in ("frames", "images", "scores"))
         if images != _digest(before, after):
-            raise PairError(
+            raise DataError(
                 f"the procedure of {name!r} in {str(self.path)!r} was made between other images; use the same "
                 "`image_size` and `interpolation` and no transform, or make the procedures anew"
             )
@@ -81,12 +81,11 @@ class ProcedureFolder:
         """Write down how the procedures are made, or check that it is as before; called by every process.
 
         Raises:
-            PairError: the folder holds procedures that were made otherwise.
+            ConfigError: the folder holds procedures that were made otherwise.
         """
         found = _settled(self.path, "procedures", settings)
-        # folders of earlier versions know the names of the classes only
-        if found != {name: value for name, value in settings.items() if name in found} or not found:
-            raise PairError(
+        if found != settings:
+            raise ConfigError(
                 f"{str(self.path)!r} holds procedures made with {found}; these would be made with {settings}: use "
                 "another folder"
             )
@@ -123,12 +122,12 @@ class ProcedureFolder:
         """Similarities of a name to add to; how they are measured is written down, or checked to be as before.
 
         Raises:
-            PairError: the name's similarities were measured otherwise, or by an earlier version, which did not say how.
+            ConfigError: the similarities of that name were measured otherwise.
         """
         path = self.path / SIMILARITIES / name
         found = _settled(path, "similarities", settings)
         if found != settings:
-            raise PairError(
+            raise ConfigError(
                 f"{str(path)!r} holds similarities made with {found}; these would be made with {settings}: use another "
                 "name"
             )

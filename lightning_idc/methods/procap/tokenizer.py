@@ -46,7 +46,6 @@ class TokenizerTraining(PairModule):
     """
 
     vision_modules = ("net",)
-    renamed_weights = (("tokenizer.", "net.tokenizer."), ("head.", "net.head."))
     chosen: Tensor
     val_chosen: Tensor
 

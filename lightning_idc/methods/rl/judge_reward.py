@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairBatch
 from lightning_idc.errors import ConfigError, DataError, check_number, check_positive
 from lightning_idc.methods.rl.rewards import Reward, Texts, refuse_without_references
@@ -17,7 +16,6 @@ from lightning_idc.synthesis.slots.endpoint import Endpoint, image_part
 RUBRICS = {rubric.name: rubric for rubric in (IMG_DIFF, OMNIDIFF)}
 
 
-@renamed_arguments
 class JudgeReward(Reward):
     """Score from 0 to 1 that a judge behind an OpenAI-compatible endpoint gives to each caption.
 

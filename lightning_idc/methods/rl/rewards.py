@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.core.types import PairBatch
 from lightning_idc.core.vocabulary import words_of
 from lightning_idc.data.transforms.sides import swap_sides
@@ -200,7 +199,6 @@ class CiderReward(MetricReward):
         super().__init__("CIDEr-D")
 
 
-@renamed_arguments
 class LengthReward(Reward):
     """0 up to a number of words, then falling to -1: DAPO's soft punishment of what is too long.
 

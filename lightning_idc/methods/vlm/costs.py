@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -10,7 +9,6 @@ import torch
 from torch import Tensor, nn
 
 from lightning_idc.core.adapter import Adapter
-from lightning_idc.methods.m3diff.mdp import MDP, Attention
 from lightning_idc.methods.vlm.chunked import ROWS
 from lightning_idc.methods.vlm.families.base import image_token
 from lightning_idc.methods.vlm.net import VLMNet
@@ -76,20 +74,20 @@ def cost_of_pair(
     flops["tower"] += _tower_attention(net, places)
     config = net.model.config.get_text_config()
     flops["language"] += 4.0 * config.num_hidden_layers * tokens["language"] ** 2 * config.hidden_size
-    mdp_kept = 0
-    for adapter in adapters:
-        if isinstance(adapter, MDP):
-            flops["mdp"], mdp_kept = _mdp(adapter, places, width)
-    trains = {name: [w.requires_grad for w in weights] for name, weights in parts.items()} | {"mdp": [True]}
+    adapter_costs = [adapter.forward_cost(places, width) for adapter in adapters]
+    if adapter_flops := sum(operations for operations, _ in adapter_costs):
+        flops["adapters"] = adapter_flops
+    adapter_bytes = sum(size for _, size in adapter_costs)
+    trains = {name: [w.requires_grad for w in weights] for name, weights in parts.items()} | {"adapters": [True]}
     step, below = 0.0, False
-    for name in ("tower", "mdp", "projector", "language", "head"):
+    for name in ("tower", "adapters", "projector", "language", "head"):
         if name in flops:
             own = sum(trains[name]) / max(len(trains[name]), 1)
             below = below or own > 0
             # forward; gradients of what goes in, where anything before learns; gradients of weights; again
-            again = recomputes and below and name in ("tower", "language", "mdp")
+            again = recomputes and below and name in ("tower", "language", "adapters")
             step += flops[name] * (1 + below + own + again)
-    layers, largest = 0, mdp_kept
+    layers, largest = 0, adapter_bytes
     tower = any(trains["tower"])
     for path, unit in net.model.named_modules():
         if type(unit).__name__ in (net.model._no_split_modules or ()):
@@ -102,8 +100,8 @@ def cost_of_pair(
             layers += count * width * linear[0].in_features if recomputes else whole
             largest = max(largest, whole)
     # what is computed again is in memory one at a time
-    kept = layers + (largest if recomputes else mdp_kept)
-    vocabulary = net.head.weight.shape[0]
+    kept = layers + (largest if recomputes else adapter_bytes)
+    vocabulary = net.lm_head.weight.shape[0]
     logits = 2 * 4 * vocabulary * min(answers, ROWS)
     return PairCost(places, features, len(ids), answers, flops, step, kept, logits)
 
@@ -124,7 +122,7 @@ def _linear_parts(net: VLMNet) -> dict[str, list[nn.Parameter]]:
     for path, part in net.model.named_modules():
         if not isinstance(part, nn.Linear | nn.Conv2d | nn.Conv3d):
             continue
-        if part is net.head:
+        if part is net.lm_head:
             name = "head"
         elif path.startswith(net.family.language):
             name = "language"
@@ -146,31 +144,3 @@ def _tower_attention(net: VLMNet, places: int) -> float:
         return 4.0 * depth * places * image * width
     window = (config["window_size"] // config["patch_size"]) ** 2
     return 4.0 * places * width * (len(whole) * image + (depth - len(whole)) * min(window, image))
-
-
-def _mdp(adapter: MDP, places: int, width: int) -> tuple[float, int]:
-    """Operations of MDP, and bytes that it keeps, seen by running it without memory."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    mdp = adapter.mdp
-    channels = next(part.in_features for part in mdp.modules() if isinstance(part, nn.Linear)) // 2  # of the gate
-    given = [torch.empty(1, 2, places // 2, channels, device="meta").requires_grad_() for _ in mdp.norms]
-    heads = next(part.heads for part in mdp.modules() if isinstance(part, Attention))
-    kept: dict[int, Tensor] = {}
-
-    def keep(value: Tensor) -> Tensor:
-        # without memory attention is written out; the kernels of a device keep no weights of places for places
-        if not (value.ndim > 2 and math.prod(value.shape[:-2]) % heads == 0 and min(value.shape[-2:]) >= places // 2):
-            kept[value.untyped_storage()._cdata] = value  # views of one tensor are kept once
-        return value
-
-    recomputes, mdp.recomputes = mdp.recomputes, False
-    counter = FlopCounterMode(display=False)
-    weights = {p.untyped_storage()._cdata for p in mdp.parameters()}
-    try:
-        with counter, torch.autograd.graph.saved_tensors_hooks(keep, lambda value: value):
-            mdp(given)
-    finally:
-        mdp.recomputes = recomputes
-    total = sum(value.untyped_storage().nbytes() for place, value in kept.items() if place not in weights)
-    return float(counter.get_total_flops()), total * width // 4  # of float32

@@ -290,8 +290,7 @@ class LoRA(AdapterCallback):
     ) -> None:
         options: dict[str, Any] = {"rank": rank, "alpha": alpha, "dropout": dropout, "targets": targets}
         options |= {"freeze": freeze, "modules_to_save": modules_to_save or []}
-        # checkpoints of earlier versions know no more than these
-        options |= {key: True for key, on in (("use_dora", use_dora), ("use_rslora", use_rslora)) if on}
+        options |= {"use_dora": use_dora, "use_rslora": use_rslora}
         super().__init__(name, LoraAdapter, **options)
 
 

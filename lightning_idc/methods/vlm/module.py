@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lightning_idc.core.captioner import PairCaptioner
 from lightning_idc.core.distributed import all_gather_object, full_state_dict, gathered, is_rank_zero
 from lightning_idc.core.types import PairBatch, PairFeatures, PairSample, ProvidesCaptions
-from lightning_idc.errors import CheckpointError, ConfigError, DataError
+from lightning_idc.errors import ConfigError, DataError
+from lightning_idc.methods.vlm.base_weights import FinetunedCaptioner
 from lightning_idc.methods.vlm.families import family_of
 from lightning_idc.methods.vlm.families.base import TOKEN_TYPES, Family, media_tokens
 from lightning_idc.methods.vlm.loading import (
@@ -35,21 +35,18 @@ from lightning_idc.methods.vlm.published import (
     load_skeleton,
     save_skeleton,
 )
-from lightning_idc.methods.vlm.scoring import WAYS
+from lightning_idc.methods.vlm.scoring import SCORING_METHODS
 from lightning_idc.methods.vlm.sharding import fill_from_first, shard_net, take_precision_of_first
 from lightning_idc.methods.vlm.sizes import SIZES, fitted, padded
-from lightning_idc.methods.vlm.stock import belongs, leave_stock, stock_name, take_stock
 from lightning_idc.methods.vlm.tokens import TokenizerVocabulary
-from lightning_idc.methods.vlm.tying import tell_ties
+from lightning_idc.methods.vlm.tying import set_tie_config
 from lightning_idc.nn.backbones import load_backbone
 
-KEPT = "weights"
-"""Names of the weights in a checkpoint, where ``model`` brings the others."""
 MOST_PROMPTS = 512  # that are kept as tokens
 LONGEST = 128  # tokens of a generated caption where nothing says how long they are
 
 
-class VLMCaptioner(PairCaptioner):
+class VLMCaptioner(FinetunedCaptioner):
     """Captions pairs with a vision-language model of the families in ``families/``.
 
     Args:
@@ -115,8 +112,8 @@ class VLMCaptioner(PairCaptioner):
             raise ConfigError(
                 "`language_model` and `tower_weights` go into a random `architecture`; `model` has its own"
             )
-        if scoring not in (*WAYS, "auto"):
-            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(WAYS)}")
+        if scoring not in (*SCORING_METHODS, "auto"):
+            raise ConfigError(f"scoring {scoring!r} is unknown; expected auto or one of {', '.join(SCORING_METHODS)}")
         if scoring == "cached" and activation_checkpointing:
             raise ConfigError("activation checkpointing drops the keys and values that `cached` shares; use `packed`")
         if quantize is not None and quantize not in QUANTIZED:
@@ -126,12 +123,8 @@ class VLMCaptioner(PairCaptioner):
         for name in ("language_model", "tower_weights"):
             self.hparams.pop(name, None)
         self._start = (language_model, tower_weights)
-        self._stock: set[str] = set()
         self._folder: Path | None = None
-        self._whole = False
         self._dealt = False
-        self.register_load_state_dict_pre_hook(take_stock)
-        self.register_state_dict_post_hook(leave_stock)
         self._prompts: dict[tuple[str, int, int], dict[str, Tensor]] = {}
 
     # ---- making it --------------------------------------------------------------------------------------
@@ -150,7 +143,7 @@ class VLMCaptioner(PairCaptioner):
             self._dealt = self.device_mesh is not None and source.quantize is None
             load = load_empty if self._dealt and not is_rank_zero() else load_model
             model, processor, family = load(source)
-            self._stock = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
+            self.base_weights = {f"net.model.{name}" for name, _ in model.named_parameters(remove_duplicate=False)}
         else:
             made = self._make_random(data)
             if made is None:
@@ -267,7 +260,7 @@ class VLMCaptioner(PairCaptioner):
         net = self.built_net
         if tokens.shape[1] > 1 and net.scoring == "auto":
             with gathered(net):  # the stock model that is compared with runs past the methods that gather weights
-                net.scoring = net.way
+                net.scoring = net.scoring_method
         return nn.functional.pad(net.log_probs(features, tokens, mask), (1, 0))
 
     def collate(self, samples: Sequence[PairSample]) -> PairBatch:
@@ -330,49 +323,9 @@ class VLMCaptioner(PairCaptioner):
             self._prompts[key] = prompt_tokens(self.built_net, prompt, (height, width), self.hparams["max_length"])
         return self._prompts[key]
 
-    # ---- checkpoints ------------------------------------------------------------------------------------
-
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_save_checkpoint(checkpoint)
-        state = checkpoint["state_dict"]
-        left = set(self._left_out())
-        for name in [name for name in state if name in left or (self.hparams["quantize"] and belongs(name, left))]:
-            del state[name]
-        if self._stock:
-            checkpoint[KEPT] = list(state)
-
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
-        super().on_load_checkpoint(checkpoint)
-        kept = checkpoint.get(KEPT)
-        if self.device_mesh is None or not self._stock or kept is None:
-            return  # load_state_dict checks and fills in
-        self._stock -= {stock_name(name) for name in kept}
-        missing = sorted(self.state_dict().keys() - set(kept))
-        if missing:
-            raise CheckpointError(
-                f"the checkpoint lacks {len(missing)} weights that train here ({', '.join(missing[:2])}); go on with "
-                "the adapters and the model that wrote it"
-            )
-
-    @property
-    def strict_loading(self) -> bool:
-        # Lightning reads sharded models weight by weight, past the hook that fills in those of `model`;
-        # on_load_checkpoint checks the names instead
-        return super().strict_loading and not (self.device_mesh is not None and self._stock)
-
-    @strict_loading.setter
-    def strict_loading(self, value: bool) -> None:
-        self._strict_loading = value
-
-    def _left_out(self) -> list[str]:
-        """Frozen weights that ``model`` brings again; they would make a checkpoint of a 7B model ten times as large."""
-        named = self.named_parameters(remove_duplicate=False)
-        return [name for name, p in named if not p.requires_grad and stock_name(name) in self._stock]
-
     def merge_adapters(self) -> None:
         super().merge_adapters()
-        tell_ties(self.built_net.model)
-        self._stock.clear()  # merged weights are no longer those of `model`
+        set_tie_config(self.built_net.model)
 
     # ---- giving it away ---------------------------------------------------------------------------------
 
@@ -381,15 +334,11 @@ class VLMCaptioner(PairCaptioner):
 
         What the model itself is made from lies beside them, so that the folder is read without ``model``.
         """
-        self._whole = True
-        try:
-            found = super().save_pretrained(folder)
-        finally:
-            self._whole = False
+        written = super().save_pretrained(folder)
         if is_rank_zero():
-            save_skeleton(self.built_net, found / SKELETON)
+            save_skeleton(self.built_net, written / SKELETON)
         all_gather_object(None)  # no process goes on to read what is not written yet
-        return found
+        return written
 
     def build_from(self, folder: Path) -> None:
         """Make the network of a folder of :meth:`save_pretrained`, which brings all weights."""

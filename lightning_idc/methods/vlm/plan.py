@@ -11,17 +11,16 @@ from typing import Any
 import torch
 
 from lightning_idc.core.adapter import Adapter
+from lightning_idc.core.adapter_callback import AdapterCallback
+from lightning_idc.core.names import class_of
 from lightning_idc.errors import ConfigError
-from lightning_idc.methods.m3diff.mdp_adapter import MDPAdapter
 from lightning_idc.methods.vlm.costs import PairCost, cost_of_pair
 from lightning_idc.methods.vlm.families import family_for
-from lightning_idc.methods.vlm.lora import LoRA
 from lightning_idc.methods.vlm.net import VLMNet
 from lightning_idc.methods.vlm.prompting import PROMPT
 from lightning_idc.methods.vlm.published import Source, find_model, read_config
 
 GIB = 2**30
-ADAPTERS: dict[str, type] = {"LoRA": LoRA, "MDPAdapter": MDPAdapter}
 SHARDING = ("ShardedStrategy", "ModelParallelStrategy")
 PACKED_BITS = {"4bit": 4.127, "int4": 5.0, "8bit": 8.0, "int8": 8.0}
 """Of a quantized weight, with the scales of its block: 64 weights of bitsandbytes' NF4 with scales that are quantized
@@ -181,7 +180,7 @@ def plan_of(
             trained["vision" if path.startswith(vision) else "language"] += parameter.numel()
     packed = 0
     if quantize:
-        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.head]
+        linear = [part for part in inner.modules() if isinstance(part, torch.nn.Linear) and part is not net.lm_head]
         packed = sum(part.weight.numel() for part in linear if not part.weight.requires_grad)
     cost = None
     if images is not None:
@@ -217,9 +216,9 @@ def plan_of_stage(config: Mapping[str, Any]) -> Plan:
         raise ConfigError("plan reads stages that train a VLMCaptioner of a published `model`; this one does not")
     adapters: dict[str, Adapter] = {}
     for entry in trainer.get("callbacks") or []:
-        kind = ADAPTERS.get(str(entry["class_path"]).rpartition(".")[2])
-        if kind is not None:
-            callback: Any = kind(**(entry.get("init_args") or {}))
+        kind = class_of(str(entry["class_path"]))
+        if isinstance(kind, type) and issubclass(kind, AdapterCallback):
+            callback = kind(**(entry.get("init_args") or {}))
             adapters[callback.name] = callback.kind(**callback.options)
     devices, nodes = trainer.get("devices", 1), int(trainer.get("num_nodes", 1))
     loaders = len(devices) if isinstance(devices, list) else int(devices) if str(devices).isdigit() else 1

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import nn
 
 from lightning_idc.errors import ConfigError
-
-if TYPE_CHECKING:
-    from lightning_idc.methods.vlm.net import VLMNet
+from lightning_idc.methods.vlm.vision_language import VisionLanguageModel
 
 LOW = (torch.bfloat16, torch.float16)
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,7 +34,7 @@ def autocast_of(precision: str) -> torch.dtype | None:
 
 
 @torch.no_grad()
-def set_precision(net: VLMNet, low: torch.dtype | None) -> None:
+def set_precision(net: VisionLanguageModel, low: torch.dtype | None) -> None:
     """Store weights that train in float32 and frozen ones in ``low``, once, so that autocast never casts them again.
 
     Args:

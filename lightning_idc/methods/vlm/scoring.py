@@ -7,22 +7,19 @@ All give what K separate passes give; ``checking.py`` finds out which of them a 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from lightning_idc.core.types import PairFeatures
+from lightning_idc.methods.vlm.vision_language import VisionLanguageModel
 
-if TYPE_CHECKING:
-    from lightning_idc.methods.vlm.net import VLMNet
-
-Scoring = Callable[["VLMNet", PairFeatures, Tensor, "Tensor | None"], Tensor]
-"""Network, features, tokens ``(B, K, T)``, which of them are read ``(B, K, T)`` -> states ``(B, K, T, D)``."""
+Scoring = Callable[[VisionLanguageModel, PairFeatures, Tensor, Tensor | None], Tensor]
+"""Network, features, tokens ``(B, K, T)``, which of them are valid ``(B, K, T)`` -> hidden states ``(B, K, T, D)``."""
 
 
 def up_to_last(mask: Tensor) -> Tensor:
-    """All places up to the last True along the last dimension.
+    """True up to the last True along the last dimension.
 
     Example:
         >>> up_to_last(torch.tensor([False, True, False])).tolist()
@@ -32,9 +29,9 @@ def up_to_last(mask: Tensor) -> Tensor:
 
 
 def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
-    """Who sees whom when answers stand behind one prompt: bool ``(B, 1, P + N, P + N)``.
+    """Attention mask of answers packed behind one prompt: bool ``(B, 1, P + N, P + N)``.
 
-    The prompt is causal; an answer sees the prompt and what it has said itself, and no other answer.
+    The prompt is causal; a token of an answer sees the prompt and the earlier tokens of its answer.
 
     Args:
         prompt_mask: bool ``(B, P)``, False at padding.
@@ -42,15 +39,15 @@ def packed_mask(prompt_mask: Tensor, owner: Tensor) -> Tensor:
     """
     pairs, prompt = prompt_mask.shape
     total = prompt + owner.shape[1]
-    place = torch.arange(total, device=prompt_mask.device)
+    index = torch.arange(total, device=prompt_mask.device)
     # answer 0 is the prompt
     owner = torch.nn.functional.pad(owner, (prompt, 0))
-    mine = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
-    counts = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
+    same_answer = (owner[:, None] == 0) | (owner[:, None] == owner[..., None])
+    not_padding = torch.nn.functional.pad(prompt_mask, (0, total - prompt), value=True)
     # a padding token sees itself, as a softmax over nothing is not a number
-    itself = torch.eye(total, dtype=torch.bool, device=place.device)
-    causal = place[:, None] >= place
-    return ((causal & mine & counts[:, None]) | itself).view(pairs, 1, total, total)
+    itself = torch.eye(total, dtype=torch.bool, device=index.device)
+    causal = index[:, None] >= index
+    return ((causal & same_answer & not_padding[:, None]) | itself).view(pairs, 1, total, total)
 
 
 def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tensor:
@@ -64,7 +61,7 @@ def answer_positions(prompt_positions: Tensor, length: int, start: int) -> Tenso
     return prompt_positions[..., -1:] + torch.arange(start, start + length, device=prompt_positions.device)
 
 
-def plain(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+def plain(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
     """States ``(B, K, T, D)`` from one sequence per answer, of prompt and answer; only the images are shared.
 
     Exact for every model, whatever its attention or recurrence; goes with any attention and with activation
@@ -74,26 +71,28 @@ def plain(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | No
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
-        read: bool ``(B, K, T)``; answers of which no token is read are left out.
+        valid: bool ``(B, K, T)``; answers without a valid token are left out.
     """
-    if read is not None and not bool(read[..., 0].all()):
-        kept = read[..., 0]
-        rows = kept.nonzero()[:, 0]
-        states = plain(net, _rows_of(features, rows), tokens[kept][:, None])
-        return _in_place(states[:, 0], kept)
+    if valid is not None and not bool(valid[..., 0].all()):
+        present = valid[..., 0]
+        rows = present.nonzero()[:, 0]
+        states = plain(net, _rows_of(features, rows), tokens[present][:, None])
+        return _scatter(states[:, 0], present)
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
     _, count, length = tokens.shape
     answers = tokens[..., 1:].flatten(0, 1)
-    places = torch.cat([positions, answer_positions(positions, length - 1, 1)], -1)
+    positions = torch.cat([positions, answer_positions(positions, length - 1, 1)], -1)
     ids = torch.cat([prompt_ids.repeat_interleave(count, 0), answers], 1)
     mask = torch.cat([prompt_mask.repeat_interleave(count, 0), torch.ones_like(answers, dtype=torch.bool)], 1)
     types = net.token_types(features, length - 1, count)
-    states = net.states(ids, mask, places.repeat_interleave(count, 0), features, count, keep=length, types=types)
+    states = net.hidden_states(
+        ids, mask, positions.repeat_interleave(count, 0), features, count, logits_to_keep=length, token_types=types
+    )
     return states.unflatten(0, (-1, count))
 
 
-def packed(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+def packed(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
     """States ``(B, K, T, D)`` from one sequence: the prompt, then all answers end to end, under :func:`packed_mask`.
 
     The sequence is as long as the answers of a pair together, however many and long those of others are. Goes with
@@ -104,36 +103,35 @@ def packed(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | N
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
-        read: bool ``(B, K, T)``, the first tokens of each answer; the others take no room.
+        valid: bool ``(B, K, T)``, a prefix of each answer; the other tokens are left out.
     """
     prompt_ids, prompt_mask = features.extras["prompt_ids"], features.extras["prompt_mask"]
     positions = features.extras["positions"]
-    read = torch.ones_like(tokens, dtype=torch.bool) if read is None else read
+    valid = torch.ones_like(tokens, dtype=torch.bool) if valid is None else valid
     _, count, length = tokens.shape
     ids = torch.cat([prompt_ids[:, None, -1:].expand(-1, count, -1), tokens[..., 1:]], -1).flatten(1)
-    flat = read.flatten(1)
-    longest = int(flat.sum(-1).max())
-    # the places of a pair's tokens, those that are read first and in their order
-    taken = flat.int().argsort(dim=-1, descending=True, stable=True)[:, :longest]
-    owner, step = taken // length + 1, taken % length
+    flat = valid.flatten(1)
+    max_tokens = int(flat.sum(-1).max())
+    # the indices of a pair's tokens, valid ones first and in their order
+    indices = flat.int().argsort(dim=-1, descending=True, stable=True)[:, :max_tokens]
+    owner, step = indices // length + 1, indices % length
     # padding at the end of a row belongs to no answer
-    owner = owner.masked_fill(torch.arange(longest, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
-    last = positions[..., -1:]
-    behind = last + (step if positions.ndim == 2 else step[:, None])
-    mask = net.additive(packed_mask(prompt_mask[:, :-1], owner))
-    types = net.token_types(features, longest - 1)
-    states = net.states(
-        torch.cat([prompt_ids[:, :-1], ids.gather(1, taken)], 1),
+    owner = owner.masked_fill(torch.arange(max_tokens, device=flat.device) >= flat.sum(-1, keepdim=True), count + 1)
+    of_answers = positions[..., -1:] + (step if positions.ndim == 2 else step[:, None])
+    mask = net.additive_mask(packed_mask(prompt_mask[:, :-1], owner))
+    types = net.token_types(features, max_tokens - 1)
+    states = net.hidden_states(
+        torch.cat([prompt_ids[:, :-1], ids.gather(1, indices)], 1),
         mask,
-        torch.cat([positions[..., :-1], behind], -1),
+        torch.cat([positions[..., :-1], of_answers], -1),
         features,
-        keep=longest,
-        types=types,
+        logits_to_keep=max_tokens,
+        token_types=types,
     )
-    return _in_place(states[owner <= count], read)
+    return _scatter(states[owner <= count], valid)
 
 
-def cached(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | None = None) -> Tensor:
+def cached(net: VisionLanguageModel, features: PairFeatures, tokens: Tensor, valid: Tensor | None = None) -> Tensor:
     """States ``(B, K, T, D)`` from two passes: the prompt, whose keys and values all answers then share.
 
     Faster than :func:`packed` behind long prompts and with any attention, but turned off by activation checkpointing.
@@ -142,21 +140,22 @@ def cached(net: VLMNet, features: PairFeatures, tokens: Tensor, read: Tensor | N
         net: the model.
         features: B pairs.
         tokens: ``(B, K, T)``; the begin token stands for the prompt's last one.
-        read: bool ``(B, K, T)``; answers of which no token is read are left out.
+        valid: bool ``(B, K, T)``; answers without a valid token are left out.
     """
     prompt_mask, positions = features.extras["prompt_mask"], features.extras["positions"]
     length = tokens.shape[-1]
-    kept = torch.ones_like(tokens[..., 0], dtype=torch.bool) if read is None else read[..., 0]
-    rows = kept.nonzero()[:, 0]
-    cache, first = net.read_prompt(features)
-    found = first[rows]
+    present = torch.ones_like(tokens[..., 0], dtype=torch.bool) if valid is None else valid[..., 0]
+    rows = present.nonzero()[:, 0]
+    cache, last_of_prompt = net.prefill(features)
+    states = last_of_prompt[rows]
     if length > 1:
-        answers = tokens[kept][:, 1:]
+        answers = tokens[present][:, 1:]
         cache.reorder_cache(rows)
         mask = torch.cat([prompt_mask[rows], torch.ones_like(answers, dtype=torch.bool)], 1)
-        places = answer_positions(positions, length - 1, 1)[rows]
-        found = torch.cat([found, net.states(answers, mask, places, cache=cache, keep=length - 1)], 1)
-    return _in_place(found, kept)
+        positions = answer_positions(positions, length - 1, 1)[rows]
+        of_answers = net.hidden_states(answers, mask, positions, cache=cache, logits_to_keep=length - 1)
+        states = torch.cat([states, of_answers], 1)
+    return _scatter(states, present)
 
 
 def _rows_of(features: PairFeatures, rows: Tensor) -> PairFeatures:
@@ -164,11 +163,11 @@ def _rows_of(features: PairFeatures, rows: Tensor) -> PairFeatures:
     return PairFeatures(features.memory[rows], mask, {name: value[rows] for name, value in features.extras.items()})
 
 
-def _in_place(states: Tensor, where: Tensor) -> Tensor:
-    """Rows of states ``(M, ...)`` at the M places where a mask is True, 0 elsewhere."""
-    if bool(where.all()):
-        return states.unflatten(0, where.shape)
-    return states.new_zeros(*where.shape, *states.shape[1:]).index_put(where.nonzero(as_tuple=True), states)
+def _scatter(states: Tensor, mask: Tensor) -> Tensor:
+    """Rows of states ``(M, ...)`` at the M indices where a mask is True, 0 elsewhere."""
+    if bool(mask.all()):
+        return states.unflatten(0, mask.shape)
+    return states.new_zeros(*mask.shape, *states.shape[1:]).index_put(mask.nonzero(as_tuple=True), states)
 
 
-WAYS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}
+SCORING_METHODS: dict[str, Scoring] = {"packed": packed, "cached": cached, "plain": plain}

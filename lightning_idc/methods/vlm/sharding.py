@@ -40,7 +40,7 @@ def shard_net(net: VLMNet, mesh: DeviceMesh, low: torch.dtype | None) -> None:
         _separate(unit, divide)
         divide(unit)
     # the head stays with the root, whose methods gather it: log-probabilities read its weight without calling it
-    _separate(net, divide, main=net.head.weight.dtype)
+    _separate(net, divide, main=net.lm_head.weight.dtype)
     divide(net)
     for method in NET_METHODS:
         register_fsdp_forward_method(net, method)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
 
 from lightning_idc.core.distributed import is_sharded
-
-if TYPE_CHECKING:
-    from lightning_idc.methods.vlm.net import VLMNet
 
 
 def untie(module: nn.Module, model: nn.Module) -> None:
@@ -22,8 +19,15 @@ def untie(module: nn.Module, model: nn.Module) -> None:
             setattr(module, name, nn.Parameter(parameter.detach().clone(), parameter.requires_grad))
 
 
-def untie_what_differs(net: VLMNet, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
-    """Take weights apart of which two are to be loaded, as after a merge into one: a ``load_state_dict`` pre-hook."""
+def untie_differing(net: nn.Module, state_dict: dict[str, Any], prefix: str, *unused: Any) -> None:
+    """Untie weights that differ in a state dict, as after a merge into one of them: a ``load_state_dict`` pre-hook.
+
+    Args:
+        net: with a transformers model as its submodule ``model``.
+        state_dict: weights to load.
+        prefix: of the net's names in it.
+        unused: other arguments of the hook.
+    """
     if is_sharded(net):
         return  # built as the checkpoint was, since shards are read past this hook
     first: dict[int, str] = {}
@@ -31,11 +35,11 @@ def untie_what_differs(net: VLMNet, state_dict: dict[str, Any], prefix: str, *un
         one, other = (state_dict.get(prefix + key) for key in (first.setdefault(id(parameter), name), name))
         if one is not None and other is not None and one is not other and not torch.equal(one, other):
             untie(net.get_submodule(name.rpartition(".")[0]), net)
-            tell_ties(net.model)
+            set_tie_config(net.get_submodule("model"))
 
 
-def tell_ties(model: Any) -> None:
-    """Have the configuration of a model say so where its head and its embeddings are two."""
+def set_tie_config(model: Any) -> None:
+    """Set ``tie_word_embeddings`` to False in the configuration of a model whose head and embeddings are two."""
     if model.get_output_embeddings().weight is not model.get_input_embeddings().weight:
         for config in (model.config, model.config.get_text_config()):
             config.tie_word_embeddings = False

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError
 from lightning_idc.synthesis.slots.base import CutOff, ImageCaptioner, TextModel, VisionLanguageModel
 from lightning_idc.synthesis.slots.loading import Loading
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
@@ -19,7 +19,6 @@ VICUNA = (
     "and polite answers to the user's questions. USER: {prompt} ASSISTANT:"
 )
 """Version 1.1 of Vicuna's template, for checkpoints that bring none; the tokenizer adds the first token."""
-LEAST_SIDE = 56
 """Of the pictures that a model is asked about, pixels."""
 
 
@@ -56,9 +55,8 @@ class ChatModel(Pretrained, TextModel):
         self.template = template or ("vicuna" if "vicuna" in model.lower() else None)
 
     def settings(self) -> dict[str, Any]:
-        more = {"stop": list(self.stop)} if self.stop else {}
-        drawn = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
-        return {**super().settings(), **drawn, "template": self.template, **more}
+        drawn = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature, "stop": list(self.stop)}
+        return {**super().settings(), **drawn, "template": self.template}
 
     def requirements(self) -> list[str]:
         problems = super().requirements()
@@ -75,7 +73,7 @@ class ChatModel(Pretrained, TextModel):
         self.read(AutoModelForCausalLM, AutoTokenizer)
         _pad_left(self.processor)
         if not self.processor.chat_template and self.template is None:
-            raise PairError(self._bare())
+            raise CheckpointError(self._bare())
 
     def _bare(self) -> str:
         return (
@@ -198,7 +196,7 @@ class ChatVisionModel(Pretrained, VisionLanguageModel):
         self.read(AutoModelForImageTextToText, AutoProcessor)
         _pad_left(self.processor.tokenizer)
         if not self.processor.chat_template:
-            raise PairError(
+            raise CheckpointError(
                 f"the processor of {self.name!r} has no chat template, so it is unknown how a picture is asked about; "
                 "use a checkpoint that brings one, such as those of llava-hf"
             )
@@ -261,15 +259,13 @@ class PromptedCaptioner(ImageCaptioner):
         self,
         model: VisionLanguageModel,
         prompt: str = "Describe this image in one sentence.",
-        least_side: int = LEAST_SIDE,
+        least_side: int = 56,
     ) -> None:
         super().__init__()
         self.model, self.prompt, self.least_side = model, prompt, least_side
 
     def settings(self) -> dict[str, Any]:
-        # where it is not the default, so that stores of before go on
-        least = {} if self.least_side == LEAST_SIDE else {"least_side": self.least_side}
-        return {**self.model.settings(), "prompt": self.prompt, **least}
+        return {**self.model.settings(), "prompt": self.prompt, "least_side": self.least_side}
 
     def caption(self, images: Sequence[Tensor]) -> list[str]:
         return self.model.answer([[_enlarged(image, self.least_side)] for image in images], [self.prompt] * len(images))

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.data.synthetic.geometry import box_iou
 from lightning_idc.synthesis.slots.base import Inpainter, Region, Segmenter
 
@@ -18,7 +17,6 @@ _LIGHT_COLOR, _LIGHT_STRUCTURE = 0.5, 2.0
 """How much more is asked of colour and structure where the light of the whole picture changed, per change of it."""
 
 
-@renamed_arguments
 class DifferenceContours(Segmenter):
     """Regions in which two aligned pictures differ in colour or in structure, as contours.
 
@@ -44,7 +42,7 @@ class DifferenceContours(Segmenter):
             "model": "DifferenceContours",
             "color": self.color,
             "structure": self.structure,
-            "least_area": self.min_area,
+            "min_area": self.min_area,
             "gap": self.gap,
         }
 
@@ -109,7 +107,6 @@ def _edges(values: np.ndarray, side: int) -> np.ndarray:
     return cv2.GaussianBlur(steps, (0, 0), side / 48)
 
 
-@renamed_arguments
 class ColorRegions(Segmenter):
     """Parts of the first picture that have one colour, for pictures without a partner: contours of clustered colours.
 
@@ -127,8 +124,8 @@ class ColorRegions(Segmenter):
         return {
             "model": "ColorRegions",
             "colors": self.colors,
-            "least_area": self.min_area,
-            "most_area": self.max_area,
+            "min_area": self.min_area,
+            "max_area": self.max_area,
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:

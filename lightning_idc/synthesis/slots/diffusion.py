@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import CheckpointError, ConfigError
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.synthesis.slots.base import Inpainter, ModelInterface, PairPainter
@@ -62,19 +62,20 @@ class Diffusion(ModelInterface):
             kind: name of its class in diffusers.
 
         Raises:
-            PairError: it is not there, or diffusers is not.
+            ConfigError: the package diffusers is missing.
+            CheckpointError: the model is not there, or cannot be read.
         """
         if self._pipe is not None:
             return  # a stage may be made ready more than once
         if find_spec("diffusers") is None:
-            raise PairError(missing_package("diffusers", "synthesis"))
+            raise ConfigError(missing_package("diffusers", "synthesis"))
         import diffusers
 
         dtype = getattr(torch, self.dtype)
         try:
             pipe = getattr(diffusers, kind).from_pretrained(self.name, revision=self.revision, torch_dtype=dtype)
         except (OSError, ValueError, AttributeError, ImportError, pickle.UnpicklingError) as error:
-            raise PairError(unreadable(self.name, error)) from error
+            raise CheckpointError(unreadable(self.name, error)) from error
         self.use(pipe)
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(self.unet.dtype)}
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import torch
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +123,7 @@ def require(problems: list[str]) -> None:
     """Stop at the first problem.
 
     Raises:
-        PairError: there is one.
+        ConfigError: there is one.
     """
     for problem in problems:
-        raise PairError(problem)
+        raise ConfigError(problem)

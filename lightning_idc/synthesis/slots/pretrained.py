@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from lightning_idc.core.types import PairError
-from lightning_idc.errors import check_choice
+from lightning_idc.errors import CheckpointError, check_choice
 from lightning_idc.synthesis.memory import halving
 from lightning_idc.synthesis.provenance import model_provenance
 from lightning_idc.synthesis.slots.base import ImageEncoder, ImageTextMatcher, ModelInterface, TextEncoder
@@ -73,7 +72,7 @@ class Pretrained(ModelInterface):
             processor: the same, of its inputs.
 
         Raises:
-            PairError: it is not there, or weights are missing from it.
+            CheckpointError: it is not there, or weights are missing from it.
         """
         if self.net is not None:
             return  # a stage may be made ready more than once
@@ -85,10 +84,12 @@ class Pretrained(ModelInterface):
             )
             self.processor = processor.from_pretrained(self.name, **where)
         except (OSError, ValueError, pickle.UnpicklingError) as error:
-            raise PairError(unreadable(self.name, error)) from error
+            raise CheckpointError(unreadable(self.name, error)) from error
         if about["missing_keys"]:
             # transformers would go on with random weights
-            raise PairError(f"the model {self.name!r} lacks weights: {', '.join(sorted(about['missing_keys'])[:5])}")
+            raise CheckpointError(
+                f"the model {self.name!r} lacks weights: {', '.join(sorted(about['missing_keys'])[:5])}"
+            )
         net = net.eval().requires_grad_(False)
         self._read = model_provenance(self.name, self.revision) | {"dtype": str(net.dtype)}
         if self.loading.keeps_device:

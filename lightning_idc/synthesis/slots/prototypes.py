@@ -11,12 +11,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.synthesis.library import Cutout, cutouts, library_identity
 from lightning_idc.synthesis.slots.base import ImageCaptioner
 from lightning_idc.synthesis.slots.embedded import opponent
 
-BACKGROUND = "plain background"
 _SCALES = (1.0, 0.94, 0.88, 0.82)
 """Size of a thing in its box, whose border may be loose or belong to a larger thing of the other picture."""
 _SPOTS = (0.0, 0.25, 0.5, 0.75, 1.0)
@@ -44,7 +42,6 @@ class Outline:
     vectors: Tensor
 
 
-@renamed_arguments
 class NearestPrototype(ImageCaptioner):
     """Names a picture after the most similar thing of the library that was pasted; plain background where none is.
 
@@ -66,7 +63,7 @@ class NearestPrototype(ImageCaptioner):
         library: str | None = None,
         side: int = 20,
         min_similarity: float = 0.92,
-        background: str = BACKGROUND,
+        background: str = "plain background",
     ) -> None:
         super().__init__()
         self.library, self.identity = library, library_identity(library)
@@ -84,9 +81,13 @@ class NearestPrototype(ImageCaptioner):
         ]
 
     def settings(self) -> dict[str, Any]:
-        said = {} if self.background == BACKGROUND else {"background": self.background}
-        own = {"library": self.identity, "side": self.side, "least": self.min_similarity}
-        return {"model": "NearestPrototype", **own, **said}
+        return {
+            "model": "NearestPrototype",
+            "library": self.identity,
+            "side": self.side,
+            "min_similarity": self.min_similarity,
+            "background": self.background,
+        }
 
     def refusal(self, facts: Mapping[str, Any]) -> str | None:
         if facts.get("library") == self.identity:

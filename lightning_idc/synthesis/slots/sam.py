@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torchvision.ops import nms
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 from lightning_idc.synthesis.slots.base import Region, Segmenter
 from lightning_idc.synthesis.slots.pretrained import Pretrained, as_pil
 
@@ -155,7 +155,7 @@ class FastSamSegmenter(Segmenter):
 
     def load(self) -> None:
         for problem in self.requirements():
-            raise PairError(problem)
+            raise ConfigError(problem)
         from ultralytics import FastSAM
 
         self._net = FastSAM(self.name)

@@ -10,7 +10,6 @@ import numpy as np
 from torch import Tensor
 
 from lightning_idc.core.images import resize
-from lightning_idc.core.renamed import renamed_arguments
 from lightning_idc.synthesis.slots.base import Region, Segmenter
 from lightning_idc.synthesis.slots.contours import DifferenceContours
 from lightning_idc.synthesis.slots.details import alone, inside, is_part, region_of, share, widened, widened_contours
@@ -56,7 +55,6 @@ class Thing:
         return np.argwhere(self.mask).mean(0)
 
 
-@renamed_arguments
 class ChangedThings(Segmenter):
     """Things on a plain ground that the other picture does not show where they should be, and else contours.
 
@@ -93,8 +91,8 @@ class ChangedThings(Segmenter):
             "otherwise": self.otherwise.settings(),
             "differs": self.differs,
             "blurs": self.blurs,
-            "least_ground": self.min_ground,
-            "least_area": self.min_area,
+            "min_ground": self.min_ground,
+            "min_area": self.min_area,
         }
 
     def regions(self, before: Sequence[Tensor], after: Sequence[Tensor], masks: bool = False) -> list[list[Region]]:

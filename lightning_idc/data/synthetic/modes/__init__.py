@@ -8,7 +8,7 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 MODES = ("clevr_change", "clevr_dc", "clevr_wide", "omnidiff")
 
@@ -17,8 +17,8 @@ def load_mode(name: str) -> ModuleType:
     """The module of a mode.
 
     Raises:
-        PairError: there is no mode of that name.
+        ConfigError: there is no mode of that name.
     """
     if name not in MODES:
-        raise PairError(f"there is no synthetic mode {name!r}; choose one of {', '.join(MODES)}")
+        raise ConfigError(f"there is no synthetic mode {name!r}; choose one of {', '.join(MODES)}")
     return import_module(f"{__name__}.{name}")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from lightning_idc.core.types import PairError
+from lightning_idc.errors import ConfigError
 
 
 class BertAdam(Optimizer):
@@ -30,7 +30,7 @@ class BertAdam(Optimizer):
             beta of 0.98), so that at a rate of 1e-7 these weights move as at a rate ten or a hundred times as high.
 
     Raises:
-        PairError: a number that no such optimizer has.
+        ConfigError: a number that no such optimizer has.
     """
 
     def __init__(
@@ -44,7 +44,7 @@ class BertAdam(Optimizer):
         half_precision: Sequence[str] = (),
     ) -> None:
         if lr < 0 or eps < 0 or not all(0 <= beta < 1 for beta in betas):
-            raise PairError(
+            raise ConfigError(
                 f"BertAdam got lr {lr}, eps {eps} and betas {betas}; expected lr, eps >= 0 and betas in [0, 1)"
             )
         settings = {
@@ -58,7 +58,7 @@ class BertAdam(Optimizer):
         self.half_precision = tuple(half_precision)
         unknown = set(half_precision) - {str(group.get("name")).partition(".")[0] for group in self.param_groups}
         if unknown:
-            raise PairError(f"half_precision names {min(unknown)!r}, which is not a group of parameters")
+            raise ConfigError(f"half_precision names {min(unknown)!r}, which is not a group of parameters")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor | None:  # type: ignore[override]

@@ -10,9 +10,8 @@ from typing import Any
 
 from torch import Tensor
 
-from lightning_idc.core.types import PairError
 from lightning_idc.core.vocabulary import BOS, CLIP, EOS, PAD, SPECIALS, UNK, load_vocabulary
-from lightning_idc.errors import CheckpointError, reads_file
+from lightning_idc.errors import CheckpointError, DataError, reads_file
 from lightning_idc.methods.procap.module import ProCap
 from lightning_idc.methods.procap.official.encoder import (
     SPECIAL_TOKENS,
@@ -194,11 +193,11 @@ def word_order(words: Mapping[str, int]) -> tuple[list[str], list[int]]:
     """Vocabulary of this library and, for each of its words, the row in the official tables.
 
     Raises:
-        PairError: the official special words are not where the code has them.
+        DataError: the official special words are not where the code has them.
     """
     theirs = sorted(words, key=words.__getitem__)
     if tuple(theirs[: len(_THEIRS)]) != _THEIRS or sorted(words.values()) != list(range(len(words))):
-        raise PairError(
+        raise DataError(
             f"the vocabulary of a ProCap begins with {', '.join(_THEIRS)} and numbers its words from 0 on; found "
             f"{', '.join(theirs[:8])}"
         )
@@ -218,17 +217,20 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
         decoder_heads: attention heads of the decoder, which no weight tells.
 
     Raises:
-        PairError: a file is missing, or holds something else.
+        CheckpointError: the checkpoint is missing, or holds something else.
+        DataError: the vocabulary is missing, or is not one.
     """
     state = read_weights(source)
     if "intermediate_generator.image_mask" not in state:
-        raise PairError(f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask")
+        raise CheckpointError(
+            f"{str(source)!r} holds no second stage of ProCap: it has no intermediate_generator.image_mask"
+        )
     trunk = below(state, "intermediate_generator.")
     config, tokenizer = tokenizer_state(below(trunk, "vae.model."))
     encoder, decoder = encoder_state(trunk), decoder_state(below(state, "text_decoder.decoder."))
     names, rows = word_order(_word_numbers(Path(vocabulary)))
     if len(rows) != len(decoder["words.bias"]):
-        raise PairError(f"the checkpoint has {len(decoder['words.bias'])} words and {vocabulary!r} {len(rows)}")
+        raise CheckpointError(f"the checkpoint has {len(decoder['words.bias'])} words and {vocabulary!r} {len(rows)}")
     for name in ("words.weight", "words.bias"):
         decoder[name] = decoder[name][rows]
     width, stride = encoder["mask_embedding"].shape[0], 2 ** (len(config["multipliers"]) - 1)
@@ -252,7 +254,7 @@ def convert(source: str | Path, vocabulary: str, decoder_heads: int = 8) -> ProC
     try:
         model.net.load_state_dict({f"{part}.{key}": value for part, own in parts.items() for key, value in own.items()})
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is not a second stage of ProCap that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} is not a second stage of ProCap that can be loaded: {error}") from error
     return model.eval()
 
 
@@ -265,14 +267,14 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
         procedures: folder that ``FrameInterpolator`` wrote; the first stage reads nothing else.
 
     Raises:
-        PairError: the file is missing, or holds something else.
+        CheckpointError: the file is missing, or holds something else.
     """
     state = read_weights(source)
     # a second stage carries its first one along, but with a table of 24 words
     state = below(state, "intermediate_generator.") or state
     words = len(state["text_emb.weight"]) - TEXT_SLOTS - 1 if "text_emb.weight" in state else 0
     if words != len(load_vocabulary(CLIP)):
-        raise PairError(
+        raise CheckpointError(
             f"{str(source)!r} holds no first stage of ProCap: it has {max(words, 0)} words in `text_emb.weight`, and "
             f"CLIP's {len(load_vocabulary(CLIP))} are expected"
         )
@@ -294,7 +296,7 @@ def convert_procedure(source: str | Path, procedures: str) -> ProcedureModel:
     try:
         model.net.load_state_dict({**own, **{f"tokenizer.{key}": value for key, value in tokenizer.items()}})
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is not a first stage of ProCap that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} is not a first stage of ProCap that can be loaded: {error}") from error
     return model.eval()
 
 
@@ -311,13 +313,13 @@ def convert_tokenizer(source: str | Path, drop_attention: bool = False) -> Token
     """
     state = read_weights(source)
     if "quantize.embedding.weight" not in state:
-        raise PairError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
+        raise CheckpointError(f"{str(source)!r} holds no VQGAN: it has no quantize.embedding.weight")
     config, own = tokenizer_state(state, drop_attention)
     model = TokenizerTraining(**config)
     try:
         model.tokenizer.load_state_dict(own)
     except RuntimeError as error:
-        raise PairError(f"{str(source)!r} is not a VQGAN that can be loaded: {error}") from error
+        raise CheckpointError(f"{str(source)!r} is not a VQGAN that can be loaded: {error}") from error
     return model.eval()
 
 
@@ -329,9 +331,9 @@ def _word_numbers(path: Path) -> dict[str, int]:
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
-        raise PairError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
+        raise DataError(f"there is no vocabulary {str(path)!r}; give the code's *_word2idx.json") from None
     except ValueError as error:
-        raise PairError(f"{str(path)!r} is not readable as JSON: {error}") from error
+        raise DataError(f"{str(path)!r} is not readable as JSON: {error}") from error
     if not isinstance(found, dict) or not all(isinstance(number, int) for number in found.values()):
-        raise PairError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
+        raise DataError(f"{str(path)!r} holds no words with their numbers; expected the code's *_word2idx.json")
     return found

@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from lightning_idc.core.restricted import is_torchscript, read_foreign_checkpoint, read_torchscript
-from lightning_idc.core.types import PairError
 from lightning_idc.errors import ConfigError, reads_file
 from lightning_idc.methods.procap.net import ProCapNet, ProcedureEncoder, sinusoids
 from lightning_idc.nn.transformer import DecoderState, Remember, attend, grouped, merge_heads, split_heads
@@ -197,7 +196,7 @@ class OfficialDecoder(nn.Module):
     def __init__(self, vocabulary: int, width: int, layers: int, heads: int, hidden: int, dropout: float) -> None:
         super().__init__()
         if width % 2:
-            raise PairError(f"the official decoder's sinusoids need an even width; it is {width}")
+            raise ConfigError(f"the official decoder's sinusoids need an even width; it is {width}")
         self.layers = nn.ModuleList(OfficialDecoderLayer(width, heads, hidden, dropout) for _ in range(layers))
         self.words = nn.Linear(width, vocabulary)
         self.dropout = nn.Dropout(dropout)

@@ -1,0 +1,77 @@
+"""What both stages of ProCap are built from: the image tokenizer, the image size, CLIP's blocks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from lightning_idc.errors import CheckpointError, ConfigError
+from lightning_idc.methods.procap.net import ProcedureEncoder
+from lightning_idc.methods.procap.official.encoder import read_weights, trunk_state
+from lightning_idc.nn.image_tokenizer import ImageTokenizer, load_image_tokenizer
+
+TokenizerSource = str | dict[str, Any] | None
+"""Checkpoint of an image tokenizer, or the configuration of one whose weights follow."""
+
+
+def tokenizer_of(source: TokenizerSource) -> tuple[ImageTokenizer, dict[str, Any]]:
+    """Tokenizer of a checkpoint, or an untrained one of a configuration; and its configuration.
+
+    Raises:
+        ConfigError: there is no source.
+    """
+    if source is None:
+        raise ConfigError(
+            "ProCap needs an image tokenizer: give `tokenizer` or `procedure` a checkpoint that holds one"
+        )
+    tokenizer = load_image_tokenizer(source) if isinstance(source, str) else ImageTokenizer(**source)
+    return tokenizer, tokenizer.config
+
+
+def image_size_of(options: Mapping[str, Any]) -> tuple[int, int]:
+    """Height and width of the images, which the encoder's position embeddings are made for.
+
+    Raises:
+        ConfigError: the size is unknown.
+    """
+    size = options["image_size"]
+    if size is None:
+        raise ConfigError(
+            "ProCap embeds every cell of the grid and must know the size of the images; set the model's "
+            "`image_size: [height, width]`, or the data module's `image_size`"
+        )
+    return int(size[0]), int(size[1])
+
+
+def start_from_clip(encoder: ProcedureEncoder, weights: str) -> None:
+    """Load the first visual blocks of OpenAI's CLIP into the layers of an encoder.
+
+    Raises:
+        CheckpointError: there is no such file, or its blocks are too few or of another width.
+    """
+    blocks = trunk_state(read_weights(weights), "visual.transformer.resblocks.")
+    layers = {name: blocks.get(name) for name in encoder.state_dict() if name.startswith("layers.")}
+    try:
+        encoder.load_state_dict({name: value for name, value in layers.items() if value is not None}, strict=False)
+    except RuntimeError as error:
+        raise CheckpointError(f"the visual blocks in {weights!r} have another width: {error}") from error
+    missing = [name for name, value in layers.items() if value is None]
+    if missing:
+        raise CheckpointError(
+            f"{weights!r} has no {missing[0]!r} among its `visual.transformer.resblocks`; expected a state dict of "
+            f"OpenAI's CLIP with at least {len(encoder.layers)} visual blocks"
+        )
+
+
+def frames_of_own_images(captioner: str, folder: str) -> ConfigError:
+    """Error of a captioner that reads stored frames, and whose images an add-on wants to change.
+
+    Args:
+        captioner: name of its class.
+        folder: folder of the frames.
+    """
+    return ConfigError(
+        f"{captioner} reads the frames in {folder!r}, which were made between the pairs' own images, so an add-on that "
+        "changes images would change nothing of what it sees; use ProCap without `explicit`, or leave the images as "
+        "they are (`paint: false` of NoiseMasking, `other_images: identical` of PreferenceOptimization)"
+    )
